@@ -1,0 +1,66 @@
+"""Every exception gpuyard raises on purpose, in one tree.
+
+    GpuyardError
+    ├── UserError             your mistake: the message says what to type instead
+    └── EnvironmentFault      the machine's fault: the message says what to try
+        └── ProbeError        one way of reading devices did not work
+            ├── ProbeMissing    the tool or library is not installed
+            ├── ProbeDenied     it is there, but this user may not use it
+            ├── ProbeTimeout    it did not answer in time
+            ├── ProbeCrashed    it ended with an error
+            └── ProbeGarbled    it answered with something that cannot be read
+
+Anything else that escapes is a bug of ours.
+"""
+
+from typing import ClassVar
+
+
+class GpuyardError(Exception):
+    """The root: `message` says what went wrong with what, `hint` what to try next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UserError(GpuyardError):
+    """What was asked for cannot be understood or done."""
+
+
+class EnvironmentFault(GpuyardError):
+    """Something on this machine stands in the way."""
+
+
+class ProbeError(EnvironmentFault):
+    """One way of reading devices did not work; `source` names the tool or library."""
+
+    kind: ClassVar[str] = "failed"
+
+    def __init__(self, source: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.source = source
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.message}"
+
+
+class ProbeMissing(ProbeError):
+    kind = "missing"
+
+
+class ProbeDenied(ProbeError):
+    kind = "denied"
+
+
+class ProbeTimeout(ProbeError):
+    kind = "timeout"
+
+
+class ProbeCrashed(ProbeError):
+    kind = "crashed"
+
+
+class ProbeGarbled(ProbeError):
+    kind = "garbled"

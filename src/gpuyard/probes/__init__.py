@@ -1,0 +1,1 @@
+"""Eyes: every way of reading the devices and the host, each allowed to fail."""

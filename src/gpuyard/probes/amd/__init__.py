@@ -1,0 +1,1 @@
+"""AMD: the `amdsmi` library, then `amd-smi`, `rocm-smi`, `radeontop`."""

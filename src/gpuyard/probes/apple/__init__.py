@@ -1,0 +1,1 @@
+"""Apple: `powermetrics` for power, `ioreg` for the rest, unified memory from `sysctl`."""

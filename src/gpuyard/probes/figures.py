@@ -1,0 +1,104 @@
+"""Figures as vendors' tools print them: with and without units, in brackets, as sentinels, as JSON objects.
+
+Each function takes whatever stood in the output and answers with a plain number or, where it says nothing, `None`.
+None of them raises.
+"""
+
+import math
+import re
+from typing import Any
+
+_FIGURE = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([%°A-Za-z/]*)\s*", re.ASCII)
+_MB_PER_UNIT = {
+    "b": 1 / 1048576,
+    "bytes": 1 / 1048576,
+    "kb": 1 / 1024,
+    "kib": 1 / 1024,
+    "mb": 1.0,
+    "mib": 1.0,
+    "gb": 1024.0,
+    "gib": 1024.0,
+}
+_W_PER_UNIT = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "": 1.0}
+
+# Registers that read all ones mean "not there": 16 and 32 bits wide in AMD's metrics tables, 64 in NVML.
+_SENTINELS = frozenset({65535.0, 4294967295.0, 18446744073709551615.0})
+
+
+def quantity(raw: Any) -> tuple[float, str] | None:
+    """The number and the unit in `raw`: text, a number, or an object such as `{"value": 91, "unit": "%"}`."""
+    if isinstance(raw, dict):
+        inner = quantity(raw.get("value"))
+        unit = raw.get("unit")
+        return (inner[0], unit if isinstance(unit, str) else inner[1]) if inner else None
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        return None
+    if isinstance(raw, str):
+        match = _FIGURE.fullmatch(raw)
+        if match is None:
+            return None
+        value, unit = float(match[1]), match[2]
+    else:
+        value, unit = _as_float(raw), ""
+    return (value, unit) if math.isfinite(value) and value not in _SENTINELS else None
+
+
+def number(raw: Any) -> float | None:
+    found = quantity(raw)
+    return found[0] if found else None
+
+
+def whole(raw: Any) -> int | None:
+    """A number without a fraction that is not negative: an index, a pid."""
+    value = number(raw)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
+
+
+def megabytes(raw: Any, unit: str = "MiB") -> float | None:
+    """Memory in MB; `unit` is what a bare number counts in."""
+    found = quantity(raw)
+    if found is None or found[0] < 0:
+        return None
+    scale = _MB_PER_UNIT.get((found[1] or unit).lower())
+    return round(found[0] * scale, 2) if scale is not None else None
+
+
+def watts(raw: Any, unit: str = "W") -> float | None:
+    found = quantity(raw)
+    if found is None or found[0] < 0:
+        return None
+    scale = _W_PER_UNIT.get((found[1] or unit).lower())
+    return round(found[0] * scale, 4) if scale is not None else None
+
+
+def percent(raw: Any) -> float | None:
+    """A share from 0 to 100; sampling noise a little beyond 100 counts as 100."""
+    value = number(raw)
+    if value is None or value < 0 or value > 1000:
+        return None
+    return round(min(value, 100.0), 2)
+
+
+def celsius(raw: Any) -> float | None:
+    value = number(raw)
+    return value if value is not None and -100 <= value <= 300 else None
+
+
+def words(raw: Any) -> str | None:
+    """A name, or `None` for an empty one or one of the vendors' ways of saying that there is none."""
+    if not isinstance(raw, str):
+        return None
+    text = " ".join(raw.split())
+    return None if _is_blank(text) else text
+
+
+def _is_blank(text: str) -> bool:
+    bare = text.strip("[]").lower()
+    return bare in {"", "n/a", "na", "none", "unknown", "not supported", "unknown error", "-"}
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,1 @@
+"""NVIDIA: NVML, then `nvidia-smi`."""

@@ -1,0 +1,180 @@
+"""Runs a vendor's command-line tool, and is never held up by it.
+
+A tool gets a session of its own, no input, the C locale, and a time limit; past that it is killed with its children.
+A tool stuck in a driver call cannot even be killed: it is left behind, and not started a second time while it is.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from msgspec import Struct
+
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeMissing, ProbeTimeout
+
+MAX_OUTPUT_BYTES = 32 * 1024 * 1024
+_AFTER_EXIT_S = 0.1  # a grandchild may hold the pipe open after the tool itself has ended
+_REAP_S = 0.2
+_DENIED = re.compile(
+    r"permission denied|operation not permitted|superuser|must be (?:run|invoked|executed) as|requires? root"
+    r"|insufficient permissions?|access denied",
+    re.IGNORECASE,
+)
+_stuck: dict[str, subprocess.Popen[bytes]] = {}
+
+
+class ToolOutput(Struct, frozen=True, kw_only=True):
+    name: str
+    stdout: str
+    stderr: str
+    status: int | None
+
+    def require_success(self) -> str:
+        """The standard output of a tool that ended well; `status` is `None` where we had enough and ended it."""
+        if self.status not in (0, None):
+            raise self.failure()
+        return self.stdout
+
+    def failure(self) -> ProbeCrashed | ProbeDenied:
+        said = f"{self.stderr}\n{self.stdout}"
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "nothing was printed")
+        if _DENIED.search(said):
+            return ProbeDenied(self.name, f"it may not be used by this user: {last[:200]}", hint="try it as root")
+        end = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
+        return ProbeCrashed(self.name, f"it ended with {end}: {last[:200]}", hint=f"run `{self.name}` by hand to see")
+
+
+def find_tool(name: str) -> str:
+    """The path of the tool, or ProbeMissing or ProbeDenied."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    for folder in os.get_exec_path():
+        candidate = os.path.join(folder, name)
+        if os.path.isfile(candidate):
+            raise ProbeDenied(name, f"{candidate} may not be executed", hint=f"chmod +x {candidate}")
+    raise ProbeMissing(name, "it is not installed, or not on PATH")
+
+
+def run_tool(
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    enough: Callable[[bytes], bool] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> ToolOutput:
+    """Runs `argv` until it ends, `enough(output so far)` says so, or the time is up (ProbeTimeout)."""
+    name = argv[0]
+    path = find_tool(name)
+    _refuse_while_stuck(name)
+    deadline = time.monotonic() + timeout_s
+    process = _spawn(name, path, argv, env)
+    try:
+        stdout, stderr, finished = _collect(process, deadline, enough)
+    finally:
+        _end(name, process)
+    if not finished:
+        raise ProbeTimeout(name, f"no answer within {timeout_s:.1f} s", hint=f"run `{' '.join(argv)}` by hand to see")
+    stopped = enough is not None and enough(stdout)
+    return ToolOutput(
+        name=name,
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+        status=None if stopped else process.returncode,
+    )
+
+
+def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [path, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C", **(env or {})},
+        )
+    except PermissionError as error:
+        raise ProbeDenied(name, f"{path} may not be executed: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise ProbeCrashed(name, f"{path} cannot start: its interpreter is missing") from error
+    except OSError as error:
+        raise ProbeCrashed(name, f"{path} cannot start: {error.strerror}") from error
+
+
+def _collect(
+    process: subprocess.Popen[bytes], deadline: float, enough: Callable[[bytes], bool] | None
+) -> tuple[bytes, bytes, bool]:
+    """Standard output, standard error, and whether we need not have waited longer."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    chunks: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    finished = False
+    with selectors.DefaultSelector() as selector:
+        for pipe in chunks:
+            selector.register(pipe, selectors.EVENT_READ, pipe)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            if not finished and process.poll() is not None:
+                finished, deadline = True, min(deadline, time.monotonic() + _AFTER_EXIT_S)
+            for key, _ in selector.select(min(left, 0.02) if finished else min(left, 0.1)):
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                chunks[key.data] += data
+            if len(chunks[process.stdout]) > MAX_OUTPUT_BYTES or (enough and enough(bytes(chunks[process.stdout]))):
+                finished = True
+                break
+        else:
+            finished = finished or _ended_by(process, deadline)
+    return bytes(chunks[process.stdout]), bytes(chunks[process.stderr]), finished
+
+
+def _ended_by(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(name: str, process: subprocess.Popen[bytes]) -> None:
+    """Kills what is left of the tool's family, and remembers a tool that even SIGKILL does not end."""
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    if process.poll() is None:
+        _kill_descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if not _ended_by(process, time.monotonic() + _REAP_S):
+        _stuck[name] = process
+
+
+def _kill_descendants(pid: int) -> None:
+    """Those that left the tool's session are not reached through its process group."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def _refuse_while_stuck(name: str) -> None:
+    stuck = _stuck.get(name)
+    if stuck is None:
+        return
+    if stuck.poll() is None:
+        raise ProbeTimeout(
+            name,
+            f"process {stuck.pid} of an earlier call hangs and cannot be killed",
+            hint="the driver is stuck: see dmesg; a reboot may be needed",
+        )
+    del _stuck[name]

@@ -1,0 +1,1 @@
+"""Faces: the command line now, a terminal view and a web page later."""
