@@ -3,6 +3,7 @@
     GpuyardError
     ├── UserError             your mistake: the message says what to type instead
     └── EnvironmentFault      the machine's fault: the message says what to try
+        ├── SimulatedOutOfMemory  a simulated device is full
         └── ProbeError        one way of reading devices did not work
             ├── ProbeMissing    the tool or library is not installed
             ├── ProbeDenied     it is there, but this user may not use it
@@ -31,6 +32,10 @@ class UserError(GpuyardError):
 
 class EnvironmentFault(GpuyardError):
     """Something on this machine stands in the way."""
+
+
+class SimulatedOutOfMemory(EnvironmentFault):
+    """A simulated device is full; the message reads as CUDA's would."""
 
 
 class ProbeError(EnvironmentFault):

@@ -1,0 +1,30 @@
+"""Smoothing: what a figure has been like of late, so that one spike or one lull decides nothing.
+
+An exponential average that knows how much time passed: a reading loses half of its weight per half-life, however far
+apart the samples are. A figure that stays unknown is remembered for a while, then unknown again.
+"""
+
+from msgspec import Struct
+
+# After this many half-lives without a reading, what is remembered counts for less than a tenth.
+FORGET_AFTER_HALF_LIVES = 4.0
+
+
+class Smoothed(Struct, frozen=True, kw_only=True):
+    """The average as it stood `at` the time of the last reading that was known."""
+
+    value: float | None = None
+    at: float | None = None
+
+
+def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: float) -> Smoothed:
+    """The average with one more reading, taken at `now` on a clock that never goes back."""
+    if before.value is None or before.at is None:
+        return before if reading is None else Smoothed(value=reading, at=now)
+    elapsed = now - before.at
+    if reading is None:
+        return Smoothed() if elapsed > FORGET_AFTER_HALF_LIVES * half_life_s else before
+    if half_life_s <= 0:
+        return Smoothed(value=reading, at=now)
+    kept = 0.5 ** (max(0.0, elapsed) / half_life_s)
+    return Smoothed(value=kept * before.value + (1 - kept) * reading, at=now)

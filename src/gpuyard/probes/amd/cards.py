@@ -1,0 +1,119 @@
+"""What every AMD probe says of a card in the same way, so that it keeps its id whichever probe answers.
+
+Ids:
+- "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES takes it; where there is none
+  (most consumer cards before RDNA 3, and APUs), the PCI bus id; where that is unknown too, "amd-" and the card's number.
+- Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr cannot tell them apart by it, and takes
+  only their index; each gets the id with "-0", "-1", ... behind it, in the order they are listed. They have no
+  `parent`: a card in parts is not listed as a whole.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Device, Process
+from gpuyard.probes import figures
+
+_UNIQUE_ID = re.compile(r"(?:0x([0-9a-f]{1,16})|(?:GPU-)?([0-9a-f]{16}))", re.IGNORECASE)
+_UUID = re.compile(r"([0-9a-f]{2})[0-9a-f]{6}-0000-1000-80([0-9a-f]{2})-([0-9a-f]{12})", re.IGNORECASE)
+_PCI_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_HEX_NUMBER = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
+_MOST_CARDS = 65535
+_LARGEST_PID = 2**31 - 1
+
+
+def unique_id(raw: Any) -> str | None:
+    """The 16 digits of "0x2150e7d042a1124" and the like; zero is what a card without one reports."""
+    match = _UNIQUE_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None:
+        return None
+    digits = (match[1] or match[2]).lower().zfill(16)
+    return None if set(digits) in ({"0"}, {"f"}) else digits
+
+
+def unique_id_in_uuid(raw: Any) -> str | None:
+    """AMD SMI's UUID is made of the unique id: "af......-0000-1000-8054-e92b0a5d57c8" holds "af54e92b0a5d57c8".
+
+    Below 2**32 it is not one: under WSL the library fills in the PCI address.
+    """
+    match = _UUID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    digits = unique_id(match[1] + match[2] + match[3]) if match else None
+    return digits if digits and not digits.startswith("0" * 8) else None
+
+
+def pci_bus_id(raw: Any) -> str | None:
+    """In lower case and with its domain: tools differ in both."""
+    match = _PCI_BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    return f"{match[1] or '0000'}:{match[2]}".lower() if match else None
+
+
+def card_index(raw: Any) -> int | None:
+    index = figures.whole(raw)
+    return index if index is not None and index <= _MOST_CARDS else None
+
+
+def card_name(*candidates: Any) -> str | None:
+    """The first that is a name; a bare "0x1002" is what tools print where the PCI id database lacks the card."""
+    names = (figures.words(raw) for raw in candidates)
+    return next((name for name in names if name and not _HEX_NUMBER.fullmatch(name)), None)
+
+
+def device_id(unique: str | None, pci: str | None, number: int) -> str:
+    return f"GPU-{unique}" if unique else pci or f"amd-{number}"
+
+
+def id_rank(device: Device) -> int:
+    """How well the id names the card: 0 is best."""
+    return 0 if device.id.startswith("GPU-") else 2 if device.id.startswith("amd-") else 1
+
+
+def distinct(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """The devices with an ordinal behind the ids that several of them share."""
+    listed = tuple(devices)
+    shared = Counter(device.id for device in listed)
+    seen: Counter[str] = Counter()
+    told_apart = []
+    for device in listed:
+        ordinal = seen[device.id]
+        seen[device.id] += 1
+        told_apart.append(device if shared[device.id] == 1 else replace(device, id=f"{device.id}-{ordinal}"))
+    return tuple(told_apart)
+
+
+def memory(total: float | None, used: float | None, free: float | None = None) -> dict[str, float | None]:
+    """The memory fields of a Device; a total of zero means that none of the three was read."""
+    if total == 0:
+        total = used = free = None
+    if free is None and total is not None and used is not None:
+        free = round(max(0.0, total - used), 2)
+    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
+
+
+def power_limit(*candidates: float | None) -> float | None:
+    """The first cap that is one: releases print 0 W where there is none."""
+    return next((limit for limit in candidates if limit), None)
+
+
+def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
+    number = figures.whole(pid)
+    if number is None or not 0 < number <= _LARGEST_PID:
+        return None
+    return Process(pid=number, memory_mb=memory_mb, name=figures.words(name))
+
+
+def process_memory(usage: Any, whole: Any) -> float | None:
+    """VRAM in MB, from AMD SMI's `memory_usage` in parts and its one figure for the `whole`, both in bytes.
+
+    The parts come from /proc/PID/fdinfo, which another user's process hides: they are zero then, and the whole, from the
+    driver, is the VRAM. It is not where it is no more than the parts outside the card, and its zero says nothing.
+    """
+    parts = usage if isinstance(usage, dict) else {}
+    vram, gtt, cpu = (figures.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))
+    if vram:
+        return vram
+    everything = figures.megabytes(whole, "B") or 0.0
+    return everything if everything > (gtt or 0.0) + (cpu or 0.0) else vram

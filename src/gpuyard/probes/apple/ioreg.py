@@ -1,0 +1,119 @@
+"""Reads what `ioreg -r -d 1 -w 0 -c IOAccelerator` prints: a tree of accelerators with their statistics.
+
+It needs no root, and knows the memory in use but not the power on Apple silicon. Rules:
+- `In use system memory` is the memory in use. The same words with `(driver)` behind them, and `Alloc system memory`,
+  which counts what was promised, are other figures.
+- Unified memory has no size of its own here; a card in an Intel Mac tells what is used and free of its own.
+- Only a node's own statistics count: nodes also carry running totals and templates that look like them.
+"""
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes import figures
+
+SOURCE = "ioreg"
+
+_NODE = re.compile(r"[\s|]*\+-o\s.*<class\s+([^,>]+)")
+_PROPERTY = re.compile(r'[\s|]*"([^"]+)"\s*=\s*(.*)')
+_TEXT = re.compile(r'<?"([^"]*)"')
+# A number counts only where something follows it: the last one of a cut-off output may lack digits.
+_TOKEN = re.compile(r'"([^"]*)"\s*=\s*(?:([-+.\w]+)(?=\s*[,}]))?|"[^"]*"|[{(]|[)}]')
+
+
+class _Node(Struct, kw_only=True):
+    """One accelerator as it stands in the tree; unnamed where the output begins in the middle of it."""
+
+    class_name: str | None = None
+    model: str | None = None
+    statistics: dict[str, str] | None = None
+
+    @property
+    def is_accelerator(self) -> bool:
+        return self.statistics is not None or "Accelerator" in (self.class_name or "")
+
+
+def command() -> list[str]:
+    return [SOURCE, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
+
+
+def parse(text: str) -> Reading:
+    found = [node for node in _nodes(text) if node.is_accelerator]
+    if not found:
+        raise ProbeGarbled(SOURCE, "its output lists no accelerator")
+    return Reading(devices=tuple(_device(index, node) for index, node in enumerate(found)))
+
+
+def _nodes(text: str) -> Iterator[_Node]:
+    node = _Node()
+    for line in text.splitlines():
+        header = _NODE.match(line)
+        if header:
+            yield node
+            node = _Node(class_name=figures.words(header[1]))
+            continue
+        match = _PROPERTY.match(line)
+        if match is None:
+            continue
+        if match[1] == "model":
+            node.model = _words(match[2])
+        elif match[1] == "PerformanceStatistics":
+            if node.statistics is not None:  # lines picked out of the tree, without the nodes they came from
+                yield node
+                node = _Node()
+            node.statistics = _statistics(match[2])
+    yield node
+
+
+def _words(value: str) -> str | None:
+    match = _TEXT.match(value)
+    return figures.words(match[1]) if match else None
+
+
+def _statistics(value: str) -> dict[str, str]:
+    """The numbers of the outermost `{"key"=number,...}`."""
+    found: dict[str, str] = {}
+    depth = 0
+    for token in _TOKEN.finditer(value):
+        if token[1] is not None:
+            if depth == 1 and token[2] is not None:
+                found.setdefault(token[1], token[2])
+        elif token[0] in "{(":
+            depth += 1
+        elif token[0] in ")}":
+            depth -= 1
+            if depth <= 0:
+                break
+    return found
+
+
+def _device(index: int, node: _Node) -> Device:
+    said = node.statistics or {}
+    used, free, total = _memory(said)
+    busy = figures.percent(said.get("Device Utilization %"))
+    return Device(
+        # The registry's own ids are dealt out anew at each boot.
+        id=f"apple-gpu-{index}",
+        vendor=Vendor.APPLE,
+        index=index,
+        name=node.model or node.class_name,
+        memory_used_mb=used,
+        memory_free_mb=free,
+        memory_total_mb=total,
+        utilization_percent=busy if busy is not None else figures.percent(said.get("GPU Activity(%)")),
+        power_draw_w=figures.watts(said.get("Total Power(W)")),
+        temperature_c=figures.celsius(said.get("Temperature(C)")),
+    )
+
+
+def _memory(said: dict[str, str]) -> tuple[float | None, float | None, float | None]:
+    """Used, free and total: a card's own memory where it has any, else the share of the machine's that is in use."""
+    used, free = figures.megabytes(said.get("vramUsedBytes"), "B"), figures.megabytes(said.get("vramFreeBytes"), "B")
+    if not used and not free:
+        return figures.megabytes(said.get("In use system memory"), "B"), None, None
+    total = round(used + free, 2) if used is not None and free is not None else None
+    return used, free, total

@@ -1,0 +1,167 @@
+"""Reads what `powermetrics --samplers gpu_power` prints, as a plist or as text.
+
+It tells how busy the GPU is and what power it draws, and nothing of its memory. Rules:
+- Of several samples the last whole one counts: a run that was cut short leaves a piece of one at its end.
+- Power counts in mW and energy in mJ, in either form.
+- Intel Macs number their GPUs, tell how busy each is, and not what power it draws.
+"""
+
+import plistlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes import figures
+
+SOURCE = "powermetrics"
+
+# What plistlib lets through when a document is damaged: a tag in the wrong place, a date that is none.
+_PLIST_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ExpatError)
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # process names hold them, and XML forbids them
+_BETWEEN_PLISTS = re.compile(r"\x00|(?=<\?xml)")
+_SAMPLE = re.compile(r"^\*\*\* Sampled system activity", re.MULTILINE)
+_GPU_SECTION = re.compile(r"^\*{4}\s*GPU usage\s*\*{4}[^\n]*\n(.*?)(?=^\*{3}|\Z)", re.MULTILINE | re.DOTALL)
+_MODEL = re.compile(r"^Machine model:[ \t]*(\S[^\n]*)", re.MULTILINE)
+
+# The unit is part of each pattern: a figure cut off at the end of the output has lost it.
+_ACTIVE = re.compile(r"^GPU (?:HW )?active residency:\s*([\d.]+%)", re.MULTILINE | re.ASCII)
+_IDLE = re.compile(r"^GPU idle residency:\s*([\d.]+%)", re.MULTILINE | re.ASCII)
+_POWER = re.compile(r"^GPU Power:\s*([\d.]+\s*m?W)\b", re.MULTILINE | re.ASCII)
+_NUMBERED = re.compile(r"^GPU (\d{1,3}) (?!\[)([^\n]+)", re.MULTILINE | re.ASCII)
+_NUMBERED_BUSY = re.compile(r"GPU Busy\s*:\s*([\d.]+%)", re.ASCII)
+_NUMBERED_IDLE = re.compile(r"C-state residency\s*:\s*([\d.]+%)", re.ASCII)
+
+
+def command(interval_ms: int = 200) -> list[str]:
+    """One sample; power is an average over the interval, which is also most of the time the tool takes."""
+    return [SOURCE, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", str(interval_ms)]
+
+
+def parse(text: str) -> Reading:
+    samples = _plist_samples(text) if "<plist" in text else _text_samples(text)
+    if not samples:
+        raise ProbeGarbled(SOURCE, "its output holds no whole sample of a GPU")
+    return Reading(devices=max(reversed(samples), key=_fullness))
+
+
+def _fullness(devices: Iterable[Device]) -> int:
+    return sum((device.utilization_percent is not None) + (device.power_draw_w is not None) for device in devices)
+
+
+def _plist_samples(text: str) -> list[tuple[Device, ...]]:
+    documents = (_plist(chunk) for chunk in _BETWEEN_PLISTS.split(text))
+    samples = (_plist_devices(document) for document in documents if isinstance(document, dict))
+    return [devices for devices in samples if devices]
+
+
+def _plist(chunk: str) -> Any:
+    """The document in `chunk`, or `None` where it is damaged or not whole."""
+    start, end = chunk.find("<plist"), chunk.rfind("</plist>")
+    if start < 0 or end < start:
+        return None
+    document = _CONTROL.sub("", chunk[start : end + len("</plist>")])
+    try:
+        return plistlib.loads(document.encode("utf-8", "replace"), fmt=plistlib.FMT_XML)
+    except _PLIST_ERRORS:
+        return None
+
+
+def _plist_devices(document: dict[str, Any]) -> tuple[Device, ...]:
+    model = figures.words(document.get("hw_model"))
+    gpu, intel_gpus = document.get("gpu"), document.get("GPU")
+    processor = document.get("processor")
+    parts = processor if isinstance(processor, dict) else {}
+    if isinstance(gpu, dict) or "gpu_power" in parts:
+        own = gpu if isinstance(gpu, dict) else {}
+        power = _plist_power(own, parts, figures.number(document.get("elapsed_ns")))
+        return (_device(0, _name("Apple GPU", model), _complement(own.get("idle_ratio"), 1.0), power),)
+    found = intel_gpus if isinstance(intel_gpus, list) else []
+    return tuple(_plist_intel_device(i, model, gpu) for i, gpu in enumerate(found) if isinstance(gpu, dict))
+
+
+def _plist_power(gpu: dict[str, Any], processor: dict[str, Any], elapsed_ns: float | None) -> float | None:
+    power = figures.watts(processor.get("gpu_power"), "mW")
+    if power is not None:
+        return power
+    energy_mj = figures.number(gpu.get("gpu_energy", processor.get("gpu_energy")))
+    if energy_mj is None or elapsed_ns is None or elapsed_ns <= 0:
+        return None
+    return figures.watts(energy_mj * 1e9 / elapsed_ns, "mW")
+
+
+def _plist_intel_device(index: int, model: str | None, gpu: dict[str, Any]) -> Device:
+    counters = gpu.get("misc_counters")
+    # The keys are lines of the text form: padded with spaces and ended by a colon.
+    plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
+    return _device(index, _name(figures.words(gpu.get("name")), model), figures.percent(plain.get("GPU Busy")))
+
+
+def _text_samples(text: str) -> list[tuple[Device, ...]]:
+    found = _MODEL.search(text)
+    model = figures.words(found[1]) if found else None
+    _, *blocks = _SAMPLE.split(text)
+    if not blocks and _GPU_SECTION.search(text):
+        blocks = [text]
+    samples = (_text_devices(block, model) for block in blocks)
+    return [devices for devices in samples if devices]
+
+
+def _text_devices(block: str, model: str | None) -> tuple[Device, ...]:
+    section = _GPU_SECTION.search(block)
+    usage = section[1] if section else ""
+    numbered = _NUMBERED.findall(usage)
+    if numbered:
+        return _text_intel_devices(numbered, model)
+    busy = figures.percent(_first(_ACTIVE, usage))
+    if busy is None:
+        busy = _complement(_first(_IDLE, usage), 100.0)
+    # The processor's section prints an own, slightly different figure, which stands in where there is no other.
+    power = figures.watts(_first(_POWER, usage) or _first(_POWER, block))
+    if busy is None and power is None:
+        return ()
+    return (_device(0, _name("Apple GPU", model), busy, power),)
+
+
+def _text_intel_devices(numbered: Sequence[tuple[str, str]], model: str | None) -> tuple[Device, ...]:
+    said: dict[int, list[str]] = {}
+    for index, line in numbered:
+        said.setdefault(int(index), []).append(line)
+    return tuple(_text_intel_device(index, lines, model) for index, lines in sorted(said.items()))
+
+
+def _text_intel_device(index: int, lines: Sequence[str], model: str | None) -> Device:
+    name = next((figures.words(line.removeprefix("name ")) for line in lines if line.startswith("name ")), None)
+    whole = "\n".join(lines)
+    busy = figures.percent(_first(_NUMBERED_BUSY, whole))
+    if busy is None:
+        busy = _complement(_first(_NUMBERED_IDLE, whole), 100.0)
+    return _device(index, _name(name, model), busy)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[1] if match else None
+
+
+def _complement(idle: Any, whole: float) -> float | None:
+    """The busy share in percent, where the idle share of `whole` is known."""
+    value = figures.number(idle)
+    return figures.percent(100 * (1 - value / whole)) if value is not None and 0 <= value <= whole else None
+
+
+def _name(name: str | None, model: str | None) -> str | None:
+    return f"{name or 'GPU'} ({model})" if model else name
+
+
+def _device(index: int, name: str | None, busy: float | None, power: float | None = None) -> Device:
+    return Device(
+        id=f"apple-gpu-{index}",
+        vendor=Vendor.APPLE,
+        index=index,
+        name=name,
+        utilization_percent=busy,
+        power_draw_w=power,
+    )

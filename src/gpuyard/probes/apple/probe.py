@@ -1,0 +1,144 @@
+"""A Mac's GPU: power from `powermetrics`, which needs root, and the rest from `ioreg`, which does not.
+
+Each tool is a probe of its own; AppleProbe asks both at once, and answers where either does. What kept the other one
+from answering stands among the problems of the reading, or in the message of the error where both failed.
+Nothing here asks which system this is: where neither tool is on PATH, it is no Mac.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Device, Problem, Reading, Vendor
+from gpuyard.errors import ProbeDenied, ProbeError, ProbeMissing
+from gpuyard.probes import figures
+from gpuyard.probes.apple import ioreg, powermetrics
+from gpuyard.probes.tool import find_tool, run_tool
+
+_NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
+# From what a user can do least about to what is normal: the first of two errors is the one to show.
+_TELLING = ("timeout", "crashed", "garbled", "failed", "denied", "missing")
+
+
+class PowermetricsProbe:
+    name = powermetrics.SOURCE
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        try:
+            output = run_tool(powermetrics.command(), timeout_s).require_success()
+        except ProbeDenied as error:
+            raise ProbeDenied(error.source, error.message, hint=_NEEDS_ROOT) from error
+        return powermetrics.parse(output)
+
+
+class IoregProbe:
+    name = ioreg.SOURCE
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        return ioreg.parse(run_tool(ioreg.command(), timeout_s).require_success())
+
+
+class AppleProbe:
+    name = f"{powermetrics.SOURCE}+{ioreg.SOURCE}"
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        if _is_missing(powermetrics.SOURCE) and _is_missing(ioreg.SOURCE):
+            raise ProbeMissing(
+                powermetrics.SOURCE, "neither powermetrics nor ioreg is on PATH, as is normal on anything but a Mac"
+            )
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            power = pool.submit(_attempt, PowermetricsProbe(), timeout_s)
+            registry = pool.submit(_attempt, IoregProbe(), timeout_s)
+            limit = pool.submit(unified_memory_limit_mb, timeout_s)
+        reading = _combine(registry.result(), power.result())
+        return replace(reading, devices=tuple(_with_total(device, limit.result()) for device in reading.devices))
+
+
+def unified_memory_limit_mb(timeout_s: float) -> float | None:
+    """What the GPU may use of the machine's memory, or `None` where `sysctl` does not know.
+
+    macOS keeps its default to itself: two thirds of up to 36 GB, three quarters of more. Later releases allow somewhat
+    more than that (84% of 128 GB was seen), so this never promises memory that is not there.
+    """
+    deadline = time.monotonic() + timeout_s
+    ram_mb = figures.megabytes(_sysctl("hw.memsize", deadline), "B")
+    set_mb = figures.megabytes(_sysctl("iogpu.wired_limit_mb", deadline), "MB")
+    if set_mb:
+        return min(set_mb, ram_mb) if ram_mb else set_mb
+    if not ram_mb:
+        return None
+    return round(ram_mb * (2 / 3 if ram_mb <= 36 * 1024 else 3 / 4), 2)
+
+
+def _sysctl(name: str, deadline: float) -> str | None:
+    try:
+        return run_tool(["sysctl", "-n", name], max(0.0, deadline - time.monotonic())).require_success().strip()
+    except ProbeError:
+        return None
+
+
+def _is_missing(tool: str) -> bool:
+    try:
+        find_tool(tool)
+    except ProbeMissing:
+        return True
+    except ProbeDenied:
+        return False
+    return False
+
+
+def _attempt(probe: PowermetricsProbe | IoregProbe, timeout_s: float) -> Reading | ProbeError:
+    try:
+        return probe.read(timeout_s)
+    except ProbeError as error:
+        return error
+
+
+def _combine(registry: Reading | ProbeError, power: Reading | ProbeError) -> Reading:
+    if isinstance(registry, ProbeError):
+        if isinstance(power, ProbeError):
+            raise _joined(registry, power)
+        return Reading(devices=power.devices, problems=(_problem(registry),))
+    if isinstance(power, ProbeError):
+        return Reading(devices=registry.devices, problems=(_problem(power),))
+    return Reading(devices=_merged(registry.devices, power.devices))
+
+
+def _joined(*errors: ProbeError) -> ProbeError:
+    first, second = sorted(errors, key=lambda error: _TELLING.index(error.kind))
+    return type(first)(first.source, f"{first.message}; {second}", hint=first.hint or second.hint)
+
+
+def _problem(error: ProbeError) -> Problem:
+    return Problem(source=error.source, kind=error.kind, message=error.message, hint=error.hint, vendor=Vendor.APPLE)
+
+
+def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Each tool numbers the GPUs of an Intel Mac its own way, so only the single one of a Mac is surely the same."""
+    if len(registry) != 1 or len(power) != 1:
+        return registry
+    known, extra = registry[0], power[0]
+    busy = known.utilization_percent
+    return (
+        replace(
+            known,
+            name=known.name or extra.name,
+            utilization_percent=busy if busy is not None else extra.utilization_percent,
+            power_draw_w=extra.power_draw_w if extra.power_draw_w is not None else known.power_draw_w,
+        ),
+    )
+
+
+def _with_total(device: Device, limit_mb: float | None) -> Device:
+    """With the size of unified memory; the GPUs of Intel Macs have memory of their own or a share of another size."""
+    is_unified = (device.name or "Apple").startswith(("Apple", "AGX"))
+    if device.memory_total_mb is not None or not is_unified:
+        return device
+    return replace(device, memory_total_mb=limit_mb)

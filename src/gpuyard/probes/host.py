@@ -1,0 +1,275 @@
+"""The machine around the devices: CPU, memory and load, within the limits of the container we run in.
+
+Rules:
+- It never raises: a figure that cannot be read is `None`.
+- A limit counts wherever on the way from the top of the cgroup tree to our own group it is set; the tightest one wins.
+  Both cgroup versions are read, also side by side. A file that is not there, or may not be read, sets no limit.
+- The CPU's share is always a difference of two readings. Under a CPU quota it is the group's use of that quota.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from msgspec import Struct
+
+from gpuyard.core.model import Host
+from gpuyard.probes import figures
+
+T = TypeVar("T")
+
+_FIRST_WINDOW_S = 0.1
+_SHORTEST_WINDOW_S = 0.05  # the kernel counts CPU time in steps of 10 ms: a shorter window is noise
+_UNLIMITED_BYTES = 2.0**60  # version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes
+
+
+class PsutilHost:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._root = root
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._last: _CpuTime | None = None
+        self._percent: float | None = None
+
+    def read(self) -> Host:
+        groups = _Groups.of(self._root)
+        cpus = _usable_cpus()
+        quota = groups.cpu_quota()
+        if quota is not None and cpus is not None and quota.cpus >= cpus:
+            quota = None
+        memory = _memory(groups)
+        load = _ask_psutil(lambda psutil: psutil.getloadavg()) or (None, None, None)
+        return Host(
+            name=_host_name(),
+            cpu_count=quota.cpus if quota else cpus,
+            cpu_percent=self._cpu_percent(quota),
+            memory_total_mb=figures.megabytes(memory.total, "B"),
+            memory_available_mb=figures.megabytes(memory.available, "B"),
+            load_1m=load[0],
+            load_5m=load[1],
+            load_15m=load[2],
+            limited_by="cgroup" if quota or memory.is_limited else None,
+        )
+
+    def _cpu_percent(self, quota: "_CpuQuota | None") -> float | None:
+        before, now = self._last, self._cpu_time(quota)
+        if before is not None and now is not None and before.source == now.source:
+            if now.at - before.at < _SHORTEST_WINDOW_S:
+                return self._percent
+        elif now is not None:
+            self._sleep(_FIRST_WINDOW_S)
+            before, now = now, self._cpu_time(quota)
+        self._last = now
+        self._percent = now.percent_since(before) if now is not None and before is not None else None
+        return self._percent
+
+    def _cpu_time(self, quota: "_CpuQuota | None") -> "_CpuTime | None":
+        at = self._monotonic()
+        if quota is None:
+            spent = _ask_psutil(_machine_cpu_time)
+            return _CpuTime(source=None, at=at, used=spent[0], whole=spent[1]) if spent else None
+        used = quota.used_seconds()
+        return _CpuTime(source=quota, at=at, used=used, whole=at * quota.cpus) if used is not None else None
+
+
+class _CpuTime(Struct, frozen=True, kw_only=True):
+    """Seconds of CPU time that `source` (a quota, or `None` for the machine) used, and could have used, until `at`."""
+
+    source: "_CpuQuota | None"
+    at: float
+    used: float
+    whole: float
+
+    def percent_since(self, before: "_CpuTime") -> float | None:
+        whole = self.whole - before.whole
+        return figures.percent(min(1.0, (self.used - before.used) / whole) * 100) if whole > 0 else None
+
+
+class _Memory(Struct, frozen=True, kw_only=True):
+    total: float | None
+    available: float | None
+    is_limited: bool = False
+
+
+class _CpuQuota(Struct, frozen=True, kw_only=True):
+    """So many CPUs' worth of time; `usage` is the file that counts the time used, in `unit_s`."""
+
+    cpus: float
+    usage: Path
+    unit_s: float
+
+    def used_seconds(self) -> float | None:
+        text = _text_of(self.usage)
+        used = _field(text, "usage_usec") if self.usage.name == "cpu.stat" else figures.number(text)
+        return used * self.unit_s if used is not None else None
+
+
+class _Groups(Struct, frozen=True, kw_only=True):
+    """The folders from the top of each hierarchy down to the group we are in: version 2's one, version 1's by name."""
+
+    unified: list[Path]
+    memory: list[Path]
+    cpu: list[Path]
+    cpuacct: list[Path]
+
+    @classmethod
+    def of(cls, root: Path) -> "_Groups":
+        paths = _paths_of_self(root)
+        top = root / "sys/fs/cgroup"
+        # Version 2 is the folder itself, or a part of it where it stands beside version 1.
+        unified = [folder for mount in (top, top / "unified") for folder in _lineage(mount, paths.get("", "/"))]
+        legacy = {name: _lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct")}
+        return cls(unified=unified, **legacy)
+
+    def memory_limits(self) -> Iterator[tuple[float, float | None]]:
+        """Each limit, with what is left of it where that is known."""
+        files = [(folder, "memory.max", "memory.current") for folder in self.unified]
+        files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self.memory]
+        for folder, limit_file, usage_file in files:
+            limit = figures.number(_text_of(folder / limit_file))
+            if limit is None or not 0 <= limit < _UNLIMITED_BYTES:
+                continue
+            used = figures.number(_text_of(folder / usage_file))
+            yield limit, max(0.0, limit - max(0.0, used - _idle_cache(folder))) if used is not None else None
+
+    def cpu_quota(self) -> _CpuQuota | None:
+        return min([*self._unified_quotas(), *self._legacy_quotas()], key=lambda quota: quota.cpus, default=None)
+
+    def _unified_quotas(self) -> Iterator[_CpuQuota]:
+        for folder in self.unified:
+            quota, _, period = (_text_of(folder / "cpu.max") or "").partition(" ")
+            cpus = _ratio(quota, period)
+            if cpus is not None:
+                yield _CpuQuota(cpus=cpus, usage=folder / "cpu.stat", unit_s=1e-6)
+
+    def _legacy_quotas(self) -> Iterator[_CpuQuota]:
+        for depth, folder in enumerate(self.cpu):
+            cpus = _ratio(_text_of(folder / "cpu.cfs_quota_us"), _text_of(folder / "cpu.cfs_period_us"))
+            if cpus is not None:
+                counted = self.cpuacct[depth] if depth < len(self.cpuacct) else folder
+                yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
+
+
+def _memory(groups: _Groups) -> _Memory:
+    machine = _ask_psutil(lambda psutil: psutil.virtual_memory())
+    total = float(machine.total) if machine else None
+    available = float(machine.available) if machine else None
+    is_limited = False
+    for limit, left in groups.memory_limits():
+        if total is None or limit < total:
+            total, is_limited = limit, True
+        if left is not None and (available is None or left < available):
+            available = left
+    if total is not None and available is not None:
+        available = min(available, total)
+    return _Memory(total=total, available=available, is_limited=is_limited)
+
+
+def _idle_cache(folder: Path) -> float:
+    """Files that were read and are not in use any more: dropped as soon as somebody needs their memory."""
+    said = _text_of(folder / "memory.stat")
+    below = _field(said, "total_inactive_file")  # version 1 tells the groups below from the group itself
+    return (below if below is not None else _field(said, "inactive_file")) or 0.0
+
+
+def _paths_of_self(root: Path) -> dict[str, str]:
+    """Our group in the hierarchy of each controller; that of version 2 has no name."""
+    paths: dict[str, str] = {}
+    for line in (_text_of(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def _mount(top: Path, controller: str) -> Path:
+    """Where version 1 keeps `controller`: in a folder of its name, or in one it shares."""
+    joint = (top / name for name in ("cpu,cpuacct", "cpuacct,cpu") if controller in {"cpu", "cpuacct"})
+    return next((folder for folder in (top / controller, *joint) if _is_folder(folder)), top / controller)
+
+
+def _lineage(mount: Path, path: str) -> list[Path]:
+    """The folders that exist from `mount` down to `path`.
+
+    A container often sees its own group as the mount itself, under a path that only its host knows: what cannot be
+    followed is left out.
+    """
+    folders = [mount]
+    for part in path.split("/"):
+        if part == "..":
+            break
+        if part:
+            folders.append(folders[-1] / part)
+    return [folder for folder in folders if _is_folder(folder)]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _field(text: str | None, name: str) -> float | None:
+    """The number behind `name` in lines of `name number`."""
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return figures.number(value)
+    return None
+
+
+def _ratio(quota: str | None, period: str | None) -> float | None:
+    allowed, of = figures.number(quota), figures.number(period)
+    return allowed / of if allowed is not None and of is not None and allowed > 0 and of > 0 else None
+
+
+def _usable_cpus() -> float | None:
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        try:
+            return float(len(os.sched_getaffinity(0)))
+        except OSError:
+            pass
+    count = _ask_psutil(lambda psutil: psutil.cpu_count())
+    return float(count) if count else None
+
+
+def _machine_cpu_time(psutil: ModuleType) -> tuple[float, float]:
+    times = psutil.cpu_times()._asdict()
+    # A guest's time is part of its host's user time: counting it again would count it twice.
+    whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
+    return whole - times.get("idle", 0.0) - times.get("iowait", 0.0), whole
+
+
+def _host_name() -> str | None:
+    try:
+        return socket.gethostname() or None
+    except OSError:
+        return None
+
+
+def _ask_psutil(question: Callable[[ModuleType], T]) -> T | None:
+    try:
+        import psutil
+    except (ImportError, OSError):
+        return None
+    try:
+        return question(psutil)
+    except (psutil.Error, OSError, RuntimeError, ValueError, LookupError, AttributeError):
+        return None

@@ -1,0 +1,275 @@
+"""NVIDIA devices through NVML, the driver's own library: the cheapest and fullest way.
+
+Rules:
+- A figure the driver does not give is unknown; only the ways a card says "I am gone" make it unhealthy.
+- Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
+- The library is set up once. It is set up again after a fork, when it says it was closed, and from time to time while
+  a card is unhealthy, since only a new set-up sees a card that came back.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from msgspec import Struct
+
+from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
+from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
+
+SETUP_AGAIN_AFTER_S = 30.0
+_MIB = 1048576
+_PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
+
+
+class _Card(Struct, frozen=True, kw_only=True):
+    index: int
+    id: str
+    handle: Any = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    is_split: bool = False
+    fault: str | None = None
+
+
+class _LostError(Exception):
+    """The card said that it is gone; the argument is what it said."""
+
+
+class Nvml:
+    name = "nvml"
+    vendor = Vendor.NVIDIA
+    may_hang = True
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._driver: _Driver | None = None
+        self._pid = 0
+        self._cards: tuple[_Card, ...] = ()
+        self._set_up_at = 0.0
+
+    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a call into the driver cannot be cut short
+        driver = self._driver = self._driver or _Driver(_import_nvml())
+        try:
+            if self._needs_setup(driver.nvml):
+                self._set_up(driver.nvml)
+            measured = [_measure(driver, card) for card in self._cards]
+        except driver.nvml.NVMLError as error:
+            self._pid = 0
+            raise _as_probe_error(driver.nvml, error) from error
+        self._cards = tuple(card for card, _ in measured)
+        return Reading(devices=tuple(chain.from_iterable(devices for _, devices in measured)))
+
+    def _needs_setup(self, nvml: ModuleType) -> bool:
+        if self._pid != os.getpid() or nvml.nvmlDeviceGetCount() != len(self._cards):
+            return True
+        is_ill = any(card.fault for card in self._cards)
+        return is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S
+
+    def _set_up(self, nvml: ModuleType) -> None:
+        if self._pid == os.getpid():
+            nvml.nvmlShutdown()
+        self._pid = 0
+        nvml.nvmlInit()
+        known = {card.index: card for card in self._cards}
+        count = nvml.nvmlDeviceGetCount()
+        in_kernel = list_kernel_cards(self._root)
+        self._cards = tuple(
+            _identify(_Driver(nvml), index, known.get(index), in_kernel[index] if len(in_kernel) == count else None)
+            for index in range(count)
+        )
+        self._pid, self._set_up_at = os.getpid(), time.monotonic()
+
+
+class _Driver:
+    """NVML's functions by name, with its refusals told apart."""
+
+    def __init__(self, nvml: ModuleType) -> None:
+        self.nvml = nvml
+        self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The driver's answer, `None` where it has none, and _LostError where the whole card is gone."""
+        call = getattr(self.nvml, function, None)
+        if call is None:
+            return None
+        try:
+            return call(*arguments)
+        except self.nvml.NVMLError as error:
+            if error.value in self._gone:
+                raise _LostError(str(error)) from error
+            if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
+                raise
+            return None
+
+    def ask_text(self, function: str, handle: Any) -> str | None:
+        return _text(self.ask(function, handle))
+
+
+def _import_nvml() -> ModuleType:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise ProbeMissing("nvml", f"the Python package cannot be imported: {error}") from error
+    return pynvml  # type: ignore[no-any-return]
+
+
+def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
+    message = f"NVML says: {error}"
+    match error.value:
+        case nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return ProbeMissing("nvml", "libnvidia-ml.so.1 is not installed", hint="it comes with NVIDIA's driver")
+        case nvml.NVML_ERROR_NO_PERMISSION:
+            return ProbeDenied("nvml", message, hint="look at the permissions of /dev/nvidia*")
+        case nvml.NVML_ERROR_DRIVER_NOT_LOADED:
+            return ProbeCrashed("nvml", message, hint="load it with `modprobe nvidia`, or see dmesg for why it is not")
+        case nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return ProbeCrashed("nvml", message, hint="the driver was updated while in use: reboot, or reload it")
+    return ProbeCrashed("nvml", message, hint="see dmesg for what the driver says")
+
+
+def _identify(driver: _Driver, index: int, known: _Card | None, in_kernel: KernelCard | None) -> _Card:
+    """The lasting facts of one card; of a lost one, what was known before or what the kernel remembers."""
+    nvml = driver.nvml
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        pci = driver.ask("nvmlDeviceGetPciInfo", handle)
+        mig = driver.ask("nvmlDeviceGetMigMode", handle)
+        return _Card(
+            index=index,
+            id=str(_text(nvml.nvmlDeviceGetUUID(handle))),
+            handle=handle,
+            name=driver.ask_text("nvmlDeviceGetName", handle),
+            pci_bus_id=pci and _text(pci.busId),
+            is_split=bool(mig and mig[0]),
+        )
+    except (nvml.NVMLError, _LostError) as error:
+        if known is not None:
+            return _with_fault(known, str(error))
+        facts = in_kernel or KernelCard(pci_bus_id=None)
+        return _Card(
+            index=index,
+            id=facts.uuid or facts.pci_bus_id or f"nvidia-{index}",
+            name=facts.name,
+            pci_bus_id=facts.pci_bus_id,
+            fault=str(error),
+        )
+
+
+def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
+    """The card as it is from now on, and what it shows: itself and its parts."""
+    try:
+        if card.fault is None:
+            return card, [_measure_card(driver, card), *_measure_parts(driver, card)]
+    except _LostError as lost:
+        card = _with_fault(card, str(lost))
+    ill = Device(
+        id=card.id,
+        vendor=Vendor.NVIDIA,
+        index=card.index,
+        name=card.name,
+        pci_bus_id=card.pci_bus_id,
+        fault=card.fault,
+    )
+    return card, [ill]
+
+
+def _measure_card(driver: _Driver, card: _Card) -> Device:
+    total, used, free = _memory(driver, card.handle)
+    utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
+    return Device(
+        id=card.id,
+        vendor=Vendor.NVIDIA,
+        index=card.index,
+        name=card.name,
+        pci_bus_id=card.pci_bus_id,
+        memory_total_mb=total,
+        memory_used_mb=used,
+        memory_free_mb=free,
+        utilization_percent=None if utilization is None else float(utilization.gpu),
+        power_draw_w=_watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle)),
+        power_limit_w=_watts(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
+        temperature_c=_temperature(driver, card.handle),
+        processes=_processes(driver, card.handle),
+    )
+
+
+def _measure_parts(driver: _Driver, card: _Card) -> Iterator[Device]:
+    """MIG instances, asked for anew each time since they come and go while the card is in use."""
+    if not card.is_split:
+        return
+    for place in range(driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
+        part = driver.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, place)
+        uuid = part and driver.ask_text("nvmlDeviceGetUUID", part)
+        if not uuid:
+            continue
+        total, used, free = _memory(driver, part)
+        yield Device(
+            id=uuid,
+            vendor=Vendor.NVIDIA,
+            index=place,
+            name=driver.ask_text("nvmlDeviceGetName", part),
+            parent=card.id,
+            pci_bus_id=card.pci_bus_id,
+            memory_total_mb=total,
+            memory_used_mb=used,
+            memory_free_mb=free,
+            processes=_processes(driver, part),
+        )
+
+
+def _memory(driver: _Driver, handle: Any) -> tuple[float | None, float | None, float | None]:
+    memory = driver.ask("nvmlDeviceGetMemoryInfo", handle, driver.nvml.nvmlMemory_v2)
+    memory = memory or driver.ask("nvmlDeviceGetMemoryInfo", handle)
+    if memory is None:
+        return None, None, None
+    return _mb(memory.total), _mb(memory.used), _mb(memory.free)
+
+
+def _temperature(driver: _Driver, handle: Any) -> float | None:
+    # The older call is announced to go; the newer one is not in older drivers.
+    for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
+        value = driver.ask(function, handle, driver.nvml.NVML_TEMPERATURE_GPU)
+        if value is not None:
+            return float(value)
+    return None
+
+
+def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
+    """Those of all kinds, by pid. A process in two lists is one process: each list gives its whole memory."""
+    lists = [_process_list(driver, kind, handle) for kind in _PROCESS_LISTS]
+    if all(listed is None for listed in lists):
+        return None
+    memory: dict[int, float | None] = {}
+    for found in chain.from_iterable(listed or () for listed in lists):
+        known = [mb for mb in (memory.get(found.pid), _mb(found.usedGpuMemory)) if mb is not None]
+        memory[found.pid] = max(known, default=None)
+    return tuple(Process(pid=pid, memory_mb=used) for pid, used in sorted(memory.items()))
+
+
+def _process_list(driver: _Driver, kind: str, handle: Any) -> list[Any] | None:
+    for version in ("_v3", "_v2"):
+        found = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+        if found is not None:
+            return list(found)
+    return None
+
+
+def _with_fault(card: _Card, fault: str) -> _Card:
+    return _Card(index=card.index, id=card.id, name=card.name, pci_bus_id=card.pci_bus_id, fault=fault)
+
+
+def _mb(size: int | None) -> float | None:
+    return None if size is None else round(size / _MIB, 2)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _text(raw: str | bytes | None) -> str | None:
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw

@@ -1,0 +1,135 @@
+"""Samples in a file, as CSV or JSON Lines by the file's ending: one row for the host and one for each device.
+
+Unknown is an empty cell in CSV and `null` in JSON Lines. A sample is appended in one write, so a reader never sees half
+of one. A full file is moved aside (`usage.csv.1`, then `.2`, …), and so is a CSV file with other columns.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpuyard.core.shape import device_as_dict, iso_time
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.probes.sampler import Sample
+
+COLUMNS = (
+    "taken_at",
+    "kind",
+    "id",
+    "index",
+    "vendor",
+    "name",
+    "memory_total_mb",
+    "memory_used_mb",
+    "memory_free_mb",
+    "utilization_percent",
+    "utilization_smoothed_percent",
+    "power_draw_w",
+    "power_smoothed_w",
+    "power_limit_w",
+    "temperature_c",
+    "process_count",
+    "healthy",
+    "load_1m",
+)
+DEFAULT_MAX_BYTES = 32 * 1024 * 1024
+DEFAULT_KEPT_FILES = 3
+
+
+class SampleLog:
+    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
+        if path.suffix not in (".csv", ".jsonl"):
+            raise UserError(f"cannot log to '{path}'", hint="name a file that ends in .csv or .jsonl")
+        self._path = path
+        self._is_csv = path.suffix == ".csv"
+        self._max_bytes = max_bytes
+        self._kept_files = kept_files
+        self._guard(self._prepare)
+
+    def write(self, sample: Sample) -> None:
+        rows = list(_rows(sample))
+        text = _as_csv(rows) if self._is_csv else "".join(f"{json.dumps(row)}\n" for row in rows)
+        self._guard(lambda: self._append(text.encode()))
+
+    def _prepare(self) -> None:
+        """Makes sure that the file can be written, and that a CSV file has our columns."""
+        with self._path.open("ab"):
+            pass
+        if self._is_csv and self._path.stat().st_size:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
+                if file.readline().rstrip("\r\n") != ",".join(COLUMNS):
+                    self._rotate()
+
+    def _append(self, encoded: bytes) -> None:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size and size + len(encoded) > self._max_bytes:
+            self._rotate()
+            size = 0
+        if self._is_csv and size == 0:
+            encoded = f"{','.join(COLUMNS)}\n".encode() + encoded
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, encoded)
+        finally:
+            os.close(descriptor)
+
+    def _rotate(self) -> None:
+        for number in range(self._kept_files, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            if newer.exists():
+                newer.replace(older)
+
+    def _guard(self, action: Any) -> None:
+        try:
+            action()
+        except OSError as error:
+            raise EnvironmentFault(f"cannot log to '{self._path}': {error.strerror}") from error
+
+
+def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
+    taken_at = iso_time(sample.snapshot.taken_at)
+    host = sample.snapshot.host
+    blank = dict.fromkeys(COLUMNS)
+    used = None
+    if host.memory_total_mb is not None and host.memory_available_mb is not None:
+        used = round(host.memory_total_mb - host.memory_available_mb, 2)
+    yield {
+        **blank,
+        "taken_at": taken_at,
+        "kind": "host",
+        "id": "host",
+        "name": host.name,
+        "memory_total_mb": host.memory_total_mb,
+        "memory_used_mb": used,
+        "memory_free_mb": host.memory_available_mb,
+        "utilization_percent": host.cpu_percent,
+        "utilization_smoothed_percent": _rounded(sample.cpu_percent),
+        "load_1m": host.load_1m,
+    }
+    for device in sample.snapshot.devices:
+        smoothed = sample.devices[device.id]
+        raw = device_as_dict(device)
+        yield {
+            **blank,
+            **{column: raw[column] for column in COLUMNS if column in raw},
+            "taken_at": taken_at,
+            "kind": "device",
+            "utilization_smoothed_percent": _rounded(smoothed.utilization_percent),
+            "power_smoothed_w": _rounded(smoothed.power_draw_w),
+            "process_count": None if device.processes is None else len(device.processes),
+        }
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    buffer = io.StringIO()
+    csv.DictWriter(buffer, COLUMNS, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

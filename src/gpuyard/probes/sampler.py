@@ -1,0 +1,119 @@
+"""Follows the machine over time: raw and smoothed figures, no more often than somebody needs them.
+
+Whoever needs samples says how often with `want`, for as long as it needs them. The sampler goes by the most demanding
+of those who want something now, and rests while nobody does. It has no thread: the one who drives it asks `due_in`
+and calls `sample`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from msgspec import Struct
+
+from gpuyard.core.gates import Smoothed, smooth
+from gpuyard.core.model import Device, Problem, Snapshot, fresh_problems
+from gpuyard.ports import Clock
+
+DEFAULT_HALF_LIFE_S = 5.0
+SHORTEST_INTERVAL_S = 0.05
+
+
+class Machine(Protocol):
+    def snapshot(self) -> Snapshot: ...
+
+
+class SampleSink(Protocol):
+    def write(self, sample: "Sample") -> None: ...
+
+
+class SmoothedDevice(Struct, frozen=True, kw_only=True):
+    utilization_percent: float | None
+    power_draw_w: float | None
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One look: `snapshot` is raw, the rest is smoothed; `news` are the problems that were not there before."""
+
+    snapshot: Snapshot
+    cpu_percent: float | None
+    devices: dict[str, SmoothedDevice]
+    news: tuple[Problem, ...]
+
+
+class Sampler:
+    def __init__(
+        self,
+        machine: Machine,
+        clock: Clock,
+        *,
+        half_life_s: float = DEFAULT_HALF_LIFE_S,
+        sink: SampleSink | None = None,
+    ) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._half_life_s = half_life_s
+        self._sink = sink
+        self._wanted: dict[object, float] = {}
+        self._averages: dict[tuple[str, str], Smoothed] = {}
+        self._problems: tuple[Problem, ...] = ()
+        self._last_started: float | None = None
+
+    @contextlib.contextmanager
+    def want(self, interval_s: float) -> Iterator[None]:
+        """Asks for a sample at least that often until the block is left."""
+        demand = object()
+        self._wanted[demand] = max(SHORTEST_INTERVAL_S, interval_s)
+        try:
+            yield
+        finally:
+            del self._wanted[demand]
+
+    @property
+    def interval_s(self) -> float | None:
+        return min(self._wanted.values(), default=None)
+
+    def due_in(self) -> float | None:
+        """Seconds until the next sample is due, `None` while nobody wants one."""
+        interval = self.interval_s
+        if interval is None:
+            return None
+        if self._last_started is None:
+            return 0.0
+        return max(0.0, self._last_started + interval - self._clock.monotonic())
+
+    def sample(self) -> Sample:
+        """Looks now, whether it is due or not."""
+        now = self._last_started = self._clock.monotonic()
+        snapshot = self._machine.snapshot()
+        averages = {
+            ("", "cpu_percent"): self._smooth(("", "cpu_percent"), snapshot.host.cpu_percent, now),
+            **{key: self._smooth(key, value, now) for device in snapshot.devices for key, value in _figures(device)},
+        }
+        self._averages = averages
+        news = fresh_problems(self._problems, snapshot.problems)
+        self._problems = snapshot.problems
+        sample = Sample(
+            snapshot=snapshot,
+            cpu_percent=averages["", "cpu_percent"].value,
+            devices={device.id: _smoothed(averages, device) for device in snapshot.devices},
+            news=news,
+        )
+        if self._sink is not None:
+            self._sink.write(sample)
+        return sample
+
+    def _smooth(self, key: tuple[str, str], reading: float | None, now: float) -> Smoothed:
+        return smooth(self._averages.get(key, Smoothed()), reading, now, self._half_life_s)
+
+
+def _figures(device: Device) -> Iterator[tuple[tuple[str, str], float | None]]:
+    yield (device.id, "utilization_percent"), device.utilization_percent
+    yield (device.id, "power_draw_w"), device.power_draw_w
+
+
+def _smoothed(averages: dict[tuple[str, str], Smoothed], device: Device) -> SmoothedDevice:
+    return SmoothedDevice(
+        utilization_percent=averages[device.id, "utilization_percent"].value,
+        power_draw_w=averages[device.id, "power_draw_w"].value,
+    )
