@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from gpuyard.core.model import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
 from gpuyard.ports import Clock, Probe
+from gpuyard.probes.identity import without_number
 from gpuyard.probes.worker import Worker
 
 _MISSING_REST_S = 60.0
@@ -61,11 +62,12 @@ class Chain:
 
     def _answer(self, rung: "Rung", reading: Reading) -> Reading:
         above = self.rungs[: self.rungs.index(rung)]
-        present = {device.id for device in reading.devices}
+        # A card that was split or joined anew goes by its old id with another number behind it, or with none.
+        present = {without_number(device.id) for device in reading.devices}
         gone = [
             _unknown(device, f"{name} no longer lists it")
             for device, name in self._seen.values()
-            if name == rung.name and device.id not in present and device.parent is None
+            if name == rung.name and without_number(device.id) not in present and device.parent is None
         ]
         self._seen = {device.id: (device, rung.name) for device in (*reading.devices, *gone)}
         return Reading(

@@ -6,9 +6,10 @@ None of them raises.
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
-_FIGURE = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([%°A-Za-z/]*)\s*", re.ASCII)
+_FIGURE = re.compile(r"\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([%°A-Za-z/]*)\s*", re.ASCII)
 _MB_PER_UNIT = {
     "b": 1 / 1048576,
     "bytes": 1 / 1048576,
@@ -28,8 +29,8 @@ _SENTINELS = frozenset({65535.0, 4294967295.0, 18446744073709551615.0})
 def quantity(raw: Any) -> tuple[float, str] | None:
     """The number and the unit in `raw`: text, a number, or an object such as `{"value": 91, "unit": "%"}`."""
     if isinstance(raw, dict):
-        inner = quantity(raw.get("value"))
-        unit = raw.get("unit")
+        value, unit = raw.get("value"), raw.get("unit")
+        inner = None if isinstance(value, dict) else quantity(value)
         return (inner[0], unit if isinstance(unit, str) else inner[1]) if inner else None
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         return None
@@ -51,24 +52,16 @@ def number(raw: Any) -> float | None:
 def whole(raw: Any) -> int | None:
     """A number without a fraction that is not negative: an index, a pid."""
     value = number(raw)
-    return int(value) if value is not None and value >= 0 and value == int(value) else None
+    return int(value) if value is not None and 0 <= value < 2**53 and value == int(value) else None
 
 
 def megabytes(raw: Any, unit: str = "MiB") -> float | None:
     """Memory in MB; `unit` is what a bare number counts in."""
-    found = quantity(raw)
-    if found is None or found[0] < 0:
-        return None
-    scale = _MB_PER_UNIT.get((found[1] or unit).lower())
-    return round(found[0] * scale, 2) if scale is not None else None
+    return _scaled(raw, unit, _MB_PER_UNIT, 2)
 
 
 def watts(raw: Any, unit: str = "W") -> float | None:
-    found = quantity(raw)
-    if found is None or found[0] < 0:
-        return None
-    scale = _W_PER_UNIT.get((found[1] or unit).lower())
-    return round(found[0] * scale, 4) if scale is not None else None
+    return _scaled(raw, unit, _W_PER_UNIT, 4)
 
 
 def percent(raw: Any) -> float | None:
@@ -95,6 +88,15 @@ def words(raw: Any) -> str | None:
 def _is_blank(text: str) -> bool:
     bare = text.strip("[]").lower()
     return bare in {"", "n/a", "na", "none", "unknown", "not supported", "unknown error", "-"}
+
+
+def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> float | None:
+    found = quantity(raw)
+    scale = found and scales.get((found[1] or unit).lower())
+    if not found or not scale:
+        return None
+    value = found[0] * scale
+    return round(value, digits) if 0 <= value < math.inf else None
 
 
 def _as_float(value: float) -> float:

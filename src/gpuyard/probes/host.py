@@ -90,8 +90,10 @@ class _CpuTime(Struct, frozen=True, kw_only=True):
     whole: float
 
     def percent_since(self, before: "_CpuTime") -> float | None:
-        whole = self.whole - before.whole
-        return figures.percent(min(1.0, (self.used - before.used) / whole) * 100) if whole > 0 else None
+        used, whole = self.used - before.used, self.whole - before.whole
+        if self.source is None:
+            used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
+        return figures.percent(min(1.0, used / whole) * 100) if whole > 0 else None
 
 
 class _Memory(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ _AFTER_EXIT_S = 0.1  # a grandchild may hold the pipe open after the tool itself
 _REAP_S = 0.2
 _DENIED = re.compile(
     r"permission denied|operation not permitted|superuser|must be (?:run|invoked|executed) as|requires? root"
-    r"|insufficient permissions?|access denied",
+    r"|insufficient permissions?|access denied|are you root",
     re.IGNORECASE,
 )
 _stuck: dict[str, subprocess.Popen[bytes]] = {}

@@ -2,18 +2,14 @@
 
 Ids:
 - "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES takes it; where there is none
-  (most consumer cards before RDNA 3, and APUs), the PCI bus id; where that is unknown too, "amd-" and the card's number.
+  (APUs, many consumer cards), the PCI bus id; where that is unknown too, "amd-" and the card's number.
 - Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr cannot tell them apart by it, and takes
-  only their index; each gets the id with "-0", "-1", ... behind it, in the order they are listed. They have no
-  `parent`: a card in parts is not listed as a whole.
+  only their index; so each of them, the first too, gets the id with "#0", "#1", ... behind it, in the order they are
+  listed. They have no `parent`: a card in parts is not listed as a whole.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any
-
-from msgspec.structs import replace
+from typing import Any, TypedDict
 
 from gpuyard.core.model import Device, Process
 from gpuyard.probes import figures
@@ -24,6 +20,14 @@ _PCI_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])
 _HEX_NUMBER = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 _MOST_CARDS = 65535
 _LARGEST_PID = 2**31 - 1
+
+
+class Memory(TypedDict):
+    """The fields of a Device that are about its memory."""
+
+    memory_total_mb: float | None
+    memory_used_mb: float | None
+    memory_free_mb: float | None
 
 
 def unique_id(raw: Any) -> str | None:
@@ -71,26 +75,13 @@ def id_rank(device: Device) -> int:
     return 0 if device.id.startswith("GPU-") else 2 if device.id.startswith("amd-") else 1
 
 
-def distinct(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices with an ordinal behind the ids that several of them share."""
-    listed = tuple(devices)
-    shared = Counter(device.id for device in listed)
-    seen: Counter[str] = Counter()
-    told_apart = []
-    for device in listed:
-        ordinal = seen[device.id]
-        seen[device.id] += 1
-        told_apart.append(device if shared[device.id] == 1 else replace(device, id=f"{device.id}-{ordinal}"))
-    return tuple(told_apart)
-
-
-def memory(total: float | None, used: float | None, free: float | None = None) -> dict[str, float | None]:
-    """The memory fields of a Device; a total of zero means that none of the three was read."""
+def memory(total: float | None, used: float | None, free: float | None = None) -> Memory:
+    """A total of zero means that none of the three was read."""
     if total == 0:
         total = used = free = None
     if free is None and total is not None and used is not None:
         free = round(max(0.0, total - used), 2)
-    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
+    return Memory(memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
 
 
 def power_limit(*candidates: float | None) -> float | None:
@@ -108,8 +99,9 @@ def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
 def process_memory(usage: Any, whole: Any) -> float | None:
     """VRAM in MB, from AMD SMI's `memory_usage` in parts and its one figure for the `whole`, both in bytes.
 
-    The parts come from /proc/PID/fdinfo, which another user's process hides: they are zero then, and the whole, from the
-    driver, is the VRAM. It is not where it is no more than the parts outside the card, and its zero says nothing.
+    The parts come from /proc/PID/fdinfo, which is closed for another user's process: they are zero then, and the whole,
+    which the driver gives, is the VRAM. Where it is no more than the parts outside the card it is not, and its zero
+    says nothing.
     """
     parts = usage if isinstance(usage, dict) else {}
     vram, gtt, cpu = (figures.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from gpuyard.core.model import Reading
@@ -38,7 +38,7 @@ def section(record: Any, name: str) -> dict[str, Any]:
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a table's line: words, but "55 °C", "NPS1, SPX", "[0x74a1 : 0x00]" and "2.9/ 15.9 GB" are one each."""
+    """The words of a table's line, but "55 °C", "NPS1, SPX", "[0x74a1 : 0x00]" and "2.9/ 15.9 GB" are one cell each."""
     joined: list[str] = []
     for word in line.split():
         if joined and (_UNIT.fullmatch(word) or joined[-1].endswith((",", "/")) or _is_open(joined[-1])):
@@ -54,7 +54,7 @@ def table_rows(header: Sequence[str], lines: Sequence[str]) -> list[tuple[dict[s
     Of a row with more or fewer cells than the header only the first cell is sure.
     """
     rows = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in pairwise([*lines, ""]):
         row = cells(line)
         if row and row[0].isdecimal():
             rows.append((dict(zip(header, row if len(row) == len(header) else row[:1], strict=False)), following))

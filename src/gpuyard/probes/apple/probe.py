@@ -48,17 +48,28 @@ class AppleProbe:
     vendor = Vendor.APPLE
     may_hang = False
 
+    def __init__(self) -> None:
+        self._denied: ProbeDenied | None = None
+
     def read(self, timeout_s: float) -> Reading:
         if _is_missing(powermetrics.SOURCE) and _is_missing(ioreg.SOURCE):
             raise ProbeMissing(
                 powermetrics.SOURCE, "neither powermetrics nor ioreg is on PATH, as is normal on anything but a Mac"
             )
         with ThreadPoolExecutor(max_workers=3) as pool:
-            power = pool.submit(_attempt, PowermetricsProbe(), timeout_s)
+            power = pool.submit(self._ask_powermetrics, timeout_s)
             registry = pool.submit(_attempt, IoregProbe(), timeout_s)
             limit = pool.submit(unified_memory_limit_mb, timeout_s)
         reading = _combine(registry.result(), power.result())
         return replace(reading, devices=tuple(_with_total(device, limit.result()) for device in reading.devices))
+
+    def _ask_powermetrics(self, timeout_s: float) -> Reading | ProbeError:
+        """A refusal lasts: a process does not become root, so it is not asked again."""
+        if self._denied is not None:
+            return self._denied
+        answer = _attempt(PowermetricsProbe(), timeout_s)
+        self._denied = answer if isinstance(answer, ProbeDenied) else None
+        return answer
 
 
 def unified_memory_limit_mb(timeout_s: float) -> float | None:
@@ -141,4 +152,6 @@ def _with_total(device: Device, limit_mb: float | None) -> Device:
     is_unified = (device.name or "Apple").startswith(("Apple", "AGX"))
     if device.memory_total_mb is not None or not is_unified:
         return device
-    return replace(device, memory_total_mb=limit_mb)
+    used = device.memory_used_mb
+    free = None if limit_mb is None or used is None else max(0.0, limit_mb - used)
+    return replace(device, memory_total_mb=limit_mb, memory_free_mb=free)

@@ -6,6 +6,7 @@ Rules:
 - Total memory is known where the kernel tells it: from xe, and from Intel's own builds of i915.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def _nodes(root: Path) -> list[Path]:
 
 
 def _card(node: Path) -> Card | None:
-    folder = (node / "device").resolve()
+    folder = Path(os.path.realpath(node / "device"))
     driver = _driver(folder)
     if read_text(folder / "vendor") != _INTEL or driver not in _DRIVERS:
         return None
@@ -98,7 +99,7 @@ def _card(node: Path) -> Card | None:
 
 def _driver(folder: Path) -> str:
     link = folder / "driver"
-    return link.resolve().name if link.exists() else _event(folder, "DRIVER") or ""
+    return os.path.basename(os.path.realpath(link)) if os.path.islink(link) else _event(folder, "DRIVER") or ""
 
 
 def _event(folder: Path, key: str) -> str | None:

@@ -2,7 +2,8 @@
 
 Rules:
 - A client is one opening of a card. Processes that share it show the same numbers, so it counts once, for the first.
-- Other users' processes cannot be looked into. A partial view can show that a card is used, never that it is not.
+- Other users' processes cannot be looked into, and those outside of our container are not even listed. A partial view
+  can show that a card is used, never that it is not.
 - Busy time is a running sum: only two looks make a utilisation. A client that came in between is left out of it.
 - Memory is what lies in the card's own; what lies in the machine's is not the card's to run out of.
 """
@@ -20,6 +21,7 @@ from gpuyard.probes import figures
 from gpuyard.probes.intel.cards import read_text
 from gpuyard.probes.intel.naming import bus_id, one_per_pid
 
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel's: containers have others
 _DRIVERS = frozenset({"i915", "xe"})
 _DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*", re.ASCII)
 _ENGINE = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)", re.ASCII)
@@ -53,8 +55,9 @@ class View(Struct, frozen=True, kw_only=True):
 
 def look(proc: Path, deadline: float, now: float) -> View:
     found: dict[str, Client] = {}
-    is_whole = True
-    for pid in _pids(proc):
+    pids = _pids(proc)
+    is_whole = 1 in pids and _link(proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
+    for pid in pids:
         if time.monotonic() > deadline:
             is_whole = False
             break
@@ -152,13 +155,16 @@ def _pids(proc: Path) -> list[int]:
 def _clients_of(folder: Path, pid: int) -> Iterator[Client]:
     name: str | None = None
     for number in os.listdir(folder / "fd"):
-        try:
-            target = os.readlink(folder / "fd" / number)
-        except FileNotFoundError:
-            continue
-        if "/dri/" not in target:
+        if "/dri/" not in (_link(folder / "fd" / number) or ""):
             continue
         name = name or figures.words(read_text(folder / "comm"))
         client = parse_fdinfo(read_text(folder / "fdinfo" / number) or "", pid, name)
         if client is not None:
             yield client
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

@@ -37,6 +37,8 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
 # printf writes what JSON has no word for when a counter was read twice within one clock tick.
 _NO_NUMBER = re.compile(r'(":\s*)-?(?:nan|inf)\b', re.IGNORECASE)
 
+_NO_CARD = re.compile(r"\bno\b.*\b(?:device|gpu|card)s?\b", re.IGNORECASE)
+
 
 class IntelGpuTop:
     name = NAME
@@ -182,11 +184,13 @@ def _refuse_unless_all_seen(cards: Sequence[Card]) -> None:
 
 
 def _read_unlisted(deadline: float) -> Reading:
-    """A card that the kernel does not show us is most likely not there, and that is no crash of the tool."""
+    """Where the kernel shows no card and the tool finds none either, that is no crash of the tool."""
     try:
         return Reading(devices=(_sample(command(), deadline),))
     except ProbeCrashed as error:
-        raise ProbeMissing(NAME, f"there is no Intel GPU under /sys/class/drm, and {error.message}") from error
+        if _NO_CARD.search(error.message):
+            raise ProbeMissing(NAME, f"there is no Intel GPU under /sys/class/drm, and {error.message}") from error
+        raise
 
 
 def _read_each(cards: Sequence[Card], deadline: float) -> Reading:

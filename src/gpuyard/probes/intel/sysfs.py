@@ -75,11 +75,10 @@ def read_sensors(card: Card, now: float) -> Sensors:
     group = next((group for group in groups if read_text(group / "name") == card.driver), None)
     if group is None:
         return Sensors(taken_at=now)
-    energy = _millionths(group, "energy*_input")
-    limit = _millionths(group, "power*_max") or _millionths(group, "power*_rated_max")
+    limit = _millionths(group, "power[0-9]_max") or _millionths(group, "power[0-9]_rated_max")
     return Sensors(
         taken_at=now,
-        energy_j=energy,
+        energy_j=_millionths(group, "energy*_input"),
         power_draw_w=_millionths(group, "power*_input"),
         power_limit_w=limit or None,  # zero is how i915 says that there is no limit
         temperature_c=_temperature(group),

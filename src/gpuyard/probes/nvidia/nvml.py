@@ -7,6 +7,7 @@ Rules:
   a card is unhealthy, since only a new set-up sees a card that came back.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
@@ -32,7 +34,6 @@ class _Card(Struct, frozen=True, kw_only=True):
     handle: Any = None
     name: str | None = None
     pci_bus_id: str | None = None
-    is_split: bool = False
     fault: str | None = None
 
 
@@ -56,10 +57,10 @@ class Nvml:
         driver = self._driver = self._driver or _Driver(_import_nvml())
         try:
             if self._needs_setup(driver.nvml):
-                self._set_up(driver.nvml)
+                self._set_up(driver)
             measured = [_measure(driver, card) for card in self._cards]
         except driver.nvml.NVMLError as error:
-            self._pid = 0
+            self._close(driver.nvml)
             raise _as_probe_error(driver.nvml, error) from error
         self._cards = tuple(card for card, _ in measured)
         return Reading(devices=tuple(chain.from_iterable(devices for _, devices in measured)))
@@ -70,19 +71,20 @@ class Nvml:
         is_ill = any(card.fault for card in self._cards)
         return is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S
 
-    def _set_up(self, nvml: ModuleType) -> None:
+    def _set_up(self, driver: "_Driver") -> None:
         if self._pid == os.getpid():
-            nvml.nvmlShutdown()
-        self._pid = 0
-        nvml.nvmlInit()
-        known = {card.index: card for card in self._cards}
-        count = nvml.nvmlDeviceGetCount()
-        in_kernel = list_kernel_cards(self._root)
-        self._cards = tuple(
-            _identify(_Driver(nvml), index, known.get(index), in_kernel[index] if len(in_kernel) == count else None)
-            for index in range(count)
-        )
+            self._close(driver.nvml)
+        driver.nvml.nvmlInit()
         self._pid, self._set_up_at = os.getpid(), time.monotonic()
+        found = [_identify(driver, index) for index in range(driver.nvml.nvmlDeviceGetCount())]
+        self._cards = tuple(_named(found, self._cards, list_kernel_cards(self._root)))
+
+    def _close(self, nvml: ModuleType) -> None:
+        """Lets go of the library as often as we took it, or it would never be set up anew."""
+        if self._pid == os.getpid():
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+        self._pid = 0
 
 
 class _Driver:
@@ -132,32 +134,40 @@ def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
     return ProbeCrashed("nvml", message, hint="see dmesg for what the driver says")
 
 
-def _identify(driver: _Driver, index: int, known: _Card | None, in_kernel: KernelCard | None) -> _Card:
-    """The lasting facts of one card; of a lost one, what was known before or what the kernel remembers."""
+def _identify(driver: _Driver, index: int) -> _Card:
+    """The lasting facts of one card; one that does not answer has nothing but its number and its fault."""
     nvml = driver.nvml
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         pci = driver.ask("nvmlDeviceGetPciInfo", handle)
-        mig = driver.ask("nvmlDeviceGetMigMode", handle)
         return _Card(
             index=index,
             id=str(_text(nvml.nvmlDeviceGetUUID(handle))),
             handle=handle,
             name=driver.ask_text("nvmlDeviceGetName", handle),
             pci_bus_id=pci and _text(pci.busId),
-            is_split=bool(mig and mig[0]),
         )
     except (nvml.NVMLError, _LostError) as error:
-        if known is not None:
-            return _with_fault(known, str(error))
-        facts = in_kernel or KernelCard(pci_bus_id=None)
-        return _Card(
-            index=index,
-            id=facts.uuid or facts.pci_bus_id or f"nvidia-{index}",
-            name=facts.name,
-            pci_bus_id=facts.pci_bus_id,
-            fault=str(error),
-        )
+        return _Card(index=index, id=f"nvidia-{index}", fault=str(error))
+
+
+def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[KernelCard, ...]) -> Iterator[_Card]:
+    """The same cards; a lost one is named by what was at its place before, or by what the kernel remembers.
+
+    Where cards have gone from the list, numbers have moved and tell nothing.
+    """
+    well = {card.id for card in found if card.fault is None}
+    before = {card.index: card for card in known if card.id not in well} if len(known) == len(found) else {}
+    kernel = dict(enumerate(in_kernel)) if len(in_kernel) == len(found) else {}
+    for card in found:
+        if card.fault is None:
+            yield card
+        elif card.index in before:
+            yield _with_fault(before[card.index], card.fault)
+        else:
+            facts = kernel.get(card.index, KernelCard(pci_bus_id=None))
+            named = facts.uuid or facts.pci_bus_id or card.id
+            yield _Card(index=card.index, id=named, name=facts.name, pci_bus_id=facts.pci_bus_id, fault=card.fault)
 
 
 def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
@@ -181,7 +191,7 @@ def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
 def _measure_card(driver: _Driver, card: _Card) -> Device:
     total, used, free = _memory(driver, card.handle)
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
-    return Device(
+    device = Device(
         id=card.id,
         vendor=Vendor.NVIDIA,
         index=card.index,
@@ -196,30 +206,37 @@ def _measure_card(driver: _Driver, card: _Card) -> Device:
         temperature_c=_temperature(driver, card.handle),
         processes=_processes(driver, card.handle),
     )
+    if (total, utilization, device.power_draw_w, device.temperature_c, device.processes) == (None,) * 5:
+        raise _LostError("the driver answers nothing about it")
+    return device
 
 
 def _measure_parts(driver: _Driver, card: _Card) -> Iterator[Device]:
     """MIG instances, asked for anew each time since they come and go while the card is in use."""
-    if not card.is_split:
+    mode = driver.ask("nvmlDeviceGetMigMode", card.handle)
+    if not mode or not mode[0]:
         return
     for place in range(driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
         part = driver.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, place)
         uuid = part and driver.ask_text("nvmlDeviceGetUUID", part)
-        if not uuid:
-            continue
+        if uuid:
+            yield _measure_part(driver, card, place, part, uuid)
+
+
+def _measure_part(driver: _Driver, card: _Card, place: int, part: Any, uuid: str) -> Device:
+    device = Device(id=uuid, vendor=Vendor.NVIDIA, index=place, parent=card.id, pci_bus_id=card.pci_bus_id)
+    try:
         total, used, free = _memory(driver, part)
-        yield Device(
-            id=uuid,
-            vendor=Vendor.NVIDIA,
-            index=place,
+        return replace(
+            device,
             name=driver.ask_text("nvmlDeviceGetName", part),
-            parent=card.id,
-            pci_bus_id=card.pci_bus_id,
             memory_total_mb=total,
             memory_used_mb=used,
             memory_free_mb=free,
             processes=_processes(driver, part),
         )
+    except _LostError as lost:
+        return replace(device, fault=str(lost))
 
 
 def _memory(driver: _Driver, handle: Any) -> tuple[float | None, float | None, float | None]:

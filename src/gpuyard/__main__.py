@@ -1,0 +1,3 @@
+from gpuyard.ui.cli import main
+
+main()

@@ -1,0 +1,69 @@
+"""`radeontop -d - -l 1`, for cards without ROCm: one card's load and video memory, after about a second of sampling.
+
+Rules:
+- The bus is hexadecimal, and a card sits on it as device 0, function 0.
+- The size of the memory is not printed. It follows from the share that is used, which has two decimals, where that is
+  precise to 1%.
+- A share of zero means that the usage could not be read: a card in use always holds some of its memory.
+"""
+
+import re
+
+from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.probes import figures
+from gpuyard.probes.amd import cards
+from gpuyard.probes.amd.printed import garbled
+from gpuyard.probes.identity import with_distinct_ids
+from gpuyard.probes.tool import run_tool
+
+NAME = "radeontop"
+_SAMPLE = re.compile(r"^\d+\.\d+: (?:bus ([0-9a-fA-F]{1,2}), )?gpu ([\d.]+%)(.*)$", re.MULTILINE)
+_WHOLE_LINE = re.compile(rb"gpu [\d.]+%[^\n]*\n")
+_VRAM = re.compile(r", vram ([\d.]+)% ([\d.]+)mb")
+_ROUNDING = 0.005  # of a figure with two decimals
+_PRECISE = 0.01
+
+
+def parse(text: str) -> Reading:
+    """What `radeontop -d -` printed, messages for people included; of several samples of a card the last one."""
+    samples = {match[1]: match for match in _SAMPLE.finditer(text)}
+    if not samples:
+        raise garbled(NAME, text)
+    return Reading(devices=with_distinct_ids(_device(number, match) for number, match in enumerate(samples.values())))
+
+
+class RadeonTop:
+    name = NAME
+    vendor = Vendor.AMD
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        output = run_tool((NAME, "-d", "-", "-l", "1"), timeout_s, enough=_has_sample)
+        return parse(output.require_success())
+
+
+def _has_sample(output: bytes) -> bool:
+    """Enough is one line: releases before 1.0 take no limit and go on for ever."""
+    return _WHOLE_LINE.search(output) is not None
+
+
+def _device(number: int, match: re.Match[str]) -> Device:
+    pci = cards.pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
+    total, used = _memory(match[3])
+    return Device(
+        id=cards.device_id(None, pci, number),
+        vendor=Vendor.AMD,
+        pci_bus_id=pci,
+        **cards.memory(total, used),
+        utilization_percent=figures.percent(match[2]),
+    )
+
+
+def _memory(rest: str) -> tuple[float | None, float | None]:
+    """The total, where it can be told, and what is used of it."""
+    match = _VRAM.search(rest)
+    share, used = (figures.number(match[1]), figures.megabytes(match[2])) if match else (None, None)
+    if not share or not used:
+        return None, None
+    precise = _ROUNDING / share + _ROUNDING / used <= _PRECISE
+    return (round(used * 100 / share, 2) if precise and share <= 100 else None), used

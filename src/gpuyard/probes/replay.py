@@ -1,0 +1,32 @@
+"""A saved output of a vendor's tool, read the way the probe would read it."""
+
+import importlib
+from collections.abc import Callable
+
+from gpuyard.core.model import Host, Reading, Snapshot
+from gpuyard.probes.machine import assemble
+
+_PARSERS = {
+    "nvidia-smi-xml": ("gpuyard.probes.nvidia.smi_xml", "parse_xml"),
+    "nvidia-smi-csv": ("gpuyard.probes.nvidia.smi_csv", "parse_csv"),
+    "nvidia-smi-apps": ("gpuyard.probes.nvidia.smi_csv", "parse_apps"),
+    "rocm-smi": ("gpuyard.probes.amd.rocm_smi", "parse"),
+    "amd-smi": ("gpuyard.probes.amd.amd_smi", "parse"),
+    "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),
+    "intel_gpu_top": ("gpuyard.probes.intel.gpu_top", "parse"),
+    "xpu-smi": ("gpuyard.probes.intel.xpu_smi", "parse"),
+    "powermetrics": ("gpuyard.probes.apple.powermetrics", "parse"),
+    "ioreg": ("gpuyard.probes.apple.ioreg", "parse"),
+}
+TOOLS = tuple(_PARSERS)
+
+
+def parser_of(tool: str) -> Callable[[str], Reading]:
+    module, function = _PARSERS[tool]
+    parser: Callable[[str], Reading] = getattr(importlib.import_module(module), function)
+    return parser
+
+
+def replay(tool: str, output: bytes) -> Snapshot:
+    """Raises a ProbeError where `output` is none of the tool's."""
+    return assemble(None, Host(), [parser_of(tool)(output.decode("utf-8", "replace"))])

@@ -1,0 +1,148 @@
+"""`gpuyard doctor`: which probes work, which do not, and what to do about it; and the replay of saved outputs."""
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from gpuyard import __version__
+from gpuyard.errors import ProbeError, UserError
+from gpuyard.probes.replay import TOOLS
+from gpuyard.ui.cli.output import console, deadline_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from gpuyard.core.model import Vendor
+    from gpuyard.probes.checkup import Checkup
+
+
+@click.group("doctor", invoke_without_command=True)
+@json_option
+@deadline_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
+    """Say which probes work, which do not, and what to do about it.
+
+    Exit status 1 where a GPU is plugged in that no probe can read, or one is unhealthy.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    from gpuyard.probes.checkup import check_probes
+    from gpuyard.probes.local import local_probes
+    from gpuyard.probes.pci import gpus_on_pci
+
+    checks = check_probes(local_probes(), deadline_s)
+    plugged = gpus_on_pci()
+    advice = _advice(checks, plugged)
+    if as_json:
+        print_json(_report(checks, plugged, advice))
+    else:
+        _print_report(checks, advice)
+    return 1 if advice else 0
+
+
+@command.command("replay")
+@click.argument("tool", type=click.Choice(TOOLS), metavar="TOOL")
+@click.argument("file", type=click.File("rb"))
+@json_option
+def replay_command(tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: FBT001
+    """Parse a saved output of TOOL as the probe would.
+
+    \b
+    TOOL is one of: nvidia-smi-xml nvidia-smi-csv nvidia-smi-apps rocm-smi amd-smi radeontop intel_gpu_top xpu-smi
+    powermetrics ioreg. FILE may be - for standard input.
+    """
+    from gpuyard.probes.replay import replay
+
+    try:
+        snapshot = replay(tool, file.read())
+    except ProbeError as error:
+        raise UserError(f"{file.name} cannot be read as {tool}: {error.message}") from error
+    if as_json:
+        from gpuyard.core.shape import snapshot_as_dict
+
+        print_json(snapshot_as_dict(snapshot))
+        return
+    from gpuyard.ui.tables import snapshot_view
+
+    out = console()
+    out.print(snapshot_view(snapshot, out))
+
+
+def _advice(checks: "list[Checkup]", plugged: "dict[str, Vendor]") -> list[str]:
+    """What a person should do something about; nothing where all is well."""
+    readable = {check.vendor for check in checks if check.devices}
+    advice = []
+    for bus_id, vendor in plugged.items():
+        if vendor not in readable:
+            advice.append(f"{vendor} GPU at {bus_id}: no probe can read it")
+    for check in checks:
+        advice += [f"{device.name or device.id} is unhealthy: {device.fault}"
+                   for device in check.devices or () if not device.healthy]  # fmt: skip
+        if check.vendor not in readable:
+            advice += [str(problem) for problem in check.problems if problem.kind != "missing"]
+    return list(dict.fromkeys(advice))
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("GPUYARD_")}
+
+
+def _report(checks: "list[Checkup]", plugged: "dict[str, Vendor]", advice: list[str]) -> dict[str, Any]:
+    from gpuyard.core.shape import problem_as_dict
+
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "settings": _settings(),
+        "probes": [
+            {
+                "vendor": str(check.vendor),
+                "name": check.probe,
+                "works": check.works,
+                "devices": None if check.devices is None else len(check.devices),
+                "seconds": round(check.seconds, 4),
+                "problems": [problem_as_dict(problem) for problem in check.problems],
+            }
+            for check in checks
+        ],
+        "pci": [{"bus_id": bus_id, "vendor": str(vendor)} for bus_id, vendor in plugged.items()],
+        "advice": advice,
+        "healthy": not advice,
+    }
+
+
+def _print_report(checks: "list[Checkup]", advice: list[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    out.print(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    for name, value in _settings().items():
+        out.print(f"{name}={value}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("vendor", "probe", "result"):
+        table.add_column(heading, no_wrap=heading != "result", overflow="fold")
+    last = None
+    for check in checks:
+        table.add_row(str(check.vendor) if check.vendor != last else "", check.probe, _result(check))
+        last = check.vendor
+    out.print(table)
+    for line in advice:
+        out.print(Text.assemble(("! ", "bold yellow"), line))
+    if not advice:
+        out.print("Nothing is wrong.")
+    sys.stdout.flush()
+
+
+def _result(check: "Checkup") -> Any:
+    from rich.text import Text
+
+    notes = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in check.problems]
+    if check.devices is not None:
+        count = f"{len(check.devices)} device{'' if len(check.devices) == 1 else 's'}"
+        return Text.assemble(("works", "green"), "; ".join([f": {count} in {check.seconds * 1000:.1f} ms", *notes]))
+    is_absent = all(problem.kind == "missing" for problem in check.problems)
+    return Text("; ".join(notes), style="dim" if is_absent else "yellow")

@@ -1,0 +1,112 @@
+"""`gpuyard watch`: follows the machine; a live table on a terminal, plain lines in a pipe, rows in a log."""
+
+import sys
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuyard.ui.cli.output import console, deadline_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpuyard.probes.sampler import Sample
+
+_HISTORY = 16
+
+
+@click.command("watch")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.05, max=86400),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long from one sample to the next.",
+)
+@click.option("--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.csv|FILE.jsonl",
+              help="Also append each sample to this file; it is rotated at 32 MB.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N samples.")
+@deadline_option
+def command(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> None:
+    """Follow the GPUs and the host live, and log them. Ctrl-C ends it."""
+    samples = _samples(interval_s, log_path, count, deadline_s)
+    try:
+        if sys.stdout.isatty():
+            _show_live(samples)
+        else:
+            _print_lines(samples)
+    except KeyboardInterrupt:
+        pass  # the way to end a watch
+
+
+def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> "Iterator[Sample]":
+    from gpuyard.clock import SystemClock
+    from gpuyard.probes.local import local_machine
+    from gpuyard.probes.sample_log import SampleLog
+    from gpuyard.probes.sampler import Sampler
+
+    clock = SystemClock()
+    sink = SampleLog(log_path) if log_path else None
+    sampler = Sampler(local_machine(deadline_s), clock, sink=sink)
+    with sampler.want(interval_s):
+        taken = 0
+        while count is None or taken < count:
+            clock.sleep(sampler.due_in() or 0.0)
+            yield sampler.sample()
+            taken += 1
+
+
+def _show_live(samples: "Iterator[Sample]") -> None:
+    from rich.live import Live
+
+    from gpuyard.probes.pci import vendors_on_pci
+    from gpuyard.ui.tables import snapshot_view
+
+    out = console()
+    expected = vendors_on_pci()
+    history: dict[str, deque[float | None]] = {}
+    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+        for sample in samples:
+            for device in sample.snapshot.devices:
+                history.setdefault(device.id, deque(maxlen=_HISTORY)).append(device.utilization_percent)
+            live.update(snapshot_view(sample.snapshot, out, expected, history), refresh=True)
+
+
+def _print_lines(samples: "Iterator[Sample]") -> None:
+    from gpuyard.core.shape import iso_time
+    from gpuyard.probes.pci import vendors_on_pci
+    from gpuyard.ui.tables import device_label, host_line, worth_telling
+
+    expected = vendors_on_pci()
+    for sample in samples:
+        snapshot = sample.snapshot
+        time = iso_time(snapshot.taken_at)
+        for problem in worth_telling(snapshot, expected):
+            if problem in sample.news:
+                click.echo(f"! {problem}", err=True)
+        click.echo(f"{time}  {host_line(snapshot.host)}")
+        for device in snapshot.devices:
+            click.echo(f"{time}  {device_label(device, snapshot.devices)}  {_device_line(sample, device.id)}")
+        sys.stdout.flush()
+
+
+def _device_line(sample: "Sample", device_id: str) -> str:
+    from gpuyard.ui.tables import UNKNOWN, memory_text, power_text
+
+    device = sample.snapshot.device(device_id)
+    assert device is not None
+    show: Callable[[float | None, str], str] = lambda value, unit: UNKNOWN if value is None else f"{value:.0f}{unit}"  # noqa: E731
+    facts = [
+        device.name or device.id,
+        f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
+        f"use {show(device.utilization_percent, '%')}",
+        f"smoothed {show(sample.devices[device_id].utilization_percent, '%')}",
+        f"power {power_text(device)}",
+        f"temp {show(device.temperature_c, 'C')}",
+        f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
+    ]
+    return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])

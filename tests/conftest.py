@@ -1,0 +1,46 @@
+"""What all tests share: a home of their own, stand-in tools, and the rule about missing programs."""
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing a test does touches the user's files, and no setting of the user's reaches a test."""
+    for name in list(os.environ):
+        if name.startswith("GPUYARD_") and name != "GPUYARD_SAMPLES":
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.setenv("GPUYARD_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Puts a stand-in executable on PATH: `tools("nvidia-smi", "print('…')")`, a script in Python."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(name: str, script: str) -> Path:
+        path = folder / name
+        path.write_text(f"#!{sys.executable} -S\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    return put
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        missing = [name for name in marker.args if shutil.which(name) is None]
+        if missing and os.environ.get("CI") == "true":
+            pytest.fail(f"in CI {', '.join(missing)} must be there: scripts/system-packages installs it")
+        if missing:
+            pytest.skip(f"{', '.join(missing)} is not installed")

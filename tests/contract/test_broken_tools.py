@@ -1,0 +1,88 @@
+"""Whatever becomes of a vendor's tool, a snapshot comes in time, with the host's figures and the tool's name."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.probes.local import local_machine, local_probes
+
+Tools = Callable[[str, str], Path]
+DEADLINE_S = 1.0
+# On a machine so busy that a second passes unnoticed, a snapshot may be late; one that waits for a hung tool is later.
+MUCH_TOO_LATE_S = 20.0
+
+VENDOR_TOOLS = {
+    "nvidia-smi": "nvidia",
+    "amd-smi": "amd",
+    "rocm-smi": "amd",
+    "radeontop": "amd",
+    "intel_gpu_top": "intel",
+    "xpu-smi": "intel",
+    "powermetrics": "apple",
+    "ioreg": "apple",
+}
+BROKEN = {
+    "hung": ("import signal, subprocess\nsubprocess.Popen(['sleep', '600'])\nsignal.pause()", {"timeout"}),
+    "crashing": ("import os; os.abort()", {"crashed"}),
+    "failing": ("import sys; print('it is all wrong'); sys.exit(3)", {"crashed"}),
+    "refused": ("import sys; sys.exit('you must be root: Permission denied')", {"denied"}),
+    "printing garbage": ("print('\\x00\\xff{{{<gpu>[}] lorem, ipsum' * 50)", {"garbled"}),
+    "silent": ("", {"garbled"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def only_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: Tools) -> None:
+    """No tool of this machine is seen, only what a test puts there."""
+    (tmp_path / "tools" / "sleep").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+
+
+@pytest.mark.parametrize("tool", VENDOR_TOOLS)
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str, how: str) -> None:
+    script, kinds = BROKEN[how]
+    tools(tool, script)
+    started = time.monotonic()
+    snapshot = local_machine(DEADLINE_S).snapshot()
+    assert time.monotonic() - started < MUCH_TOO_LATE_S
+    assert snapshot.host.memory_total_mb is not None
+    assert snapshot.host.cpu_percent is not None
+    named = [problem for problem in snapshot.problems if tool in problem.source and problem.kind != "missing"]
+    assert [problem.vendor for problem in named] == [VENDOR_TOOLS[tool]]
+    assert named[0].kind in kinds
+
+
+@pytest.mark.parametrize("tool", VENDOR_TOOLS)
+def test_a_tool_that_may_not_be_executed_is_told_from_a_missing_one(tools: Tools, tool: str) -> None:
+    tools(tool, "").chmod(0o644)
+    snapshot = local_machine(DEADLINE_S).snapshot()
+    assert snapshot.host.memory_total_mb is not None
+    assert any(tool in problem.source and problem.kind == "denied" for problem in snapshot.problems)
+
+
+@pytest.mark.parametrize("tool", VENDOR_TOOLS)
+def test_a_missing_tool_is_named(tool: str) -> None:
+    snapshot = local_machine(DEADLINE_S).snapshot()
+    assert snapshot.host.memory_total_mb is not None
+    assert any(tool in str(problem) and problem.kind == "missing" for problem in snapshot.problems)
+
+
+def test_all_tools_hanging_at_once_take_no_longer_than_one(tools: Tools) -> None:
+    for tool in VENDOR_TOOLS:
+        tools(tool, BROKEN["hung"][0])
+    started = time.monotonic()
+    snapshot = local_machine(DEADLINE_S).snapshot()
+    assert time.monotonic() - started < MUCH_TOO_LATE_S
+    assert snapshot.host.memory_total_mb is not None
+    assert {problem.vendor for problem in snapshot.problems} == {"nvidia", "amd", "intel", "apple"}
+
+
+def test_every_probe_says_who_it_is() -> None:
+    probes = [probe for chain in local_probes().values() for probe in chain]
+    assert len({probe.name for probe in probes}) == len(probes)
+    assert {vendor: {probe.vendor for probe in chain} for vendor, chain in local_probes().items()} == {
+        vendor: {vendor} for vendor in local_probes()
+    }

@@ -1,0 +1,165 @@
+"""Builds the fake libnvidia-ml.so.1 and writes the state that it reads (nvml_state.h says how).
+
+A figure left `None` is one the device does not support. `results` force what a function returns, by its exported name
+(`nvmlDeviceGetPowerUsage`) or by a beginning of it with a `*`; `hangs` are the seconds it sleeps first.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+_SOURCE = Path(__file__).with_name("nvml.c")
+
+
+class Result(IntEnum):
+    """What NVML's functions return."""
+
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    DRIVER_NOT_LOADED = 9
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    VERSION_MISMATCH = 18
+    UNKNOWN_ERROR = 999
+
+
+def build_fake_nvml(folder: Path, old_driver: bool = False) -> Path:
+    """Compiles `folder`/libnvidia-ml.so.1; that of an old driver lacks the functions that came with 510 and later."""
+    library = folder / "libnvidia-ml.so.1"
+    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
+    if old_driver:
+        options.append("-DOLD_DRIVER")
+    subprocess.run(["cc", *options, "-o", str(library), str(_SOURCE)], check=True)
+    return library
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeProcess:
+    """`memory` is in bytes, `None` where the driver hides it."""
+
+    pid: int
+    memory: int | None = None
+    kind: Literal["compute", "graphics", "mps"] = "compute"
+
+    def lines(self) -> Iterator[str]:
+        yield f"process {self.kind} {self.pid} {'hidden' if self.memory is None else self.memory}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeMemory:
+    """In bytes; `used` leaves out what is `reserved`."""
+
+    total: int
+    reserved: int = 0
+    used: int = 0
+
+    def lines(self) -> Iterator[str]:
+        yield f"memory {self.total} {self.reserved} {self.used}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeInstance:
+    """A MIG instance; `place` is its index on the card, where there may be gaps."""
+
+    uuid: str
+    place: int
+    gpu_instance: int
+    compute_instance: int = 0
+    name: str | None = None
+    memory: FakeMemory | None = None
+    processes: tuple[FakeProcess, ...] = ()
+    results: Mapping[str, int] = field(default_factory=dict)
+    hangs: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        yield f"instance {self.uuid} {self.place} {self.gpu_instance} {self.compute_instance}"
+        yield from _figure_lines(name=self.name)
+        for part in (self.memory, *self.processes):
+            yield from part.lines() if part else ()
+        yield from _rule_lines(self.results, self.hangs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeDevice:
+    """A card; `places` is how many MIG instances fit on it where it is split, and `None` where it cannot be."""
+
+    uuid: str
+    name: str | None = None
+    pci: str | None = None
+    memory: FakeMemory | None = None
+    utilization: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    temperature: int | None = None
+    processes: tuple[FakeProcess, ...] = ()
+    is_split: bool = False
+    places: int | None = None
+    instances: tuple[FakeInstance, ...] = ()
+    results: Mapping[str, int] = field(default_factory=dict)
+    hangs: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        yield f"device {self.uuid}"
+        mig = None if self.places is None else f"{self.is_split:d} {self.is_split:d} {self.places}"
+        yield from _figure_lines(
+            name=self.name,
+            pci=self.pci,
+            utilization=self.utilization,
+            power=self.power_mw,
+            power_limit=self.power_limit_mw,
+            temperature=self.temperature,
+            mig=mig,
+        )
+        for part in (self.memory, *self.processes):
+            yield from part.lines() if part else ()
+        yield from _rule_lines(self.results, self.hangs)
+        for instance in self.instances:
+            yield from instance.lines()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeState:
+    devices: tuple[FakeDevice, ...] = ()
+    driver: str = "550.54.15"
+    init: int = 0
+    results: Mapping[str, int] = field(default_factory=dict)
+    hangs: Mapping[str, float] = field(default_factory=dict)
+
+    def text(self) -> str:
+        head = [f"driver {self.driver}", f"init {self.init}", *_rule_lines(self.results, self.hangs)]
+        return "\n".join([*head, *(line for device in self.devices for line in device.lines())]) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeNvml:
+    """The library and its state, for processes started with `environment()`."""
+
+    library: Path
+    state_file: Path
+
+    def write(self, state: FakeState) -> None:
+        """Those who have the library loaded see either the old state or the new one, never half of it."""
+        fresh = self.state_file.with_name(f"{self.state_file.name}.new")
+        fresh.write_text(state.text())
+        fresh.replace(self.state_file)
+
+    def environment(self) -> dict[str, str]:
+        """To be added to the environment of a process."""
+        folders = [str(self.library.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        return {"LD_LIBRARY_PATH": ":".join(filter(None, folders)), "FAKE_NVML_STATE": str(self.state_file)}
+
+
+def _figure_lines(**figures: str | int | None) -> Iterator[str]:
+    for keyword, value in figures.items():
+        if value is not None:
+            yield f"{keyword} {value}"
+
+
+def _rule_lines(results: Mapping[str, int], hangs: Mapping[str, float]) -> Iterator[str]:
+    yield from (f"result {function} {code}" for function, code in results.items())
+    yield from (f"hang {function} {seconds}" for function, seconds in hangs.items())

@@ -1,0 +1,233 @@
+"""Small outputs in the formats of AMD's tools, made up for tests: tool name -> texts."""
+
+AMD_SMI_METRIC = """{
+    "gpu_data": [
+        {
+            "gpu": 0,
+            "usage": {"gfx_activity": {"value": 37, "unit": "%"}, "umc_activity": "N/A", "vcn_activity": ["N/A"]},
+            "power": {"socket_power": {"value": 205, "unit": "W"}, "gfx_voltage": "N/A"},
+            "temperature": {
+                "edge": "N/A",
+                "hotspot": {"value": 61, "unit": "C"},
+                "mem": {"value": 48, "unit": "C"}
+            },
+            "mem_usage": {
+                "total_vram": {"value": 65520, "unit": "MB"},
+                "used_vram": {"value": 1024, "unit": "MB"},
+                "free_vram": {"value": 64496, "unit": "MB"},
+                "total_gtt": {"value": 128000, "unit": "MB"},
+                "used_gtt": {"value": 77, "unit": "MB"}
+            }
+        },
+        {
+            "gpu": 1,
+            "usage": "N/A",
+            "power": {"socket_power": {"value": 65535, "unit": "W"}},
+            "temperature": {"edge": {"value": 33, "unit": "C"}, "hotspot": {"value": 39, "unit": "C"}},
+            "mem_usage": {"total_vram": {"value": 65520, "unit": "MB"}, "used_vram": "N/A", "free_vram": "N/A"}
+        }
+    ]
+}
+"""
+
+AMD_SMI_METRIC_BARE = """[
+    {
+        "gpu": 0,
+        "usage": {"gfx_activity": 12, "umc_activity": 3},
+        "power": {"current_socket_power": "N/A", "average_socket_power": 44},
+        "temperature": {"edge": 41, "hotspot": 44},
+        "mem_usage": {"total_vram": 16368, "used_vram": 512}
+    }
+]
+"""
+
+AMD_SMI_LIST = """[
+    {"gpu": 0, "bdf": "0000:05:00.0", "uuid": "a1ff740f-0000-1000-80b2-c3d4e5f60718", "kfd_id": 7, "partition_id": 0},
+    {"gpu": 1, "bdf": "0000:26:00.0", "uuid": "00ff740f-0000-1000-8000-000000000000", "kfd_id": 8, "partition_id": 0}
+]
+"""
+
+AMD_SMI_LIST_DPX = """[
+    {"gpu": 0, "bdf": "0000:05:00.0", "uuid": "a1ff74a1-0000-1000-80b2-c3d4e5f60718", "node_id": 1, "partition_id": 0},
+    {"gpu": 1, "bdf": "0000:05:00.1", "uuid": "a1ff74a1-0000-1000-80b2-c3d4e5f60718", "node_id": 2, "partition_id": 1}
+]
+"""
+
+AMD_SMI_STATIC = """{
+    "gpu_data": [
+        {
+            "gpu": 0,
+            "asic": {"market_name": "Instinct Example", "vendor_id": "0x1002", "asic_serial": "0xA1B2C3D4E5F60718"},
+            "bus": {"bdf": "0000:05:00.0", "max_pcie_width": 16},
+            "limit": {
+                "ppt0": {
+                    "max_power_limit": {"value": 300, "unit": "W"},
+                    "min_power_limit": {"value": 0, "unit": "W"},
+                    "socket_power_limit": {"value": 250, "unit": "W"}
+                },
+                "ppt1": {"max_power_limit": "N/A", "min_power_limit": "N/A", "socket_power_limit": "N/A"}
+            },
+            "vram": {"type": "HBM2E", "size": {"value": 65520, "unit": "MB"}}
+        },
+        {
+            "gpu": 1,
+            "asic": {"market_name": "0x740f", "asic_serial": "0x0000000000000000"},
+            "bus": {"bdf": "0000:26:00.0"},
+            "limit": {"max_power": {"value": 300, "unit": "W"}, "current_power": {"value": 0, "unit": "W"}},
+            "board": {"product_name": "Board Example"}
+        }
+    ]
+}
+"""
+
+AMD_SMI_PROCESS = """[
+    {
+        "gpu": 0,
+        "process_list": [
+            {
+                "process_info": {
+                    "name": "/usr/bin/python3",
+                    "pid": 4321,
+                    "memory_usage": {
+                        "gtt_mem": {"value": 9000000, "unit": "B"},
+                        "cpu_mem": {"value": 0, "unit": "B"},
+                        "vram_mem": {"value": 2147483648, "unit": "B"}
+                    },
+                    "mem_usage": {"value": 0, "unit": "B"}
+                }
+            }
+        ]
+    },
+    {"gpu": 1, "process_list": [{"process_info": "No running processes detected"}]}
+]
+"""
+
+AMD_SMI_MONITOR = """GPU  XCP  POWER  PWR_CAP   GPU_T   MEM_T   GFX_CLK   GFX%   MEM%   ENC%      VRAM_USAGE
+  0    0   32 W    300 W   58 °C   58 °C  1115 MHz    6 %    1 %    N/A    2.5/ 16.0 GB
+  1    0    N/A      N/A     N/A     N/A       N/A    N/A    N/A    N/A    0.5/ 16.0 GB
+"""
+
+AMD_SMI_MONITOR_OLD = """\
+GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK     THROTTLE  VRAM_USED  VRAM_TOTAL   PCIE_BW
+
+  0   11 W     43 °C     58 °C      84 %   1814 MHz  UNTHROTTLED     227 MB    25476 MB  N/A Mb/s
+"""
+
+AMD_SMI_TEXT = """CPU: 0
+    SMU:
+        FW_VERSION: 85.90.0
+
+GPU: 0
+    USAGE:
+        GFX_ACTIVITY: 55 %
+        VCN_ACTIVITY: [0 %, N/A]
+    POWER:
+        SOCKET_POWER: 120 W
+        GFX_VOLTAGE: N/A mV
+    TEMPERATURE:
+        EDGE: N/A
+        HOTSPOT: 47 °C
+    MEM_USAGE:
+        TOTAL_VRAM: 65520 MB
+        USED_VRAM: 8 MB
+
+GPU: 1
+    PROCESS_INFO:
+        NAME: train
+        PID: 77
+        MEMORY_USAGE:
+            GTT_MEM: 2.0 MB
+            VRAM_MEM: 1.5 GB
+        MEM_USAGE: 0.0 B
+    PROCESS_INFO:
+        NAME: other
+        PID: 78
+        MEMORY_USAGE:
+            VRAM_MEM: 3.0 MB
+"""
+
+ROCM_SMI_JSON = """WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
+
+{"card0": {"Device Name": "Navi 00 [Example]", "Device ID": "0x73bf", "Unique ID": "0x1a2b3c4d5e6f708",
+"Temperature (Sensor edge) (C)": "40.0", "Temperature (Sensor junction) (C)": "44.0",
+"Current Socket Graphics Package Power (W)": "31.5", "Max Graphics Package Power (W)": "264.0",
+"GPU use (%)": "7", "PCI Bus": "0000:0B:00.0", "VRAM Total Memory (B)": "17163091968",
+"VRAM Total Used Memory (B)": "1048576", "VIS_VRAM Total Memory (B)": "268435456",
+"Card Series": "0x73bf", "Card Model": "0x73bf"},
+"system": {"Driver version": "6.7.0", "PID4242": "python3, 1, 536870912, 0, unknown"}}
+"""
+
+ROCM_SMI_JSON_TWO_DIES = """{
+    "card1": {
+        "GPU ID": "0x740c", "Unique ID": "0x8c16deafdeadbeef", "PCI Bus": "0000:2F:00.0", "GPU use (%)": "2",
+        "Temperature (Sensor junction) (C)": "51.0", "Average Graphics Package Power (W)": "N/A (Secondary die)"
+    },
+    "card0": {
+        "GPU ID": "0x740c", "Unique ID": "0x8c16deafdeadbeef", "PCI Bus": "0000:2C:00.0", "GPU use (%)": "1",
+        "Temperature (Sensor edge) (C)": "N/A", "Average Graphics Package Power (W)": "90.0"
+    },
+    "system": {"Driver version": "6.2.4", "PID11": "a, b, 2, 1048576, 0, 0"}
+}
+"""
+
+ROCM_SMI_TABLE = """
+
+=========================================== ROCm System Management Interface ===========================================
+===================================================== Concise Info =====================================================
+Device  Node  IDs              Temp    Power  Partitions          SCLK     MCLK     Fan     Perf  PwrCap  VRAM%  GPU%
+              (DID,     GUID)  (Edge)  (Avg)  (Mem, Compute, ID)
+========================================================================================================================
+0       1     0x7550,   45211  54.0°C  41.0W  N/A, N/A, 0         1626Mhz  1124Mhz  0%      high  330.0W  6%     33%
+1       2     0x7551,   43088  45.0°C  N/A    NPS1, SPX, 0        41Mhz    1124Mhz  24.71%  high  300.0W  61%    3%
+========================================================================================================================
+================================================= End of ROCm SMI Log ==================================================
+"""
+
+ROCM_SMI_TABLE_NAMED = """\
+Device  [Model : Revision]    Temp        Power     Partitions      SCLK    MCLK    Fan  PwrCap  GPU%
+        Name (20 chars)       (Junction)  (Socket)  (Mem, Compute)
+==================================================================================================
+0       [0x74a1 : 0x00]       35.0°C      133.0W    NPS1, SPX       131Mhz  900Mhz  0%   750.0W  100%
+        AMD Example Card
+==================================================================================================
+"""
+
+ROCM_SMI_TABLE_OLD = """========================ROCm System Management Interface========================
+GPU  Temp   AvgPwr  SCLK    MCLK    Fan     Perf  PwrCap  VRAM%  GPU%
+0    31.0c  18.0W   852Mhz  167Mhz  13.73%  auto  220.0W    7%   99%
+==============================End of ROCm SMI Log ==============================
+"""
+
+RADEONTOP = (
+    "Dumping to -, line limit 1.\n"
+    "1700000000.123456: bus 0a, gpu 12.50%, ee 0.00%, vgt 1.67%, spi 0.83%, vram 25.00% 2048.00mb, gtt 1.10% 88.00mb, "
+    "mclk 100.00% 1.800ghz, sclk 26.65% 0.533ghz\n"
+)
+RADEONTOP_OLD = "1502903295.84311: gpu 0.00%, ee 0.00%, vgt 0.00%, cb 0.00%, vram 0.20% 20.00mb\n"
+RADEONTOP_NO_VRAM = (
+    "Failed to open DRM node, no VRAM support.\n"
+    "Dumping to -, line limit 1.\n"
+    "1700000000.5: bus c3, gpu 99.17%, ee 0.00%, vgt 0.00%, mclk 10.00% 0.100ghz, sclk 20.00% 0.400ghz\n"
+)
+
+SAMPLES: dict[str, list[str]] = {
+    "amd-smi": [
+        AMD_SMI_METRIC,
+        AMD_SMI_METRIC_BARE,
+        AMD_SMI_LIST,
+        AMD_SMI_LIST_DPX,
+        AMD_SMI_STATIC,
+        AMD_SMI_PROCESS,
+        AMD_SMI_MONITOR,
+        AMD_SMI_MONITOR_OLD,
+        AMD_SMI_TEXT,
+    ],
+    "rocm-smi": [
+        ROCM_SMI_JSON,
+        ROCM_SMI_JSON_TWO_DIES,
+        ROCM_SMI_TABLE,
+        ROCM_SMI_TABLE_NAMED,
+        ROCM_SMI_TABLE_OLD,
+    ],
+    "radeontop": [RADEONTOP, RADEONTOP_OLD, RADEONTOP_NO_VRAM],
+}

@@ -1,0 +1,112 @@
+"""Small outputs of the Apple tools, written for the tests in the formats of several releases."""
+
+_HEAD = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n'
+    '<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">\n'
+    '<plist version="1.0">\n<dict>\n'
+)
+_TAIL = "</dict>\n</plist>\n"
+
+
+def plist(body: str) -> str:
+    return f"{_HEAD}{body}\n{_TAIL}"
+
+
+_ENERGY_ONLY = plist(
+    "<key>is_delta</key><true/>\n"
+    "<key>elapsed_ns</key><integer>200000000</integer>\n"
+    "<key>hw_model</key><string>Mac15,3</string>\n"
+    "<key>timestamp</key><date>2025-02-03T04:05:06Z</date>\n"
+    "<key>gpu</key>\n<dict>\n"
+    "<key>freq_hz</key><real>512.5</real>\n"
+    "<key>idle_ns</key><integer>150000000</integer>\n"
+    "<key>idle_ratio</key><real>0.75</real>\n"
+    "<key>dvfm_states</key>\n<array>\n<dict>\n<key>freq</key><integer>444</integer>\n"
+    "<key>used_ns</key><integer>50000000</integer>\n<key>used_ratio</key><real>0.25</real>\n</dict>\n</array>\n"
+    "<key>gpu_energy</key><integer>600</integer>\n"
+    "</dict>"
+)
+_WITH_PROCESSOR = plist(
+    "<key>elapsed_ns</key><integer>1000000000</integer>\n"
+    "<key>hw_model</key><string>MacBookPro18,4</string>\n"
+    "<key>processor</key>\n<dict>\n<key>cpu_power</key><real>812.25</real>\n<key>gpu_energy</key><integer>4321</integer>\n"
+    "<key>gpu_power</key><real>4250.5</real>\n</dict>\n"
+    "<key>tasks</key>\n<array>\n<dict>\n<key>name</key><string>caf\ufffd</string>\n</dict>\n</array>\n"
+    "<key>gpu</key>\n<dict>\n<key>idle_ratio</key><real>0.125</real>\n</dict>"
+)
+_INTEL_PLIST = plist(
+    "<key>elapsed_ns</key><integer>1000000000</integer>\n"
+    "<key>hw_model</key><string>MacBookPro15,1</string>\n"
+    "<key>GPU</key>\n<array>\n<dict>\n<key>name</key><string>IntelIG</string>\n"
+    "<key>freq_hz</key><real>350000000</real>\n"
+    "<key>misc_counters</key>\n<dict>\n<key>GPU Busy                     :</key><string>23.45%</string>\n</dict>\n"
+    "</dict>\n</array>"
+)
+
+_TEXT_HEAD = "Machine model: Mac14,7\nOS version: 22G120\nBoot arguments: \nBoot time: Tue Jul  4 10:11:12 2023\n"
+_TEXT_NEW = (
+    "\n*** Sampled system activity (Tue Jul  4 12:00:01 2023 +0200) (203.10ms elapsed) ***\n\n"
+    "**** Processor usage ****\n\nCPU Power: 310 mW\nGPU Power: 99 mW\nANE Power: 0 mW\n"
+    "Combined Power (CPU + GPU + ANE): 409 mW\n\n"
+    "**** GPU usage ****\n\nGPU HW active frequency: 612 MHz\n"
+    "GPU HW active residency:   .97% (444 MHz: .50% 612 MHz: .47%)\n"
+    "GPU SW requested state: (P1 :  90% P2 :  10%)\nGPU SW state: (SW_P1 :   0% SW_P2 :   0%)\n"
+    "GPU idle residency:  99.03%\nGPU Power: 101 mW\n"
+)
+_TEXT_OLD = (
+    "*** Sampled system activity (Mon Mar  1 09:00:00 2021 +0000) (1002.00ms elapsed) ***\n\n"
+    "**** GPU usage ****\n\nGPU active frequency: 1000 MHz\n"
+    "GPU active residency:  64.20% (396 MHz:   0% 1278 MHz:  64%)\n"
+    "GPU requested frequency: (396 MHz:   0% 1278 MHz:  64%)\nGPU idle residency:  35.80%\nGPU Power: 5125 mW\n\n\n"
+)
+_TEXT_INTEL = (
+    "Machine model: MacBookPro16,1\nSMC version: Unknown\nEFI version: 1554.3.0\nOS version: 20G95\n\n"
+    "*** Sampled system activity (Sat Oct 30 11:12:13 2021 +0100) (501.00ms elapsed) ***\n\n"
+    "**** GPU usage ****\n\nGPU 0 name IntelIG\nGPU 0 C-state residency: 87.50% (2.50%, 85.00%)\n"
+    "GPU 0 P-state residency: 1150MHz: 0.00%, 350MHz: 12.50%\n"
+    "GPU 0 average active frequency as fraction of nominal (350.00Mhz): 100.00% (350.00Mhz)\n"
+    "GPU 0 GPU Busy                     : 12.50%\nGPU 0 [PSR] Only GPU is On         : 0.00%\n"
+    "GPU 0 [INT] UP_THRESHOLD       : 0 (0.00/second)\nGPU 0 FB Test Case 0\n"
+)
+
+_M_SERIES = (
+    "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, busy 0 (2 ms),"
+    " retain 88>\n    {\n"
+    '      "IOClass" = "AGXAcceleratorG15X"\n      "gpu-core-count" = 18\n'
+    '      "IOCompatibilityProperties" = {"IOName"="IOAccel","PerformanceStatistics"={"vramFreeBytes"=15728640}}\n'
+    '      "PerformanceStatistics" = {"In use system memory (driver)"=4096000,"Alloc system memory"=9663676416,'
+    '"Tiler Utilization %"=11,"recoveryCount"=0,"Renderer Utilization %"=40,"Device Utilization %"=42,'
+    '"SplitSceneCount"=0,"In use system memory"=1610612736}\n'
+    '      "model" = "Apple M3 Pro"\n    }\n\n'
+)
+_IN_A_TREE = (
+    '  | |   "PerformanceStatistics" = {"Device Utilization %"=7,"In use system memory (driver)"=1048576,'
+    '"In use system memory"=536870912}\n'
+    '  | |   "model" = "Apple M1"\n'
+)
+_INTEL_MAC = (
+    "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator,"
+    " id 0x10000066c, registered, matched, active, busy 0 (3 ms), retain 31>\n    {\n"
+    '      "PerformanceStatisticsAccum" = {"GPU Activity(%)"=999,"vramUsedBytes"=1}\n'
+    '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"Nested"={"Total Power(W)"=1},'
+    '"vramFreeBytes"=3221225472,"Temperature(C)"=71,"Total Power(W)"=38,"Fan Speed(RPM)"=1800}\n    }\n\n'
+    "+-o IntelAccelerator  <class IntelAccelerator, id 0x100000412, registered, matched, active, busy 0 (1 ms),"
+    " retain 106>\n    {\n"
+    '      "model" = <"Intel UHD Graphics 630">\n'
+    '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n    }\n'
+)
+
+SAMPLES: dict[str, list[str]] = {
+    "powermetrics": [
+        _ENERGY_ONLY,
+        _WITH_PROCESSOR,
+        f"{_ENERGY_ONLY}\0{_WITH_PROCESSOR}",
+        f"\0{_WITH_PROCESSOR}\0{_ENERGY_ONLY}\0{_WITH_PROCESSOR[:500]}",
+        _INTEL_PLIST,
+        _TEXT_HEAD + _TEXT_NEW,
+        _TEXT_OLD + _TEXT_NEW,
+        _TEXT_OLD,
+        _TEXT_INTEL,
+    ],
+    "ioreg": [_M_SERIES, _IN_A_TREE, _INTEL_MAC],
+}

@@ -1,0 +1,210 @@
+"""`amd-smi`, `rocm-smi` and `radeontop` as processes: stand-ins on PATH that print, fail, hang and never end."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
+from gpuyard.probes.amd.amd_smi import AmdSmi
+from gpuyard.probes.amd.radeontop import RadeonTop
+from gpuyard.probes.amd.rocm_smi import RocmSmi
+from tests.unit.probes.samples_amd import (
+    AMD_SMI_LIST,
+    AMD_SMI_METRIC,
+    AMD_SMI_METRIC_BARE,
+    AMD_SMI_PROCESS,
+    AMD_SMI_STATIC,
+    RADEONTOP,
+    ROCM_SMI_JSON,
+)
+
+PutTool = Callable[[str, str], None]
+HANG = "exec sleep 60"
+
+
+@pytest.fixture
+def put_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutTool:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def put(name: str, script: str) -> None:
+        tool = tmp_path / name
+        tool.write_text(f"#!/bin/sh\ncd '{tmp_path}' || exit 9\n{script}\n")
+        tool.chmod(0o755)
+
+    return put
+
+
+class AmdSmiStandIn:
+    """An `amd-smi` that answers each command with a script, and writes down how it was called."""
+
+    def __init__(self, folder: Path, put: PutTool) -> None:
+        self._folder = folder
+        self._put = put
+        self._scripts: dict[str, str] = {}
+        for command, text in (
+            ("metric", AMD_SMI_METRIC),
+            ("list", AMD_SMI_LIST),
+            ("static", AMD_SMI_STATIC),
+            ("process", AMD_SMI_PROCESS),
+        ):
+            self.prints(command, text)
+
+    def prints(self, command: str, text: str) -> None:
+        (self._folder / f"{command}.txt").write_text(text)
+        self.does(command, f"cat {command}.txt")
+
+    def does(self, command: str, script: str) -> None:
+        self._scripts[command] = script
+        cases = "\n".join(f"{name}) {body} ;;" for name, body in self._scripts.items())
+        self._put("amd-smi", f'echo "$*" >> calls\ncase "$1" in\n{cases}\nesac')
+
+    def calls(self) -> list[str]:
+        return [line.split()[0] for line in (self._folder / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, put_tool: PutTool) -> AmdSmiStandIn:
+    return AmdSmiStandIn(tmp_path, put_tool)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_amd_smi_joins_figures_ids_names_and_processes() -> None:
+    reading = AmdSmi().read(10)
+    first, second = reading.devices
+    assert (first.id, first.name, first.power_draw_w) == ("GPU-a1b2c3d4e5f60718", "Instinct Example", 205.0)
+    assert first.processes is not None
+    assert [process.pid for process in first.processes] == [4321]
+    assert (second.id, second.processes) == ("0000:26:00.0", ())
+    assert reading.problems == ()
+
+
+def test_amd_smi_asks_for_ids_and_names_once(stand_in: AmdSmiStandIn) -> None:
+    probe = AmdSmi()
+    assert probe.read(10) == probe.read(10)
+    assert stand_in.calls() == ["list", "metric", "static", "process", "metric", "process"]
+
+
+def test_amd_smi_asks_again_when_the_cards_are_numbered_anew(stand_in: AmdSmiStandIn) -> None:
+    probe = AmdSmi()
+    probe.read(10)
+    stand_in.prints("metric", AMD_SMI_METRIC_BARE)
+    stand_in.prints("list", '[{"gpu": 0, "bdf": "0000:26:00.0", "uuid": "N/A"}]')
+    stand_in.prints("static", '[{"gpu": 0, "asic": {"market_name": "The other one"}}]')
+    (device,) = probe.read(10).devices
+    assert (device.id, device.name) == ("0000:26:00.0", "The other one")
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "kind"),
+    [
+        ("process", "echo 'Permission denied' >&2; exit 10", "denied"),
+        ("process", "echo nonsense", "garbled"),
+        ("static", "echo boom >&2; exit 3", "crashed"),
+    ],
+)
+def test_figures_outlive_a_command_that_fails_and_its_failure_is_told(
+    stand_in: AmdSmiStandIn, command: str, script: str, kind: str
+) -> None:
+    stand_in.does(command, script)
+    reading = AmdSmi().read(10)
+    assert [device.id for device in reading.devices] == ["GPU-a1b2c3d4e5f60718", "0000:26:00.0"]
+    (problem,) = reading.problems
+    assert (problem.source, problem.kind) == ("amd-smi", kind)
+    assert command in problem.message
+    assert (reading.devices[0].processes is None) == (command == "process")
+
+
+def test_names_are_asked_for_again_after_a_failure(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("static", "exit 3")
+    probe = AmdSmi()
+    assert probe.read(10).devices[0].name is None
+    stand_in.prints("static", AMD_SMI_STATIC)
+    assert probe.read(10).devices[0].name == "Instinct Example"
+
+
+def test_amd_smi_that_gives_no_ids_is_an_error(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("list", "echo 'no driver' >&2; exit 4")
+    with pytest.raises(ProbeCrashed, match="no driver"):
+        AmdSmi().read(10)
+
+
+def test_amd_smi_without_options_for_single_metrics_is_asked_for_all(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("metric", 'test "$*" = "metric --json" || exit 2; cat metric.txt')
+    assert AmdSmi().read(10).devices[0].power_draw_w == 205.0
+
+
+def test_a_hanging_amd_smi_is_given_up_in_time(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("metric", HANG)
+    started = time.monotonic()
+    with pytest.raises(ProbeTimeout):
+        AmdSmi().read(0.3)
+    assert time.monotonic() - started < 3
+
+
+def test_a_read_that_ran_out_of_time_leaves_the_next_one_less_to_do(stand_in: AmdSmiStandIn) -> None:
+    probe = AmdSmi()
+    stand_in.does("metric", HANG)
+    with pytest.raises(ProbeTimeout):
+        probe.read(1)
+    stand_in.prints("metric", AMD_SMI_METRIC)
+    assert probe.read(10).devices[0].id == "GPU-a1b2c3d4e5f60718"
+    assert stand_in.calls().count("list") == 1
+
+
+def test_the_calls_of_one_read_share_its_time(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("static", HANG)
+    started = time.monotonic()
+    reading = AmdSmi().read(1.5)
+    assert time.monotonic() - started < 4
+    assert [problem.kind for problem in reading.problems] == ["timeout", "timeout"]
+    assert reading.devices[0].power_draw_w == 205.0
+
+
+@pytest.mark.parametrize("probe", [AmdSmi(), RocmSmi(), RadeonTop()], ids=lambda probe: probe.name)
+def test_a_tool_that_is_not_installed_is_missing(
+    probe: AmdSmi | RocmSmi | RadeonTop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProbeMissing):
+        probe.read(5)
+
+
+def test_rocm_smi_is_believed_although_it_ends_with_an_error(put_tool: PutTool, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text(ROCM_SMI_JSON)
+    put_tool("rocm-smi", 'echo "$*" > calls; cat out; echo "one figure is not supported" >&2; exit 2')
+    (device,) = RocmSmi().read(10).devices
+    assert device.id == "GPU-01a2b3c4d5e6f708"
+    asked = (tmp_path / "calls").read_text().split()
+    assert {"--showuniqueid", "--showbus", "--showmeminfo", "--showpids", "--json"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("echo 'Driver not initialized (amdgpu not found in modules)'; exit 1", ProbeCrashed),
+        ("echo 'Permission denied: /dev/kfd'; exit 1", ProbeDenied),
+        ("echo 'Driver not initialized (amdgpu not found in modules)'", ProbeGarbled),
+        ("", ProbeGarbled),
+    ],
+)
+def test_rocm_smi_that_prints_no_cards_is_an_error(put_tool: PutTool, script: str, error: type[ProbeError]) -> None:
+    put_tool("rocm-smi", script)
+    with pytest.raises(error):
+        RocmSmi().read(10)
+
+
+def test_radeontop_is_ended_after_one_sample(put_tool: PutTool, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text(RADEONTOP)
+    put_tool("radeontop", f"cat out\n{HANG}")
+    started = time.monotonic()
+    (device,) = RadeonTop().read(20).devices
+    assert device.utilization_percent == 12.5
+    assert time.monotonic() - started < 10
+
+
+def test_radeontop_that_may_not_see_the_card_is_refused(put_tool: PutTool) -> None:
+    put_tool("radeontop", "echo 'Cannot access GPU registers, are you root?' >&2; exit 1")
+    with pytest.raises(ProbeDenied, match="are you root"):
+        RadeonTop().read(10)

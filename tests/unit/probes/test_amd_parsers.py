@@ -1,0 +1,293 @@
+"""`amd-smi`, `rocm-smi` and `radeontop`: what their outputs mean."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
+from tests.unit.probes.samples_amd import (
+    AMD_SMI_LIST,
+    AMD_SMI_LIST_DPX,
+    AMD_SMI_METRIC,
+    AMD_SMI_METRIC_BARE,
+    AMD_SMI_MONITOR,
+    AMD_SMI_MONITOR_OLD,
+    AMD_SMI_PROCESS,
+    AMD_SMI_STATIC,
+    AMD_SMI_TEXT,
+    RADEONTOP,
+    RADEONTOP_NO_VRAM,
+    RADEONTOP_OLD,
+    ROCM_SMI_JSON,
+    ROCM_SMI_JSON_TWO_DIES,
+    ROCM_SMI_TABLE,
+    ROCM_SMI_TABLE_NAMED,
+    ROCM_SMI_TABLE_OLD,
+    SAMPLES,
+)
+
+PARSERS: dict[str, Callable[[str], Reading]] = {
+    "amd-smi": amd_smi.parse,
+    "rocm-smi": rocm_smi.parse,
+    "radeontop": radeontop.parse,
+}
+
+
+def test_amd_smi_metric_gives_the_figures_and_leaves_the_rest_unknown() -> None:
+    first, second = amd_smi.parse(AMD_SMI_METRIC).devices
+    assert first == Device(
+        id="amd-0",
+        vendor=Vendor.AMD,
+        index=0,
+        memory_total_mb=65520.0,
+        memory_used_mb=1024.0,
+        memory_free_mb=64496.0,
+        utilization_percent=37.0,
+        power_draw_w=205.0,
+        temperature_c=61.0,
+    )
+    assert second == Device(id="amd-1", vendor=Vendor.AMD, index=1, memory_total_mb=65520.0, temperature_c=33.0)
+
+
+def test_amd_smi_metric_of_older_releases_has_bare_numbers_and_other_keys() -> None:
+    (device,) = amd_smi.parse(AMD_SMI_METRIC_BARE).devices
+    assert (device.utilization_percent, device.power_draw_w, device.temperature_c) == (12.0, 44.0, 41.0)
+    assert (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb) == (16368.0, 512.0, 15856.0)
+
+
+def test_amd_smi_list_and_static_give_ids_names_and_limits() -> None:
+    listed, static = amd_smi.parse(AMD_SMI_LIST).devices, amd_smi.parse(AMD_SMI_STATIC).devices
+    assert [device.id for device in listed] == ["GPU-a1b2c3d4e5f60718", "0000:26:00.0"]
+    assert [device.id for device in static] == ["GPU-a1b2c3d4e5f60718", "0000:26:00.0"]
+    assert [device.name for device in static] == ["Instinct Example", "Board Example"]
+    assert [device.power_limit_w for device in static] == [250.0, 300.0]
+
+
+def test_partitions_of_one_card_are_devices_of_their_own() -> None:
+    devices = amd_smi.parse(AMD_SMI_LIST_DPX).devices
+    assert [device.id for device in devices] == ["GPU-a1b2c3d4e5f60718#0", "GPU-a1b2c3d4e5f60718#1"]
+    assert [device.pci_bus_id for device in devices] == ["0000:05:00.0", "0000:05:00.1"]
+    assert {device.parent for device in devices} == {None}
+
+
+def test_amd_smi_process_tells_a_process_with_its_vram_and_an_idle_card_from_an_unknown_one() -> None:
+    busy, idle = amd_smi.parse(AMD_SMI_PROCESS).devices
+    assert busy.processes == (Process(pid=4321, memory_mb=2048.0, name="/usr/bin/python3"),)
+    assert idle.processes == ()
+    (unknown,) = amd_smi.parse('[{"gpu": 0, "process_list": [{"process_info": "N/A"}]}]').devices
+    assert unknown.processes is None
+
+
+def test_amd_smi_process_of_older_releases_lists_processes_without_wrapping_them() -> None:
+    (device,) = amd_smi.parse('[{"gpu": 0, "process_info": [{"pid": 5, "name": "N/A", "mem_usage": 1048576}]}]').devices
+    assert device.processes == (Process(pid=5, memory_mb=1.0),)
+    (device,) = amd_smi.parse('[{"gpu": 0, "process_list": []}]').devices
+    assert device.processes == ()
+
+
+def test_amd_smi_monitor_is_read_by_its_columns() -> None:
+    first, second = amd_smi.parse(AMD_SMI_MONITOR).devices
+    assert (first.power_draw_w, first.power_limit_w, first.temperature_c) == (32.0, 300.0, 58.0)
+    assert (first.utilization_percent, first.memory_used_mb, first.memory_total_mb) == (6.0, 2560.0, 16384.0)
+    assert (second.power_draw_w, second.utilization_percent, second.memory_used_mb) == (None, None, 512.0)
+    (old,) = amd_smi.parse(AMD_SMI_MONITOR_OLD).devices
+    assert (old.power_draw_w, old.utilization_percent, old.temperature_c) == (11.0, 84.0, 43.0)
+    assert (old.memory_used_mb, old.memory_total_mb) == (227.0, 25476.0)
+
+
+def test_amd_smi_monitor_counts_the_last_table_and_a_card_once() -> None:
+    table = "GPU  XCP  POWER\n  0    0  {draw} W\n  0    1    N/A\n"
+    (device,) = amd_smi.parse(table.format(draw=10) + table.format(draw=20)).devices
+    assert device.power_draw_w == 20.0
+
+
+def test_a_row_that_does_not_fit_its_header_gives_no_figures() -> None:
+    (device,) = amd_smi.parse("GPU  POWER  GPU_TEMP  VRAM_USED\n  0   32 W     283 MB\n").devices
+    assert device == Device(id="amd-0", vendor=Vendor.AMD, index=0)
+
+
+def test_amd_smi_text_is_read_like_its_json() -> None:
+    first, second = amd_smi.parse(AMD_SMI_TEXT).devices
+    assert (first.utilization_percent, first.power_draw_w, first.temperature_c) == (55.0, 120.0, 47.0)
+    assert (first.memory_total_mb, first.memory_used_mb) == (65520.0, 8.0)
+    assert second.processes is not None
+    assert [(process.pid, process.memory_mb) for process in second.processes] == [(77, 1536.0), (78, 3.0)]
+
+
+def test_amd_smi_text_of_older_releases_is_indented_less() -> None:
+    text = (
+        "GPU: 0\nASIC:\n    MARKET_NAME: Example\n    ASIC_SERIAL: 0xa1b2c3d4e5f60718\nLIMIT:\n    MAX_POWER: 550 W\n"
+    )
+    (device,) = amd_smi.parse(text).devices
+    assert (device.id, device.name, device.power_limit_w) == ("GPU-a1b2c3d4e5f60718", "Example", 550.0)
+
+
+def test_merging_completes_devices_by_number_and_keeps_the_best_id() -> None:
+    merged = amd_smi.merge(*map(amd_smi.parse, (AMD_SMI_METRIC, AMD_SMI_LIST, AMD_SMI_STATIC, AMD_SMI_PROCESS)))
+    first, second = merged.devices
+    assert (first.id, first.name, first.power_draw_w) == ("GPU-a1b2c3d4e5f60718", "Instinct Example", 205.0)
+    assert (first.pci_bus_id, first.power_limit_w, first.memory_used_mb) == ("0000:05:00.0", 250.0, 1024.0)
+    assert first.processes == (Process(pid=4321, memory_mb=2048.0, name="/usr/bin/python3"),)
+    assert (second.id, second.processes, second.power_draw_w) == ("0000:26:00.0", (), None)
+
+
+def test_merging_does_not_bring_back_a_card_that_has_gone() -> None:
+    merged = amd_smi.merge(amd_smi.parse(AMD_SMI_METRIC_BARE), amd_smi.parse(AMD_SMI_LIST))
+    assert [device.id for device in merged.devices] == ["GPU-a1b2c3d4e5f60718"]
+
+
+def test_rocm_smi_json_is_read_from_behind_a_warning() -> None:
+    (device,) = rocm_smi.parse(ROCM_SMI_JSON).devices
+    assert device == Device(
+        id="GPU-01a2b3c4d5e6f708",
+        vendor=Vendor.AMD,
+        index=0,
+        name="Navi 00 [Example]",
+        pci_bus_id="0000:0b:00.0",
+        memory_total_mb=16368.0,
+        memory_used_mb=1.0,
+        memory_free_mb=16367.0,
+        utilization_percent=7.0,
+        power_draw_w=31.5,
+        power_limit_w=264.0,
+        temperature_c=40.0,
+        processes=(Process(pid=4242, memory_mb=512.0, name="python3"),),
+    )
+
+
+def test_a_secondary_die_has_no_power_and_processes_of_two_cards_are_unknown() -> None:
+    first, second = rocm_smi.parse(ROCM_SMI_JSON_TWO_DIES).devices
+    assert (first.index, first.power_draw_w, first.temperature_c) == (0, 90.0, None)
+    assert (second.index, second.power_draw_w, second.temperature_c) == (1, None, 51.0)
+    assert first.id != second.id
+    assert (first.processes, second.processes) == (None, None)
+
+
+def test_a_process_name_may_hold_commas_and_a_process_without_a_card_is_not_on_one() -> None:
+    system = {"PID7": "a, b, 1, 1048576, 0, 0", "PID8": "idle, 0, 0, 0, 0", "PID9": "short"}
+    (device,) = rocm_smi.parse(json.dumps({"card0": {}, "system": system})).devices
+    assert device.processes == (Process(pid=7, memory_mb=1.0, name="a, b"), Process(pid=9, name="short"))
+
+
+def test_what_rocm_smi_says_of_the_system_is_no_card() -> None:
+    assert rocm_smi.parse('{"system": {"Driver version": "6.7.0"}}') == Reading()
+    assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
+
+
+def test_rocm_smi_tables_of_three_releases_are_read_by_their_columns() -> None:
+    first, second = rocm_smi.parse(ROCM_SMI_TABLE).devices
+    assert (first.temperature_c, first.power_draw_w, first.power_limit_w) == (54.0, 41.0, 330.0)
+    assert (second.power_draw_w, second.power_limit_w, second.utilization_percent) == (None, 300.0, 3.0)
+    assert first.memory_used_mb is None
+    (named,) = rocm_smi.parse(ROCM_SMI_TABLE_NAMED).devices
+    assert (named.name, named.power_draw_w, named.utilization_percent) == ("AMD Example Card", 133.0, 100.0)
+    (old,) = rocm_smi.parse(ROCM_SMI_TABLE_OLD).devices
+    assert (old.temperature_c, old.power_draw_w, old.power_limit_w, old.name) == (31.0, 18.0, 220.0, None)
+
+
+def test_radeontop_gives_the_load_the_memory_and_the_bus() -> None:
+    (device,) = radeontop.parse(RADEONTOP).devices
+    assert device == Device(
+        id="0000:0a:00.0",
+        vendor=Vendor.AMD,
+        pci_bus_id="0000:0a:00.0",
+        memory_total_mb=8192.0,
+        memory_used_mb=2048.0,
+        memory_free_mb=6144.0,
+        utilization_percent=12.5,
+    )
+
+
+def test_radeontop_does_not_guess_a_total_from_a_coarse_share() -> None:
+    (device,) = radeontop.parse(RADEONTOP_OLD).devices
+    assert (device.id, device.memory_used_mb, device.memory_total_mb) == ("amd-0", 20.0, None)
+
+
+def test_radeontop_memory_that_was_not_read_is_unknown() -> None:
+    (device,) = radeontop.parse(RADEONTOP_NO_VRAM).devices
+    assert (device.id, device.utilization_percent, device.memory_used_mb) == ("0000:c3:00.0", 99.17, None)
+    (device,) = radeontop.parse("1.5: bus 01, gpu 5.00%, vram 0.00% 0.00mb\n").devices
+    assert (device.memory_used_mb, device.memory_total_mb) == (None, None)
+
+
+def test_of_several_samples_of_radeontop_the_last_counts() -> None:
+    (device,) = radeontop.parse("1.0: bus 01, gpu 5.00%\n2.0: bus 01, gpu 6.00%\n").devices
+    assert device.utilization_percent == 6.0
+
+
+@pytest.mark.parametrize("tool", PARSERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# A README\n\nGPU: yes\nRun `make`: it works.\n",
+        "ERROR:root:Driver not initialized (amdgpu not found in modules)\n",
+        '[{"devices": []}]',
+        '{"error": "no", "code": -1}',
+        "[" * 5000,
+        '{"value": ' * 5000,
+        "[1, 2",
+        "GPU  POWER  SCLK  GPU%\n",
+    ],
+    ids=["nothing", "prose", "an error", "other JSON", "error JSON", "deep", "deep objects", "torn", "only a header"],
+)
+def test_what_is_no_output_of_the_tool_is_refused_in_one_line(tool: str, text: str) -> None:
+    with pytest.raises(ProbeGarbled) as caught:
+        PARSERS[tool](text)
+    assert caught.value.source == tool
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("tool", "other"), [(a, b) for a in PARSERS for b in PARSERS if a != b])
+def test_the_output_of_another_tool_is_refused(tool: str, other: str) -> None:
+    for text in SAMPLES[other]:
+        with pytest.raises(ProbeGarbled):
+            PARSERS[tool](text)
+
+
+@pytest.mark.parametrize("length", range(20, len(AMD_SMI_METRIC) - 2, 97))
+def test_a_torn_json_output_does_not_pass_for_a_machine_with_fewer_cards(length: int) -> None:
+    with pytest.raises(ProbeGarbled):
+        amd_smi.parse(AMD_SMI_METRIC[:length])
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("0x12"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["value", "unit", "gpu", "card0", "pid", "vram_mem", "socket_power", "bdf", "PID1", "Unique ID"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+_RECORD = st.fixed_dictionaries(
+    {"gpu": _JSON},
+    optional=dict.fromkeys(
+        ("usage", "power", "limit", "temperature", "mem_usage", "asic", "bus", "uuid", "bdf", "process_list"), _JSON
+    ),
+)
+_CARD = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("Unique ID", "PCI Bus", "GPU use (%)", "Card Series", "VRAM Total Memory (B)"), _JSON)
+)
+
+
+@given(st.lists(_RECORD, max_size=4))
+def test_amd_smi_reads_any_values_into_devices_with_ids_of_their_own(records: list[dict[str, object]]) -> None:
+    devices = amd_smi.parse(json.dumps(records)).devices
+    assert len({device.id for device in devices}) == len(devices) == len(records)
+
+
+@given(st.dictionaries(st.sampled_from(["card0", "card1", "card7", "system"]), _CARD | _JSON, min_size=1))
+def test_rocm_smi_reads_any_values_into_devices_with_ids_of_their_own(document: dict[str, object]) -> None:
+    devices = rocm_smi.parse(json.dumps(document)).devices
+    assert len({device.id for device in devices}) == len(devices)

@@ -1,0 +1,163 @@
+"""`ioreg`'s tree of accelerators, of Apple silicon and of Intel Macs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.model import Device, Vendor
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes.apple.ioreg import parse
+
+M3 = (
+    "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, retain 88>\n"
+    "    {\n"
+    '      "gpu-core-count" = 18\n'
+    '      "PerformanceStatistics" = {"In use system memory (driver)"=4096000,"Alloc system memory"=9663676416,'
+    '"Tiler Utilization %"=11,"Device Utilization %"=42,"In use system memory"=1610612736}\n'
+    '      "model" = "Apple M3 Pro"\n'
+    "    }\n"
+)
+
+
+def only(output: str) -> Device:
+    (device,) = parse(output).devices
+    return device
+
+
+def with_statistics(statistics: str) -> str:
+    return f'+-o X  <class XAccelerator, id 0x1>\n    {{\n      "PerformanceStatistics" = {statistics}\n    }}\n'
+
+
+def test_apple_silicon_tells_name_use_and_memory_in_use_and_no_total() -> None:
+    assert only(M3) == Device(
+        id="apple-gpu-0",
+        vendor=Vendor.APPLE,
+        index=0,
+        name="Apple M3 Pro",
+        memory_used_mb=1536.0,
+        utilization_percent=42.0,
+    )
+
+
+@pytest.mark.parametrize("other", ["In use system memory (driver)", "Alloc system memory"])
+def test_memory_figures_of_another_meaning_are_not_taken(other: str) -> None:
+    assert only(with_statistics(f'{{"{other}"=1610612736,"Device Utilization %"=1}}')).memory_used_mb is None
+
+
+def test_memory_in_use_of_zero_is_zero() -> None:
+    assert only(with_statistics('{"In use system memory"=0}')).memory_used_mb == 0.0
+
+
+@pytest.mark.parametrize("prefix", ["", "  ", "  | |   ", "    | | | ", "|"])
+def test_the_lines_of_the_tree_do_not_matter(prefix: str) -> None:
+    output = "".join(f"{prefix}{line}\n" for line in M3.splitlines())
+    assert only(output).memory_used_mb == 1536.0
+    assert only(output).name == "Apple M3 Pro"
+
+
+def test_without_a_model_the_class_is_the_name() -> None:
+    assert only(M3.replace('"model"', '"IOClass"')).name == "AGXAcceleratorG15X"
+
+
+def test_a_line_without_its_node_is_a_device_without_a_name() -> None:
+    device = only('"PerformanceStatistics" = {"Device Utilization %"=16}\n')
+    assert (device.name, device.utilization_percent) == (None, 16.0)
+
+
+def test_two_lines_without_their_nodes_are_two_devices() -> None:
+    line = '  | |   "PerformanceStatistics" = {"Device Utilization %"=16}\n'
+    assert [device.id for device in parse(line * 2).devices] == ["apple-gpu-0", "apple-gpu-1"]
+
+
+def test_an_intel_mac_has_a_card_with_its_own_memory_and_a_gpu_without() -> None:
+    output = (
+        "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator, id 0x2>\n"
+        '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"vramFreeBytes"=3221225472,'
+        '"Temperature(C)"=71,"Total Power(W)"=38}\n'
+        "+-o IntelAccelerator  <class IntelAccelerator, id 0x3>\n"
+        '      "model" = <"Intel UHD Graphics 630">\n'
+        '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n'
+    )
+    card, built_in = parse(output).devices
+    assert card == Device(
+        id="apple-gpu-0",
+        vendor=Vendor.APPLE,
+        index=0,
+        name="AMDRadeonX6000_AMDNavi14GraphicsAccelerator",
+        memory_used_mb=1024.0,
+        memory_free_mb=3072.0,
+        memory_total_mb=4096.0,
+        utilization_percent=64.0,
+        power_draw_w=38.0,
+        temperature_c=71.0,
+    )
+    assert built_in == Device(
+        id="apple-gpu-1",
+        vendor=Vendor.APPLE,
+        index=1,
+        name="Intel UHD Graphics 630",
+        memory_used_mb=256.0,
+        utilization_percent=4.0,
+    )
+
+
+def test_a_card_that_tells_only_its_free_memory_has_no_total() -> None:
+    device = only(with_statistics('{"vramFreeBytes"=1048576}'))
+    assert (device.memory_used_mb, device.memory_free_mb, device.memory_total_mb) == (None, 1.0, None)
+
+
+def test_running_totals_and_templates_are_not_the_statistics() -> None:
+    output = (
+        "+-o X  <class XAccelerator, id 0x1>\n"
+        '  "IOCompatibilityProperties" = {"PerformanceStatistics"={"vramFreeBytes"=15728640}}\n'
+        '  "PerformanceStatisticsAccum" = {"Device Utilization %"=99}\n'
+    )
+    assert only(output) == Device(id="apple-gpu-0", vendor=Vendor.APPLE, index=0, name="XAccelerator")
+
+
+def test_figures_inside_inner_values_are_not_the_devices_own() -> None:
+    inner = '{"a"={"Device Utilization %"=1},"b"=(1,{"In use system memory"=2}),"c"="x{","Device Utilization %"=30}'
+    device = only(with_statistics(inner))
+    assert (device.utilization_percent, device.memory_used_mb) == (30.0, None)
+
+
+def test_a_figure_cut_off_at_the_end_is_unknown() -> None:
+    assert only(M3[: M3.index("1610612736") + 4]).memory_used_mb is None
+    assert only(M3[: M3.index("1610612736") + 4]).utilization_percent == 42.0
+
+
+def test_use_beyond_a_hundred_counts_as_a_hundred() -> None:
+    assert only(with_statistics('{"Device Utilization %"=113}')).utilization_percent == 100.0
+
+
+def test_nodes_that_are_no_accelerators_are_left_out() -> None:
+    assert (
+        len(parse(M3 + "  +-o AGXDeviceUserClient  <class AGXDeviceUserClient, id 0x4>\n    {\n    }\n").devices) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "\n\n",
+        "# ioreg\n\nShows the I/O registry.\n",
+        "+-o Root  <class IORegistryEntry, id 0x100000100, retain 29>\n",
+        "Tue Jul  4 12:00:01 2023\n+-----+\n| GPU |\n+-----+\n",
+        '{"Device Utilization %": 5}',
+    ],
+)
+def test_anything_else_is_refused_in_one_line(output: str) -> None:
+    with pytest.raises(ProbeGarbled) as refusal:
+        parse(output)
+    assert refusal.value.source == "ioreg"
+    assert "\n" not in refusal.value.message
+
+
+@given(st.text(), st.integers(min_value=0, max_value=450), st.integers(min_value=0, max_value=60))
+def test_damage_is_never_more_than_garbled(noise: str, start: int, length: int) -> None:
+    try:
+        devices = parse(M3[:start] + noise + M3[start + length :]).devices
+    except ProbeGarbled:
+        return
+    assert len({device.id for device in devices}) == len(devices)

@@ -1,0 +1,232 @@
+"""Both Apple tools together, as stand-ins on PATH: who fills in for whom, and who is named where one fails."""
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Device
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeGarbled, ProbeMissing, ProbeTimeout
+from gpuyard.probes.apple.probe import AppleProbe, IoregProbe, PowermetricsProbe, unified_memory_limit_mb
+
+PLIST = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<plist version="1.0">\n<dict>\n'
+    "<key>elapsed_ns</key><integer>200000000</integer>\n<key>hw_model</key><string>Mac15,6</string>\n"
+    "<key>gpu</key>\n<dict>\n<key>idle_ratio</key><real>0.25</real>\n<key>gpu_energy</key><integer>600</integer>\n"
+    "</dict>\n</dict>\n</plist>\n"
+)
+IOREG = (
+    "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b>\n"
+    '      "PerformanceStatistics" = {"Device Utilization %"=42,"In use system memory"=1610612736}\n'
+    '      "model" = "Apple M3 Pro"\n'
+)
+INTEL_MAC = (
+    "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator, id 0x2>\n"
+    '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"vramFreeBytes"=3221225472}\n'
+    "+-o IntelAccelerator  <class IntelAccelerator, id 0x3>\n"
+    '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n'
+)
+NOT_ROOT = "echo 'powermetrics must be invoked as the superuser' >&2; exit 1"
+HANG = "exec sleep 60"
+
+
+class Mac:
+    """A PATH that holds nothing but the stand-ins written into it, and a shell's basic tools."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has(self, tool: str, script: str) -> None:
+        path = self._folder / tool
+        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+        path.chmod(0o755)
+
+    def prints(self, tool: str, output: str) -> None:
+        (self._folder / f"{tool}.out").write_text(output)
+        self.has(tool, f"cat {shlex.quote(str(self._folder / tool))}.out")
+
+    def has_memory(self, ram_gb: float, wired_limit_mb: str = "0") -> None:
+        self.has(
+            "sysctl",
+            f'case "$*" in\n"-n hw.memsize") echo {int(ram_gb * 1024**3)};;\n'
+            f'"-n iogpu.wired_limit_mb") echo {wired_limit_mb};;\n*) exit 1;;\nesac',
+        )
+
+
+@pytest.fixture
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return Mac(folder)
+
+
+def only_device() -> Device:
+    (device,) = AppleProbe().read(5.0).devices
+    return device
+
+
+def test_with_root_power_comes_from_powermetrics_and_the_rest_from_ioreg(mac: Mac) -> None:
+    mac.prints("powermetrics", PLIST)
+    mac.prints("ioreg", IOREG)
+    mac.has_memory(16)
+    reading = AppleProbe().read(5.0)
+    (device,) = reading.devices
+    assert reading.problems == ()
+    assert (device.id, device.name) == ("apple-gpu-0", "Apple M3 Pro")
+    assert (device.utilization_percent, device.memory_used_mb, device.power_draw_w) == (42.0, 1536.0, 3.0)
+    assert device.memory_total_mb == 10922.67
+
+
+def test_without_root_ioreg_answers_and_the_hint_says_what_root_would_add(mac: Mac) -> None:
+    mac.has("powermetrics", NOT_ROOT)
+    mac.prints("ioreg", IOREG)
+    reading = AppleProbe().read(5.0)
+    (device,) = reading.devices
+    (problem,) = reading.problems
+    assert (device.name, device.utilization_percent, device.power_draw_w) == ("Apple M3 Pro", 42.0, None)
+    assert (problem.source, problem.kind, problem.vendor) == ("powermetrics", "denied", "apple")
+    assert "root" in (problem.hint or "")
+    assert "sudo" in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("ioreg", "kind"),
+    [(None, "missing"), ("exit 3", "crashed"), ("echo what", "garbled"), (HANG, "timeout")],
+)
+def test_where_ioreg_fails_powermetrics_answers_alone(mac: Mac, ioreg: str | None, kind: str) -> None:
+    mac.prints("powermetrics", PLIST)
+    if ioreg is not None:
+        mac.has("ioreg", ioreg)
+    reading = AppleProbe().read(1.0)
+    (device,) = reading.devices
+    (problem,) = reading.problems
+    assert (device.name, device.utilization_percent, device.power_draw_w) == ("Apple GPU (Mac15,6)", 75.0, 3.0)
+    assert device.memory_used_mb is None
+    assert (problem.source, problem.kind) == ("ioreg", kind)
+
+
+def test_a_powermetrics_that_hangs_holds_nobody_up(mac: Mac) -> None:
+    mac.has("powermetrics", HANG)
+    mac.prints("ioreg", IOREG)
+    mac.has_memory(16)
+    started = time.monotonic()
+    reading = AppleProbe().read(0.5)
+    assert time.monotonic() - started < 3.0
+    assert reading.devices[0].memory_total_mb == 10922.67
+    assert [(problem.source, problem.kind) for problem in reading.problems] == [("powermetrics", "timeout")]
+
+
+def test_use_that_ioreg_does_not_tell_comes_from_powermetrics(mac: Mac) -> None:
+    mac.prints("powermetrics", PLIST)
+    mac.prints("ioreg", IOREG.replace("Device Utilization %", "Tiler Utilization %"))
+    assert only_device().utilization_percent == 75.0
+
+
+def test_neither_tool_is_no_mac(mac: Mac) -> None:
+    with pytest.raises(ProbeMissing, match=r"neither powermetrics nor ioreg.*normal on anything but a Mac") as refusal:
+        AppleProbe().read(5.0)
+    assert refusal.value.source == "powermetrics"
+
+
+def test_where_both_fail_the_error_names_both(mac: Mac) -> None:
+    mac.has("powermetrics", NOT_ROOT)
+    mac.has("ioreg", "echo 'no registry' >&2; exit 3")
+    with pytest.raises(ProbeCrashed) as refusal:
+        AppleProbe().read(5.0)
+    assert refusal.value.source == "ioreg"
+    assert "no registry" in refusal.value.message
+    assert "powermetrics: " in refusal.value.message
+    assert "superuser" in refusal.value.message
+
+
+def test_being_denied_tells_more_than_a_missing_tool(mac: Mac) -> None:
+    mac.has("powermetrics", NOT_ROOT)
+    with pytest.raises(ProbeDenied) as refusal:
+        AppleProbe().read(5.0)
+    assert refusal.value.source == "powermetrics"
+    assert "ioreg: " in refusal.value.message
+    assert "root" in (refusal.value.hint or "")
+
+
+def test_two_hanging_tools_take_the_time_of_one(mac: Mac) -> None:
+    mac.has("powermetrics", HANG)
+    mac.has("ioreg", HANG)
+    mac.has("sysctl", HANG)
+    started = time.monotonic()
+    with pytest.raises(ProbeTimeout, match="powermetrics"):
+        AppleProbe().read(0.5)
+    assert time.monotonic() - started < 3.0
+
+
+def test_an_intel_macs_gpus_keep_the_memory_they_have(mac: Mac) -> None:
+    mac.prints("powermetrics", PLIST)
+    mac.prints("ioreg", INTEL_MAC)
+    mac.has_memory(32)
+    card, built_in = AppleProbe().read(5.0).devices
+    assert (card.memory_total_mb, built_in.memory_total_mb) == (4096.0, None)
+    assert (card.power_draw_w, built_in.power_draw_w) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("ram_gb", "share_mb"),
+    [(8, 5461.33), (32, 21845.33), (36, 24576.0), (64, 49152.0), (128, 98304.0)],
+)
+def test_macos_lets_the_gpu_have_two_thirds_of_little_memory_and_three_quarters_of_much(
+    mac: Mac, ram_gb: float, share_mb: float
+) -> None:
+    mac.has_memory(ram_gb)
+    assert unified_memory_limit_mb(5.0) == share_mb
+
+
+def test_a_limit_that_was_set_by_hand_counts(mac: Mac) -> None:
+    mac.has_memory(64, wired_limit_mb="57344")
+    assert unified_memory_limit_mb(5.0) == 57344.0
+
+
+def test_a_limit_beyond_the_memory_there_is_is_that_memory(mac: Mac) -> None:
+    mac.has_memory(16, wired_limit_mb="999999")
+    assert unified_memory_limit_mb(5.0) == 16384.0
+
+
+def test_a_release_without_the_limit_still_has_the_default_share(mac: Mac) -> None:
+    mac.has("sysctl", '[ "$2" = hw.memsize ] && echo 34359738368 || { echo "unknown oid" >&2; exit 1; }')
+    assert unified_memory_limit_mb(5.0) == 21845.33
+
+
+@pytest.mark.parametrize("sysctl", ["echo 'sysctl: cannot stat /proc/sys/hw/memsize' >&2; exit 255", "echo", "echo ?"])
+def test_a_sysctl_that_does_not_know_leaves_the_total_unknown(mac: Mac, sysctl: str) -> None:
+    mac.prints("ioreg", IOREG)
+    mac.has("sysctl", sysctl)
+    assert only_device().memory_total_mb is None
+
+
+def test_without_sysctl_the_total_is_unknown(mac: Mac) -> None:
+    mac.prints("ioreg", IOREG)
+    assert only_device().memory_total_mb is None
+
+
+def test_each_tool_can_be_asked_alone(mac: Mac) -> None:
+    mac.prints("powermetrics", PLIST)
+    mac.has("ioreg", "echo")
+    assert PowermetricsProbe().read(5.0).devices[0].power_draw_w == 3.0
+    with pytest.raises(ProbeGarbled):
+        IoregProbe().read(5.0)
+
+
+def test_a_tool_that_may_not_be_executed_is_not_a_missing_one(mac: Mac, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "ioreg").write_text("")
+    if os.access(tmp_path / "bin" / "ioreg", os.X_OK):
+        pytest.skip("this file system makes everything executable")
+    with pytest.raises(ProbeDenied, match="may not be executed"):
+        AppleProbe().read(5.0)
+
+
+def test_powermetrics_is_asked_for_one_short_sample_of_the_gpu(mac: Mac, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    mac.has("powermetrics", f'echo "$*" > {shlex.quote(str(seen))}; exit 1')
+    with pytest.raises(ProbeCrashed):
+        PowermetricsProbe().read(5.0)
+    assert seen.read_text().split() == ["--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200"]

@@ -1,0 +1,345 @@
+"""The host within its cgroup's limits, on trees built in a folder, and once on the machine the tests run on."""
+
+import os
+import socket
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuyard.core.model import Host
+from gpuyard.probes.host import PsutilHost
+
+GB = 1024**3
+CpuTimes = namedtuple("CpuTimes", "user system idle iowait guest")  # noqa: PYI024
+Memory = namedtuple("Memory", "total available")  # noqa: PYI024
+
+
+class Machine:
+    """Eight CPUs and 64 GB of which 48 are free, a cgroup tree in a folder, and time that passes only when told."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.busy = 5000.0
+        self.waited = 0.0
+        self.busy_cpus = 0.0
+        self.group_cpus = 0.0
+        self.group_used = 300.0
+        self._counters: list[tuple[Path, str, float]] = []
+        monkeypatch.setattr(psutil, "cpu_times", self._cpu_times)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(64 * GB, 48 * GB))
+        monkeypatch.setattr(psutil, "cpu_count", lambda: 8)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+        self.host = PsutilHost(root=root, monotonic=lambda: self.now, sleep=self._sleep)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def counts_group_time(self, path: str, template: str, per_second: float) -> None:
+        self._counters.append((self.root / path, template, per_second))
+        self._write_counters()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.busy += seconds * self.busy_cpus
+        self.group_used += seconds * self.group_cpus
+        self._write_counters()
+
+    def read(self) -> Host:
+        return self.host.read()
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.pass_time(seconds)
+
+    def _write_counters(self) -> None:
+        for path, template, per_second in self._counters:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(template.format(round(self.group_used * per_second)))
+
+    def _cpu_times(self) -> CpuTimes:
+        idle = self.now * 8 - self.busy - self.waited
+        return CpuTimes(user=self.busy - 10, system=10.0, idle=idle, iowait=self.waited, guest=self.busy - 10)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def in_group(machine: Machine, path: str) -> None:
+    machine.write("proc/self/cgroup", f"0::{path}")
+
+
+def test_a_machine_without_cgroups_is_told_as_it_is(machine: Machine) -> None:
+    host = machine.read()
+    assert host.cpu_count == 8.0
+    assert host.memory_total_mb == 65536.0
+    assert host.memory_available_mb == 49152.0
+    assert host.limited_by is None
+    assert host.name == socket.gethostname()
+
+
+def test_the_first_reading_measures_the_cpu_over_a_short_window(machine: Machine) -> None:
+    machine.busy_cpus = 2.0
+    assert machine.read().cpu_percent == 25.0
+    assert machine.slept == [pytest.approx(0.1)]
+
+
+def test_later_readings_measure_since_the_one_before_without_waiting(machine: Machine) -> None:
+    machine.read()
+    machine.busy_cpus = 4.0
+    machine.pass_time(2.0)
+    assert machine.read().cpu_percent == 50.0
+    assert len(machine.slept) == 1
+
+
+def test_a_reading_close_to_the_one_before_repeats_its_figure(machine: Machine) -> None:
+    machine.busy_cpus = 2.0
+    machine.read()
+    machine.busy_cpus = 8.0
+    machine.pass_time(0.04)
+    assert machine.read().cpu_percent == 25.0
+    machine.pass_time(0.04)
+    assert machine.read().cpu_percent == 100.0
+
+
+def test_waiting_for_a_disk_is_not_being_busy(machine: Machine) -> None:
+    machine.read()
+    machine.waited += 4.0
+    machine.pass_time(1.0)
+    assert machine.read().cpu_percent == 0.0
+
+
+def test_the_affinity_mask_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6}, raising=False)
+    assert machine.read().cpu_count == 3.0
+    assert machine.read().limited_by is None
+
+
+def test_a_version_2_memory_limit_is_the_total_and_idle_files_are_available(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
+    machine.write("sys/fs/cgroup/job/memory.current", str(5 * GB))
+    machine.write("sys/fs/cgroup/job/memory.stat", f"anon {3 * GB}\ninactive_file {2 * GB}\nactive_file 0")
+    host = machine.read()
+    assert (host.memory_total_mb, host.memory_available_mb, host.limited_by) == (8192.0, 5120.0, "cgroup")
+
+
+def test_the_tightest_limit_on_the_way_down_counts(machine: Machine) -> None:
+    in_group(machine, "/user.slice/job/step")
+    machine.write("sys/fs/cgroup/user.slice/memory.max", str(16 * GB))
+    machine.write("sys/fs/cgroup/user.slice/memory.current", str(15 * GB))
+    machine.write("sys/fs/cgroup/user.slice/job/memory.max", str(8 * GB))
+    machine.write("sys/fs/cgroup/user.slice/job/memory.current", str(2 * GB))
+    machine.write("sys/fs/cgroup/user.slice/cpu.max", "200000 100000")
+    machine.write("sys/fs/cgroup/user.slice/job/cpu.max", "300000 100000")
+    machine.write("sys/fs/cgroup/user.slice/job/step/cpu.max", "max 100000")
+    host = machine.read()
+    assert (host.memory_total_mb, host.memory_available_mb) == (8192.0, 1024.0)
+    assert host.cpu_count == 2.0
+
+
+def test_a_neighbours_limit_is_not_ours(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", "max")
+    machine.write("sys/fs/cgroup/other/memory.max", str(GB))
+    assert machine.read().limited_by is None
+
+
+def test_a_container_sees_its_limits_at_the_top_of_its_tree(machine: Machine) -> None:
+    in_group(machine, "/")
+    machine.write("sys/fs/cgroup/memory.max", str(4 * GB))
+    machine.write("sys/fs/cgroup/memory.current", str(GB))
+    assert machine.read().memory_available_mb == 3072.0
+
+
+@pytest.mark.parametrize("path", ["/docker/3f2a", "/../../system.slice"])
+def test_a_path_that_only_the_host_knows_leads_to_the_top_of_the_containers_tree(machine: Machine, path: str) -> None:
+    machine.write("proc/self/cgroup", f"4:memory:{path}\n0::{path}")
+    machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", str(2 * GB))
+    machine.write("sys/fs/cgroup/memory.limit_in_bytes", str(GB))
+    assert machine.read().memory_total_mb == 2048.0
+
+
+def test_version_1_limits_are_read(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "9:name=systemd:/\n4:memory:/job\n3:cpu,cpuacct:/job\n0::/")
+    machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
+    machine.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(8 * GB))
+    machine.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", str(6 * GB))
+    machine.write("sys/fs/cgroup/memory/job/memory.stat", f"inactive_file 0\ntotal_inactive_file {GB}")
+    machine.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "150000")
+    machine.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000")
+    machine.counts_group_time("sys/fs/cgroup/cpu,cpuacct/job/cpuacct.usage", "{}\n", 1e9)
+    machine.group_cpus = 0.75
+    host = machine.read()
+    assert (host.memory_total_mb, host.memory_available_mb) == (8192.0, 3072.0)
+    assert (host.cpu_count, host.cpu_percent, host.limited_by) == (1.5, 50.0, "cgroup")
+
+
+def test_version_1_may_count_cpu_time_in_another_tree(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "4:memory:/\n2:cpuacct:/job\n1:cpu:/job")
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000")
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
+    machine.counts_group_time("sys/fs/cgroup/cpuacct/job/cpuacct.usage", "{}\n", 1e9)
+    machine.group_cpus = 0.5
+    assert machine.read().cpu_percent == 25.0
+
+
+def test_version_2_beside_version_1_is_read_too(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "4:cpuset:/\n0::/job")
+    machine.write("sys/fs/cgroup/unified/job/memory.max", str(3 * GB))
+    assert machine.read().memory_total_mb == 3072.0
+
+
+@pytest.mark.parametrize("limit", ["max", "9223372036854771712", "9223372036854775807", "-1", "", "lots"])
+def test_values_that_mean_no_limit_are_none(machine: Machine, limit: str) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", limit)
+    machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", limit)
+    machine.write("sys/fs/cgroup/job/cpu.max", f"{limit} 100000")
+    machine.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", limit)
+    machine.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    host = machine.read()
+    assert (host.memory_total_mb, host.cpu_count, host.limited_by) == (65536.0, 8.0, None)
+
+
+def test_limits_wider_than_the_machine_do_not_count(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(128 * GB))
+    machine.write("sys/fs/cgroup/job/memory.current", str(GB))
+    machine.write("sys/fs/cgroup/job/cpu.max", "1600000 100000")
+    machine.busy_cpus = 2.0
+    host = machine.read()
+    assert (host.memory_total_mb, host.memory_available_mb) == (65536.0, 49152.0)
+    assert (host.cpu_count, host.cpu_percent, host.limited_by) == (8.0, 25.0, None)
+
+
+def test_what_the_machine_has_left_bounds_what_the_group_has_left(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(60 * GB))
+    machine.write("sys/fs/cgroup/job/memory.current", str(GB))
+    assert machine.read().memory_available_mb == 49152.0
+
+
+def test_a_limit_whose_use_is_unknown_bounds_what_is_available(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
+    assert machine.read().memory_available_mb == 8192.0
+
+
+def test_a_group_over_its_limit_has_nothing_left(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(GB))
+    machine.write("sys/fs/cgroup/job/memory.current", str(2 * GB))
+    assert machine.read().memory_available_mb == 0.0
+
+
+def test_under_a_quota_the_cpus_share_is_the_groups_own_use_of_it(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000")
+    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\nuser_usec 5\n", 1e6)
+    machine.busy_cpus, machine.group_cpus = 8.0, 0.3
+    assert machine.read().cpu_percent == 20.0
+    machine.group_cpus = 1.2
+    machine.pass_time(1.0)
+    host = machine.read()
+    assert (host.cpu_count, host.cpu_percent, host.limited_by) == (1.5, 80.0, "cgroup")
+
+
+def test_a_burst_beyond_the_quota_counts_as_all_of_it(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
+    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
+    machine.group_cpus = 3.0
+    assert machine.read().cpu_percent == 100.0
+
+
+def test_a_quota_whose_use_is_not_counted_leaves_the_share_unknown(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
+    machine.busy_cpus = 8.0
+    host = machine.read()
+    assert (host.cpu_count, host.cpu_percent) == (1.0, None)
+
+
+def test_a_counter_that_went_back_leaves_the_share_unknown(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
+    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
+    machine.read()
+    machine.group_used = 0.0
+    machine.pass_time(1.0)
+    assert machine.read().cpu_percent is None
+
+
+def test_a_quota_that_changes_begins_a_new_measurement(machine: Machine) -> None:
+    in_group(machine, "/job")
+    machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
+    machine.busy_cpus, machine.group_cpus = 4.0, 0.5
+    assert machine.read().cpu_percent == 50.0
+    machine.write("sys/fs/cgroup/job/cpu.max", "200000 100000")
+    machine.pass_time(1.0)
+    assert machine.read().cpu_percent == 25.0
+    assert len(machine.slept) == 2
+
+
+def test_files_that_may_not_be_read_set_no_limit(machine: Machine) -> None:
+    in_group(machine, "/job")
+    # A folder in the file's place fails to be read for root too.
+    (machine.root / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
+    (machine.root / "sys/fs/cgroup/job/cpu.max").mkdir()
+    assert machine.read().limited_by is None
+
+
+@pytest.mark.parametrize("lines", ["", ":::", "nonsense", "0::/a\0b", "0::/" + 300 * "x", "\ufffd:memory:/x\n1:cpu"])
+def test_a_garbled_list_of_groups_does_no_harm(machine: Machine, lines: str) -> None:
+    machine.write("proc/self/cgroup", lines)
+    assert machine.read().memory_total_mb == 65536.0
+
+
+def test_whatever_psutil_cannot_tell_is_unknown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no /proc here")
+
+    for name in ("cpu_times", "virtual_memory", "cpu_count", "getloadavg"):
+        monkeypatch.setattr(psutil, name, refuse)
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    monkeypatch.setattr(socket, "gethostname", refuse)
+    assert machine.read() == Host()
+
+
+def test_without_psutil_the_groups_limits_are_still_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    in_group(machine, "/job")
+    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
+    machine.write("sys/fs/cgroup/job/memory.current", str(2 * GB))
+    host = machine.read()
+    assert (host.memory_total_mb, host.memory_available_mb, host.load_1m) == (8192.0, 6144.0, None)
+    assert (host.cpu_count, host.cpu_percent, host.limited_by) == (8.0, None, "cgroup")
+
+
+def test_a_machine_without_affinity_masks_counts_its_cpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert machine.read().cpu_count == 8.0
+
+
+def test_this_machine_is_read_within_what_psutil_says() -> None:
+    host = PsutilHost().read()
+    memory = psutil.virtual_memory()
+    assert host.memory_total_mb is not None
+    assert host.memory_available_mb is not None
+    assert 0 < host.memory_total_mb <= memory.total / 2**20 + 0.01
+    assert 0 <= host.memory_available_mb <= host.memory_total_mb
+    assert host.cpu_count is not None
+    assert 0 < host.cpu_count <= (os.cpu_count() or 1)
+    assert host.cpu_percent is not None
+    assert 0 <= host.cpu_percent <= 100
+    assert host.load_1m is not None
+    assert host.name

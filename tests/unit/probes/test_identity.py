@@ -1,0 +1,29 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.model import Device, Vendor
+from gpuyard.probes.identity import with_distinct_ids, without_number
+
+ids = st.lists(st.sampled_from(["a", "b", "a#0", "a#1", "b#1"]), max_size=12)
+
+
+def devices_called(names: list[str]) -> list[Device]:
+    return [Device(id=name, vendor=Vendor.AMD, index=place) for place, name in enumerate(names)]
+
+
+@given(ids)
+def test_every_device_gets_an_id_of_its_own_and_none_is_lost(names: list[str]) -> None:
+    devices = with_distinct_ids(devices_called(names))
+    assert len({device.id for device in devices}) == len(names)
+    assert [device.index for device in devices] == list(range(len(names)))
+
+
+def test_an_id_that_is_its_own_already_stays() -> None:
+    device = Device(id="a", vendor=Vendor.AMD)
+    assert with_distinct_ids([device]) == (device,)
+
+
+def test_those_that_share_an_id_are_numbered_in_their_order_the_first_included() -> None:
+    distinct = with_distinct_ids(devices_called(["a", "b", "a", "a"]))
+    assert [device.id for device in distinct] == ["a#0", "b", "a#1", "a#2"]
+    assert [without_number(device.id) for device in distinct] == ["a", "b", "a", "a"]

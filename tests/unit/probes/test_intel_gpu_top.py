@@ -1,0 +1,208 @@
+"""`intel_gpu_top -J`: a stream that never ends, begins with garbage, and may be cut anywhere."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Device, Process
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, ProbeMissing
+from gpuyard.probes.intel.gpu_top import IntelGpuTop, parse
+from tests.unit.probes.samples_intel import TOP_ARC, TOP_NEW, TOP_OLD
+
+GARBAGE = TOP_OLD[: TOP_OLD.index("},\n{\n") + 1]
+
+
+def read(text: str) -> Device:
+    (device,) = parse(text).devices
+    return device
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = folder / "intel_gpu_top"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def add_card(root: Path, number: int, bus: str, model: str, driver: str = "i915") -> None:
+    folder = root / f"sys/devices/pci0000:00/{bus}"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text("0x8086\n")
+    (folder / "device").write_text(f"{model}\n")
+    (folder / "uevent").write_text(f"DRIVER={driver}\nPCI_SLOT_NAME={bus}\n")
+    node = root / f"sys/class/drm/card{number}"
+    node.mkdir(parents=True)
+    (node / "device").symlink_to(folder)
+
+
+def test_the_last_sample_counts_and_a_device_is_as_busy_as_its_busiest_engine() -> None:
+    device = read(TOP_OLD)
+    assert (device.utilization_percent, device.power_draw_w) == (37.25, 4.25)
+
+
+def test_a_sample_of_microseconds_alone_tells_no_rates() -> None:
+    device = read(GARBAGE)
+    assert (device.utilization_percent, device.power_draw_w) == (None, None)
+
+
+def test_clients_of_a_sample_of_microseconds_are_users_all_the_same() -> None:
+    device = read('[{"period": {"duration": 0.004}, "clients": {"1": {"pid": "77", "name": "x"}}}')
+    assert device.processes == (Process(pid=77, name="x"),)
+
+
+def test_power_is_the_gpus_and_not_the_whole_packages() -> None:
+    assert read(TOP_NEW).power_draw_w == 3.125
+    assert (
+        read('{"engines": {}, "period": {"duration": 9}, "power": {"Package": 20, "unit": "W"}}').power_draw_w is None
+    )
+
+
+def test_discrete_cards_without_a_power_object_have_unknown_power() -> None:
+    device = read(TOP_ARC)
+    assert (device.utilization_percent, device.power_draw_w) == (91.33, None)
+
+
+def test_processes_hold_the_device_memory_of_all_their_clients_and_no_system_memory() -> None:
+    assert read(TOP_NEW).processes == (
+        Process(pid=2001, memory_mb=None, name="Xwayland"),
+        Process(pid=4100, memory_mb=600.0, name="blender"),
+    )
+
+
+def test_a_client_of_unknown_memory_makes_its_process_one_of_unknown_memory() -> None:
+    text = TOP_NEW.replace('"local0": { "total": "104857600", "shared": "0", "resident": "104857600" }', "")
+    assert (read(text).processes or ())[1] == Process(pid=4100, memory_mb=None, name="blender")
+
+
+def test_an_empty_list_of_clients_is_nobody_and_none_at_all_is_unknown() -> None:
+    assert read(TOP_ARC).processes == ()
+    assert read(TOP_OLD).processes is None
+
+
+def test_used_memory_stays_unknown_although_clients_tell_theirs() -> None:
+    assert read(TOP_NEW).memory_used_mb is None
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        TOP_OLD.lstrip().removeprefix("["),
+        TOP_OLD.replace("},\n{\n", "}\n{\n"),
+        TOP_OLD.replace("},\n{\n", "}{\n") + "]",
+        TOP_OLD + ",",
+        "card1:\n" + TOP_OLD,
+    ],
+)
+def test_brackets_and_commas_may_be_missing_or_more(stream: str) -> None:
+    assert read(stream) == read(TOP_OLD)
+
+
+def test_of_a_sample_cut_in_an_engine_the_complete_members_count() -> None:
+    cut = TOP_OLD[: TOP_OLD.index('"sema"', TOP_OLD.index("37.25"))]
+    assert read(cut).utilization_percent == 37.25
+    assert read(cut[: cut.index("37.25") + 3]).utilization_percent == 12.5
+
+
+def test_a_complete_sample_goes_before_a_later_one_that_was_cut() -> None:
+    later = TOP_ARC[: TOP_ARC.index('"Compute"')]
+    assert read(f"{TOP_OLD},\n{later}").utilization_percent == 37.25
+
+
+def test_numbers_that_json_does_not_know_are_unknown_and_spoil_nothing_else() -> None:
+    device = read(TOP_OLD.replace("37.250000", "-nan").replace("4.250000", "inf"))
+    assert (device.utilization_percent, device.power_draw_w) == (12.5, None)
+
+
+def test_every_beginning_of_the_stream_is_read_or_refused_and_never_invents_idleness() -> None:
+    for end in range(len(TOP_OLD)):
+        try:
+            device = read(TOP_OLD[:end])
+        except ProbeGarbled:
+            continue
+        assert device.utilization_percent in (None, 12.5, 37.25)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[\n", "# About {this}\nRun it as `root`.", '{"card0": {"GPU use (%)": "3"}}', "{" * 100_000, '"\\', "]}],{"],
+)
+def test_what_is_no_sample_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ProbeGarbled) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text(TOP_OLD)
+    install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
+    add_card(tmp_path, 1, "0000:03:00.0", "0x56a5")
+    began = time.monotonic()
+    (device,) = IntelGpuTop(tmp_path).read(20.0).devices
+    assert time.monotonic() - began < 10.0
+    assert (device.id, device.pci_bus_id, device.name) == ("0000:03:00.0", "0000:03:00.0", "Intel Arc A380 Graphics")
+    assert device.utilization_percent == 37.25
+
+
+def test_without_a_card_in_sight_the_tools_word_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").write_text(TOP_OLD)
+    install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
+    (device,) = IntelGpuTop(tmp_path / "nothing").read(20.0).devices
+    assert (device.id, device.utilization_percent) == ("intel-0", 37.25)
+
+
+def test_without_a_card_in_sight_a_failing_tool_means_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "echo 'No device filter specified and no i915 devices found' >&2; exit 1")
+    with pytest.raises(ProbeMissing, match="no Intel GPU"):
+        IntelGpuTop(tmp_path / "nothing").read(20.0)
+
+
+def test_several_cards_are_read_one_by_one_and_a_failing_one_is_listed_as_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text(TOP_OLD)
+    choose = f'case "$*" in *0000:00:02.0*) cat {tmp_path}/out; exec sleep 600;; esac; echo broken >&2; exit 3'
+    install(tmp_path, monkeypatch, choose)
+    add_card(tmp_path, 0, "0000:03:00.0", "0x56a0")
+    add_card(tmp_path, 1, "0000:00:02.0", "0x46a6")
+    reading = IntelGpuTop(tmp_path).read(20.0)
+    assert [(device.id, device.utilization_percent) for device in reading.devices] == [
+        ("0000:00:02.0", 37.25),
+        ("0000:03:00.0", None),
+    ]
+    assert [(problem.kind, "broken" in problem.message) for problem in reading.problems] == [("crashed", True)]
+
+
+def test_where_every_card_fails_the_way_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "echo broken >&2; exit 3")
+    add_card(tmp_path, 0, "0000:03:00.0", "0x56a0")
+    add_card(tmp_path, 1, "0000:04:00.0", "0x56a0")
+    with pytest.raises(ProbeCrashed, match="broken"):
+        IntelGpuTop(tmp_path).read(20.0)
+
+
+def test_a_card_of_the_xe_driver_closes_this_way_so_that_another_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "exit 0")
+    add_card(tmp_path, 0, "0000:00:02.0", "0x46a6")
+    add_card(tmp_path, 1, "0000:03:00.0", "0xe20b", driver="xe")
+    with pytest.raises(ProbeError, match=r"cannot see 0000:03:00\.0"):
+        IntelGpuTop(tmp_path).read(20.0)
+
+
+def test_a_user_without_rights_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "echo 'Failed to initialize PMU! (Permission denied)' >&2; exit 1")
+    add_card(tmp_path, 0, "0000:00:02.0", "0x46a6")
+    with pytest.raises(ProbeDenied):
+        IntelGpuTop(tmp_path).read(20.0)
+
+
+def test_a_machine_without_the_tool_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProbeMissing, match="intel_gpu_top"):
+        IntelGpuTop(tmp_path).read(5.0)

@@ -1,0 +1,251 @@
+"""`xpu-smi`: CSV, boxes, lists and JSON of several releases, and a live reading put together from four calls."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Device, Process
+from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
+from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
+from tests.unit.probes.samples_intel import (
+    DISCOVERY_CSV,
+    DISCOVERY_JSON,
+    DUMP_NEW,
+    DUMP_TILES,
+    PS_JSON,
+    PS_TABLE,
+    STATS_BOX,
+    STATS_JSON,
+    STATS_TILES,
+)
+
+
+def read(text: str) -> Device:
+    (device,) = parse(text).devices
+    return device
+
+
+def load(device: Device) -> tuple[float | None, float | None, float | None, float | None]:
+    return device.utilization_percent, device.power_draw_w, device.temperature_c, device.memory_used_mb
+
+
+def test_the_last_row_of_each_device_counts() -> None:
+    first, second = parse(DUMP_NEW).devices
+    assert (first.index, load(first)) == (0, (70.25, 91.5, 63.0, 4096.75))
+    assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
+
+
+def test_tiles_add_up_their_memory_and_power_and_share_their_utilisation() -> None:
+    device = read(DUMP_TILES)
+    assert (device.id, load(device)) == ("intel-3", (40.0, 110.5, 51.0, 1500.0))
+
+
+def test_a_figure_that_no_tile_knows_is_unknown() -> None:
+    assert read(DUMP_TILES.replace("110.5", "").replace("100", "")).power_draw_w is None
+
+
+def test_blank_fields_at_the_end_of_a_row_are_unknown() -> None:
+    device = read(
+        "Timestamp, DeviceId, GPU Power (W), GPU Core Temperature (Celsius Degree)\n18:38:50.000,    0, 43.72,"
+    )
+    assert (device.power_draw_w, device.temperature_c) == (43.72, None)
+
+
+def test_a_row_that_was_cut_does_not_replace_a_complete_one() -> None:
+    cut = DUMP_NEW + "09:10:13.000,    0, 1.0\n09:10:13.000,    2, 25.00, 9"
+    first, _, third = parse(cut).devices
+    assert first.utilization_percent == 70.25
+    assert (third.index, third.utilization_percent, third.power_draw_w) == (2, 25.0, None)
+
+
+def test_engines_stand_in_for_a_utilisation_that_is_not_told() -> None:
+    text = "Timestamp, DeviceId, GPU Utilization (%), Compute Engine 0 (%), 3D Engine (%)\n1:00,0, N/A, 12, 88.5\n"
+    assert read(text).utilization_percent == 88.5
+    assert read(text.replace("88.5", "N/A").replace("12", "N/A")).utilization_percent is None
+
+
+def test_a_device_asked_for_by_its_bus_id_is_named_by_it() -> None:
+    device = read("Timestamp, DeviceId, GPU Power (W)\n1:00, 0000:4D:00.0, 12\n")
+    assert (device.id, device.index, device.pci_bus_id) == ("0000:4d:00.0", None, "0000:4d:00.0")
+
+
+def test_a_dump_without_rows_is_refused() -> None:
+    with pytest.raises(ProbeGarbled, match="no rows"):
+        parse("Timestamp, DeviceId, GPU Power (W)\n")
+
+
+def test_a_box_of_statistics_is_read_with_labels_over_two_lines() -> None:
+    device = read(STATS_BOX)
+    assert (device.id, load(device)) == ("intel-2", (18.0, 37.0, 52.0, 640.0))
+
+
+def test_a_box_of_tiles_counts_what_is_now_and_not_averages() -> None:
+    device = read(STATS_TILES)
+    assert (device.id, load(device)) == ("intel-1", (83.0, 145.0, 43.0, None))
+
+
+def test_processes_are_listed_per_device_with_kilobytes_of_1000() -> None:
+    first, second = parse(PS_TABLE).devices
+    assert first.processes == (
+        Process(pid=777, memory_mb=3.91, name="my long command"),
+        Process(pid=3010, memory_mb=1000.0, name="python3"),
+    )
+    assert second.processes == (Process(pid=3010, memory_mb=1.95, name="python3"),)
+    assert load(first) == (None, None, None, None)
+
+
+def test_discovery_tells_identity_and_memory() -> None:
+    first, second = parse(DISCOVERY_JSON).devices
+    assert (first.id, first.pci_bus_id) == ("00000000-0000-004d-0000-000056c08086", "0000:4d:00.0")
+    assert (first.name, first.memory_total_mb) == ("Intel(R) Data Center GPU Flex 170", None)
+    assert (second.id, second.memory_total_mb) == ("0000:9a:00.0", 16288.0)
+
+
+def test_discovery_of_one_device_is_the_entry_itself() -> None:
+    entry = json.loads(DISCOVERY_JSON)["device_list"][1]
+    assert read("Warning: no MEI access\n" + json.dumps(entry)).memory_total_mb == 16288.0
+
+
+def test_cards_that_share_a_uuid_go_by_their_bus_ids() -> None:
+    entry = {"uuid": "00000000-0000-0000-0000-020a00008086", "device_id": 0}
+    two = [entry | {"pci_bdf_address": "0000:1a:00.0"}, entry | {"pci_bdf_address": "0000:1b:00.0", "device_id": 1}]
+    assert [device.id for device in parse(json.dumps({"device_list": two})).devices] == ["0000:1a:00.0", "0000:1b:00.0"]
+
+
+def test_the_csv_of_discovery_leaves_untold_memory_unknown() -> None:
+    first, second = parse(DISCOVERY_CSV).devices
+    assert (first.memory_total_mb, second.memory_total_mb) == (None, 14260.97)
+    assert second.pci_bus_id == "0000:4d:00.0"
+
+
+def test_json_statistics_prefer_the_device_and_combine_its_tiles_otherwise() -> None:
+    assert load(read(STATS_JSON)) == (40.0, 44.75, 53.0, 229.19)
+
+
+def test_used_memory_of_the_daemons_json_is_in_bytes() -> None:
+    assert read(STATS_JSON.replace("229.1875", "8589934592")).memory_used_mb == 8192.0
+
+
+def test_json_processes_are_read_and_an_empty_list_names_no_device() -> None:
+    assert read(PS_JSON).processes == (
+        Process(pid=3010, memory_mb=1000.0, name="python3"),
+        Process(pid=5151, memory_mb=1.87, name="xpu-smi"),
+    )
+    assert parse('{"device_util_by_proc_list": []}').devices == ()
+
+
+def test_an_error_in_json_is_passed_on() -> None:
+    with pytest.raises(ProbeGarbled, match="Device not found"):
+        parse('{"error": "Device not found", "errno": 22}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# XPU Manager\n| column | other |\n",
+        "index, name, utilization.gpu [%]\n0, NVIDIA H200, 3 %\n",
+        '{"card0": {"GPU use (%)": "3"}}',
+        "[]",
+        "[" * 100_000 + "{",
+        "\n{" * 50_000,
+        '{"device_list": [{"device_id": ' + "9" * 5000 + "}]}",
+        DISCOVERY_JSON[:300],
+        "| Device ID | Device Information |\n| 0 | Device Name: x |",
+    ],
+)
+def test_what_is_none_of_its_outputs_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ProbeGarbled) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+class StandIn:
+    """An `xpu-smi` on PATH that prints a file for each subcommand and keeps a list of its calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        tool = folder / "xpu-smi"
+        tool.write_text(
+            f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes\n'
+            f"[ -x {folder}/$key ] && exec {folder}/$key\ncat {folder}/$key || exit 5\n"
+        )
+        tool.chmod(0o755)
+        self.say(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
+
+    def say(self, **outputs: str) -> None:
+        for key, text in outputs.items():
+            (self.folder / key).write_text(text)
+
+    def do(self, key: str, script: str) -> None:
+        (self.folder / key).write_text(f"#!/bin/sh\n{script}\n")
+        (self.folder / key).chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return StandIn(tmp_path)
+
+
+def test_a_live_reading_joins_identity_figures_and_users(stand_in: StandIn) -> None:
+    first, second = XpuSmi().read(20.0).devices
+    assert (first.id, first.name) == ("00000000-0000-004d-0000-000056c08086", "Intel(R) Data Center GPU Flex 170")
+    assert load(first) == (70.25, 91.5, 63.0, 4096.75)
+    assert first.processes == (Process(pid=3010, memory_mb=1000.0, name="python3"),)
+    assert (second.memory_total_mb, second.memory_used_mb, second.memory_free_mb) == (16288.0, 17.25, 16270.75)
+    assert second.processes == ()
+
+
+def test_what_a_device_is_is_asked_once(stand_in: StandIn) -> None:
+    probe = XpuSmi()
+    probe.read(20.0)
+    probe.read(20.0)
+    assert [call.split()[0] for call in stand_in.calls()] == ["discovery", "discovery", "dump", "ps", "dump", "ps"]
+    assert "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1" in stand_in.calls()
+
+
+def test_without_the_list_of_processes_the_rest_is_still_told(stand_in: StandIn) -> None:
+    stand_in.do("ps", "echo no sysman >&2; exit 9")
+    reading = XpuSmi().read(20.0)
+    assert [device.processes for device in reading.devices] == [None, None]
+    assert reading.devices[0].power_draw_w == 91.5
+    assert ["no sysman" in problem.message for problem in reading.problems] == [True]
+
+
+def test_a_release_that_cannot_list_memory_sizes_leaves_them_unknown(stand_in: StandIn) -> None:
+    stand_in.do("sizes", "echo 'unknown option --dump' >&2; exit 106")
+    first, second = XpuSmi().read(20.0).devices
+    assert (first.memory_total_mb, second.memory_total_mb) == (None, 16288.0)
+
+
+def test_after_a_failure_the_devices_are_looked_up_anew(stand_in: StandIn) -> None:
+    probe = XpuSmi()
+    probe.read(20.0)
+    stand_in.do("dump", "echo 'Error: Device not found'; exit 22")
+    with pytest.raises(ProbeCrashed, match="Device not found"):
+        probe.read(20.0)
+    stand_in.say(dump=DUMP_NEW, discovery=json.dumps({"device_list": json.loads(DISCOVERY_JSON)["device_list"][:1]}))
+    (stand_in.folder / "dump").chmod(0o644)
+    assert len(probe.read(20.0).devices) == 1
+
+
+def test_what_was_learnt_before_a_timeout_is_not_asked_again(stand_in: StandIn) -> None:
+    probe = XpuSmi()
+    stand_in.do("dump", "exec sleep 600")
+    with pytest.raises(ProbeTimeout):
+        probe.read(1.0)
+    stand_in.say(dump=DUMP_NEW)
+    (stand_in.folder / "dump").chmod(0o644)
+    probe.read(20.0)
+    assert stand_in.calls().count("discovery -j") == 1
+
+
+def test_a_machine_without_such_devices_says_so(stand_in: StandIn) -> None:
+    stand_in.say(discovery='{"device_list": []}')
+    with pytest.raises(ProbeMissing, match="no Intel GPU"):
+        XpuSmi().read(20.0)

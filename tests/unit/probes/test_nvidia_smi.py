@@ -1,0 +1,91 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Process
+from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
+from gpuyard.probes.nvidia.smi import NvidiaSmi
+from tests.unit.probes.samples_nvidia import APPS, CSV, LOST_LINE, XML
+
+Tools = Callable[[str, str], Path]
+
+
+def put_smi(tools: Tools, xml: str = "", gpus: str = "", apps: str = "", status: int = 0) -> None:
+    tools(
+        "nvidia-smi",
+        f"import sys\ntext = {apps!r} if 'apps' in sys.argv[1] else {gpus!r} if 'query' in sys.argv[1] else {xml!r}\n"
+        f"print(text, end='')\nsys.exit({status})",
+    )
+
+
+def put_in_kernel(root: Path, bus_id: str, uuid: str, name: str) -> None:
+    folder = root / "proc/driver/nvidia/gpus" / bus_id
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 11\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
+
+
+def test_one_call_has_everything(tools: Tools) -> None:
+    put_smi(tools, xml=XML)
+    one, _ = NvidiaSmi().read(10).devices
+    assert (one.memory_used_mb, one.power_draw_w) == (4096, 201.5)
+    assert one.processes is not None
+    assert one.processes[0] == Process(pid=4242, memory_mb=3800, name="python train.py")
+
+
+def test_where_the_xml_cannot_be_read_the_csv_stands_in(tools: Tools) -> None:
+    put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS)
+    one, two = NvidiaSmi().read(10).devices
+    assert (one.memory_used_mb, two.utilization_percent) == (4096, None)
+    assert one.processes is not None
+    assert [process.pid for process in one.processes] == [4242, 77]
+
+
+def test_garbage_all_over_is_garbled(tools: Tools) -> None:
+    put_smi(tools, xml="garbage", gpus="garbage", apps="garbage")
+    with pytest.raises(ProbeGarbled):
+        NvidiaSmi().read(10)
+
+
+def test_a_failing_tool_is_a_crash(tools: Tools) -> None:
+    put_smi(tools, xml="something odd", status=12)
+    with pytest.raises(ProbeCrashed, match="status 12: something odd"):
+        NvidiaSmi().read(10)
+
+
+def test_a_driver_that_cannot_be_reached_is_a_crash_in_the_tool_s_own_words(tools: Tools) -> None:
+    put_smi(tools, xml="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", status=9)
+    with pytest.raises(ProbeCrashed, match="couldn't communicate"):
+        NvidiaSmi().read(10)
+
+
+def test_a_lost_card_does_not_hide_the_others(tools: Tools, tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-22222222-0000-0000-0000-000000000002", "NVIDIA Yard Two")
+    well = f"<nvidia_smi_log>{XML[XML.rindex('<gpu ') :]}"
+    tools(
+        "nvidia-smi",
+        f"import sys\nprint({well!r} if sys.argv[-2:] == ['-i', '00000000:86:00.0'] else {LOST_LINE!r}, end='')",
+    )
+    lost, other = NvidiaSmi(tmp_path).read(10).devices
+    assert (lost.id, lost.name, lost.index, lost.healthy) == ("GPU-lost", "NVIDIA Yard One", 0, False)
+    assert (other.name, other.index, other.healthy) == ("NVIDIA Yard Two", 1, True)
+
+
+def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tools: Tools, tmp_path: Path) -> None:
+    put_smi(tools, xml=LOST_LINE, status=15)
+    (lost,) = NvidiaSmi(tmp_path).read(10).devices
+    assert (lost.id, lost.healthy) == ("00000000:3B:00.0", False)
+
+
+def test_the_kernel_names_cards_in_the_order_of_their_bus_ids(tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-????????-????-????-????-????????????", "NVIDIA Two")
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-one", "NVIDIA One")
+    (tmp_path / "proc/driver/nvidia/gpus/0000:90:00.0").mkdir()
+    assert list_kernel_cards(tmp_path) == (
+        KernelCard(pci_bus_id="00000000:3B:00.0", uuid="GPU-one", name="NVIDIA One"),
+        KernelCard(pci_bus_id="00000000:86:00.0", uuid=None, name="NVIDIA Two"),
+        KernelCard(pci_bus_id="00000000:90:00.0"),
+    )
+    assert list_kernel_cards(tmp_path / "nowhere") == ()

@@ -1,0 +1,93 @@
+import pytest
+
+from gpuyard.core.model import Process, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.probes.nvidia.smi_xml import parse_xml
+from tests.unit.probes.samples_nvidia import LOST_FIELD_XML, LOST_LINE, MIG_XML, XML
+
+
+def test_each_card_s_figures_are_its_own() -> None:
+    one, two = parse_xml(XML).devices
+    assert (one.id, one.index, one.name, one.vendor) == (
+        "GPU-11111111-0000-0000-0000-000000000001",
+        0,
+        "NVIDIA Yard One",
+        Vendor.NVIDIA,
+    )
+    assert (one.memory_total_mb, one.memory_used_mb, one.memory_free_mb) == (24576, 4096, 20180)
+    assert (one.utilization_percent, one.temperature_c, one.pci_bus_id) == (37, 61, "00000000:3B:00.0")
+    assert (two.index, two.memory_used_mb, two.utilization_percent, two.processes) == (1, 0, None, ())
+
+
+def test_power_is_found_under_its_old_and_its_new_names() -> None:
+    one, two = parse_xml(XML).devices
+    assert (one.power_draw_w, one.power_limit_w) == (201.5, 350)
+    assert (two.power_draw_w, two.power_limit_w) == (30, 200)
+
+
+def test_hidden_process_memory_is_unknown() -> None:
+    one, _ = parse_xml(XML).devices
+    assert one.processes == (
+        Process(pid=4242, memory_mb=3800, name="python train.py"),
+        Process(pid=77, memory_mb=None, name="GPU is lost"),
+    )
+
+
+def test_a_process_s_name_does_not_make_its_card_unhealthy() -> None:
+    assert all(device.healthy for device in parse_xml(XML).devices)
+
+
+def test_mig_instances_are_devices_named_as_cuda_takes_them() -> None:
+    card, first, second = parse_xml(MIG_XML).devices
+    assert first.id == "MIG-GPU-33333333-0000-0000-0000-000000000003/3/0"
+    assert second.id == "MIG-44444444-0000-0000-0000-000000000004"
+    assert first.parent == second.parent == card.id
+    assert (first.memory_total_mb, first.memory_used_mb, first.utilization_percent) == (9856, 1200, None)
+    assert first.processes == (Process(pid=900),)
+    assert second.processes == ()
+
+
+def test_a_card_whose_fields_say_it_is_lost_is_unhealthy_and_the_other_is_not() -> None:
+    gone, here = parse_xml(LOST_FIELD_XML).devices
+    assert gone.fault == "GPU is lost"
+    assert here.healthy
+
+
+@pytest.mark.parametrize(
+    ("line", "bus_id"),
+    [
+        (LOST_LINE, "00000000:3B:00.0"),
+        ("Unable to determine the device handle for GPU 0000:09:00.0: Unknown Error", "00000000:09:00.0"),
+        ("Unable to determine the device handle for GPU0001:0a:00.0: GPU has fallen off the bus.", "00000001:0A:00.0"),
+    ],
+)
+def test_a_lost_card_alone_on_a_line_is_an_unhealthy_device(line: str, bus_id: str) -> None:
+    (device,) = parse_xml(line).devices
+    assert device.id == bus_id
+    assert not device.healthy
+
+
+def test_a_lost_card_beside_a_document_is_listed_with_the_others() -> None:
+    line = "Unable to determine the device handle for GPU 0000:AA:00.0: Unknown Error\n"
+    assert [device.healthy for device in parse_xml(line + XML).devices] == [True, True, False]
+
+
+def test_a_document_cut_short_gives_the_cards_that_are_complete() -> None:
+    cut = XML[: XML.index("NVIDIA Yard Two")]
+    assert [device.name for device in parse_xml(cut).devices] == ["NVIDIA Yard One"]
+
+
+def test_a_machine_without_cards_is_no_error() -> None:
+    assert parse_xml("No devices were found\n").devices == ()
+    assert parse_xml("<nvidia_smi_log><attached_gpus>0</attached_gpus></nvidia_smi_log>").devices == ()
+
+
+@pytest.mark.parametrize("text", ["", "hello", "<html></html>", "{}", "<nvidia_smi_log><gpu>"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ProbeGarbled):
+        parse_xml(text)
+
+
+def test_the_tool_s_own_refusal_is_passed_on() -> None:
+    with pytest.raises(ProbeCrashed, match="version mismatch"):
+        parse_xml("Failed to initialize NVML: Driver/library version mismatch\n")

@@ -1,0 +1,62 @@
+"""Real outputs of the vendors' tools, where GPUYARD_SAMPLES names a folder of them: TOOL/name.txt.
+
+What each must give was written down by reading it. A file nobody has read yet must at least parse.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Device
+from gpuyard.probes.replay import TOOLS, replay
+from tests.unit.probes import expected_amd, expected_apple, expected_intel, expected_nvidia
+
+FOLDER = Path(os.environ.get("GPUYARD_SAMPLES", "/nonexistent"))
+EXPECTED = {
+    **expected_nvidia.EXPECTED,
+    **expected_amd.EXPECTED,
+    **expected_intel.EXPECTED,
+    **expected_apple.EXPECTED,
+}
+FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.txt"))
+# The tool may print its errors in place of either.
+ERRORS_OF = {"nvidia-smi-error": ("nvidia-smi-xml", "nvidia-smi-csv", "nvidia-smi-apps")}
+
+
+def tools_of(file: str) -> tuple[str, ...]:
+    folder = file.partition("/")[0]
+    return ERRORS_OF.get(folder, (folder,))
+
+
+CASES = [(tool, file) for file in FILES for tool in tools_of(file)]
+
+
+def figure(device: Device, name: str) -> object:
+    if name == "processes":
+        return None if device.processes is None else [(process.pid, process.memory_mb) for process in device.processes]
+    return getattr(device, name)
+
+
+def nearly(value: object) -> object:
+    """Figures may be rounded; everything else is as it is written."""
+    if isinstance(value, list):
+        return [(pid, nearly(memory)) for pid, memory in value]
+    return pytest.approx(value, abs=0.011) if isinstance(value, int | float) else value
+
+
+@pytest.mark.skipif(not FILES, reason="GPUYARD_SAMPLES names no folder of real outputs")
+@pytest.mark.parametrize(("tool", "file"), CASES)
+def test_a_real_output_reads_as_a_person_reads_it(tool: str, file: str) -> None:
+    devices = replay(tool, (FOLDER / file).read_bytes()).devices
+    if file not in EXPECTED:
+        return
+    assert len(devices) == len(EXPECTED[file])
+    for device, expected in zip(devices, EXPECTED[file], strict=True):
+        for name, value in expected.items():
+            assert figure(device, name) == nearly(value), name
+
+
+@pytest.mark.skipif(not FILES, reason="GPUYARD_SAMPLES names no folder of real outputs")
+def test_every_tool_has_an_output_that_was_read() -> None:
+    assert {file.partition("/")[0] for file in EXPECTED if file in FILES} - set(ERRORS_OF) == set(TOOLS)

@@ -1,0 +1,103 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.model import Device, Host, Snapshot, Vendor
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.probes.sample_log import COLUMNS, SampleLog
+from gpuyard.probes.sampler import Sample, SmoothedDevice
+
+DEVICES = (
+    Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Yard, with comma", memory_used_mb=5.5, processes=()),
+    Device(id="GPU-b", vendor=Vendor.AMD, index=1, fault="lost"),
+)
+SAMPLE = Sample(
+    snapshot=Snapshot(
+        taken_at=1763176632.0,
+        host=Host(name="box", cpu_percent=12.5, memory_total_mb=1000.0, memory_available_mb=400.0, load_1m=0.5),
+        devices=DEVICES,
+    ),
+    cpu_percent=11.119,
+    devices={
+        "GPU-a": SmoothedDevice(utilization_percent=33.333, power_draw_w=None),
+        "GPU-b": SmoothedDevice(utilization_percent=None, power_draw_w=None),
+    },
+    news=(),
+)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_one_row_for_the_host_and_one_for_each_device(tmp_path: Path) -> None:
+    path = tmp_path / "usage.csv"
+    log = SampleLog(path)
+    log.write(SAMPLE)
+    log.write(SAMPLE)
+    rows = rows_of(path)
+    assert [row["kind"] for row in rows] == ["host", "device", "device"] * 2
+    host, first, second = rows[:3]
+    assert (host["taken_at"], host["utilization_percent"], host["memory_used_mb"]) == (
+        "2025-11-15T03:17:12.000Z",
+        "12.5",
+        "600.0",
+    )
+    assert (first["name"], first["memory_used_mb"], first["utilization_smoothed_percent"]) == (
+        "Yard, with comma",
+        "5.5",
+        "33.33",
+    )
+    assert (first["process_count"], first["healthy"], second["healthy"]) == ("0", "True", "False")
+
+
+def test_unknown_is_an_empty_cell_or_null_and_never_zero(tmp_path: Path) -> None:
+    SampleLog(tmp_path / "usage.csv").write(SAMPLE)
+    SampleLog(tmp_path / "usage.jsonl").write(SAMPLE)
+    in_csv = rows_of(tmp_path / "usage.csv")[2]
+    in_json = json.loads((tmp_path / "usage.jsonl").read_text().splitlines()[2])
+    for figure in ("memory_used_mb", "utilization_percent", "power_draw_w", "process_count"):
+        assert in_csv[figure] == ""
+        assert in_json[figure] is None
+    assert in_json["healthy"] is False
+
+
+def test_a_log_is_continued_under_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "usage.csv"
+    SampleLog(path).write(SAMPLE)
+    SampleLog(path).write(SAMPLE)
+    assert path.read_text().count("taken_at") == 1
+    assert len(rows_of(path)) == 6
+
+
+@pytest.mark.parametrize("name", ["usage.csv", "usage.jsonl"])
+def test_a_full_file_is_moved_aside_and_only_so_many_are_kept(tmp_path: Path, name: str) -> None:
+    log = SampleLog(tmp_path / name, max_bytes=1500, kept_files=2)
+    for _ in range(40):
+        log.write(SAMPLE)
+    files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert files == [name, f"{name}.1", f"{name}.2"]
+    assert all((tmp_path / file).stat().st_size <= 1500 for file in files)
+    if name.endswith(".csv"):
+        assert all((tmp_path / file).read_text().startswith("taken_at,") for file in files)
+
+
+def test_a_csv_file_with_other_columns_is_moved_aside_and_not_spoilt(tmp_path: Path) -> None:
+    path = tmp_path / "usage.csv"
+    path.write_text("somebody,else\n1,2\n")
+    SampleLog(path).write(SAMPLE)
+    assert (tmp_path / "usage.csv.1").read_text() == "somebody,else\n1,2\n"
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_a_file_of_another_kind_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"usage\.txt"):
+        SampleLog(tmp_path / "usage.txt")
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="No such file or directory"):
+        SampleLog(tmp_path / "nowhere" / "usage.csv")

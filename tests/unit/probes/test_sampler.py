@@ -1,0 +1,90 @@
+import pytest
+
+from gpuyard.core.model import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.probes.sampler import Sample, Sampler
+from tests.fakes.clock import FakeClock
+
+TROUBLE = Problem(source="smi", kind="timeout", message="no answer")
+
+
+class ScriptedMachine:
+    """Shows one device at the given loads in turn."""
+
+    def __init__(self, *loads: float | None, problems: tuple[Problem, ...] = ()) -> None:
+        self._loads = list(loads)
+        self.problems = problems
+
+    def snapshot(self) -> Snapshot:
+        device = Device(id="GPU-a", vendor=Vendor.NVIDIA, utilization_percent=self._loads.pop(0), power_draw_w=100.0)
+        return Snapshot(taken_at=0.0, host=Host(cpu_percent=50.0), devices=(device,), problems=self.problems)
+
+
+class Collected:
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+
+    def write(self, sample: Sample) -> None:
+        self.samples.append(sample)
+
+
+def test_it_rests_while_nobody_wants_samples() -> None:
+    sampler = Sampler(ScriptedMachine(), FakeClock())
+    assert sampler.due_in() is None
+    with sampler.want(1.0):
+        assert sampler.due_in() == 0.0
+    assert sampler.due_in() is None
+
+
+def test_it_goes_by_the_most_demanding() -> None:
+    clock = FakeClock()
+    sampler = Sampler(ScriptedMachine(0.0), clock)
+    with sampler.want(10.0):
+        sampler.sample()
+        assert sampler.due_in() == pytest.approx(10.0)
+        with sampler.want(0.5):
+            assert sampler.interval_s == 0.5
+            clock.time += 0.2
+            assert sampler.due_in() == pytest.approx(0.3)
+        clock.time += 100
+        assert sampler.due_in() == 0.0
+
+
+def test_no_demand_is_ever_faster_than_the_floor() -> None:
+    sampler = Sampler(ScriptedMachine(), FakeClock())
+    with sampler.want(0.0):
+        assert sampler.interval_s is not None
+        assert sampler.interval_s > 0
+
+
+def test_raw_and_smoothed_figures_stand_side_by_side() -> None:
+    clock = FakeClock()
+    sampler = Sampler(ScriptedMachine(0.0, 100.0), clock, half_life_s=5.0)
+    sampler.sample()
+    clock.time += 5.0
+    sample = sampler.sample()
+    assert sample.snapshot.devices[0].utilization_percent == 100.0
+    assert sample.devices["GPU-a"].utilization_percent == pytest.approx(50.0)
+    assert sample.devices["GPU-a"].power_draw_w == pytest.approx(100.0)
+    assert sample.cpu_percent == pytest.approx(50.0)
+
+
+def test_an_unknown_figure_stays_unknown() -> None:
+    assert Sampler(ScriptedMachine(None), FakeClock()).sample().devices["GPU-a"].utilization_percent is None
+
+
+def test_a_problem_is_told_once_and_again_after_it_was_gone() -> None:
+    machine = ScriptedMachine(0.0, 0.0, 0.0, 0.0, problems=(TROUBLE,))
+    sampler = Sampler(machine, FakeClock())
+    assert sampler.sample().news == (TROUBLE,)
+    assert sampler.sample().news == ()
+    machine.problems = ()
+    assert sampler.sample().news == ()
+    machine.problems = (TROUBLE,)
+    assert sampler.sample().news == (TROUBLE,)
+
+
+def test_every_sample_goes_to_the_log() -> None:
+    log = Collected()
+    sampler = Sampler(ScriptedMachine(1.0, 2.0), FakeClock(), sink=log)
+    taken = [sampler.sample(), sampler.sample()]
+    assert log.samples == taken

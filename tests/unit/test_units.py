@@ -1,0 +1,39 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.units import format_size, parse_size
+from gpuyard.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"),
+    [
+        ("8G", 8192),
+        ("8g", 8192),
+        ("8GB", 8192),
+        ("8GiB", 8192),
+        ("8000MB", 8000),
+        ("8000", 8000),
+        ("1.5G", 1536),
+        (" 512 M ", 512),
+        ("2T", 2097152),
+        ("1048576B", 1),
+        ("1024K", 1),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, megabytes: float) -> None:
+    assert parse_size(text) == megabytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "8Q", "-8G", "8 G B", "eight", "8GG"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_size(text)
+    assert refusal.value.hint is not None
+    assert "8G" in refusal.value.hint
+
+
+@given(st.integers(0, 10**6))
+def test_a_printed_size_reads_back_as_nearly_the_same(megabytes: int) -> None:
+    assert parse_size(format_size(megabytes)) == pytest.approx(megabytes, abs=52)
