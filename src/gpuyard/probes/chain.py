@@ -84,7 +84,9 @@ class Chain:
         problems = tuple(rung.problem for rung in rungs if rung.problem is not None)
         if len(problems) > 1 and all(problem.kind == "missing" for problem in problems):
             names = ", ".join(rung.name for rung in rungs)
-            return (Problem(source=names, kind="missing", message="none is installed", vendor=self.vendor),)
+            return (
+                Problem(source=names, kind="missing", message="not installed, or no GPU for it", vendor=self.vendor),
+            )
         return problems
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpuyard.clock import SystemClock
 from gpuyard.config import simulated_devices
-from gpuyard.core.model import Vendor
+from gpuyard.core.model import Snapshot, Vendor
 from gpuyard.ports import Probe
 from gpuyard.probes.chain import Chain
 from gpuyard.probes.machine import Machine
@@ -18,6 +18,11 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> Machine:
     clock = SystemClock()
     chains = [Chain(vendor, probes, clock) for vendor, probes in local_probes().items()]
     return Machine(chains, PsutilHost(), clock, deadline_s)
+
+
+def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
+    """This machine's devices and host, now."""
+    return local_machine(deadline_s).snapshot()
 
 
 def local_probes() -> dict[Vendor, Sequence[Probe]]:

@@ -55,11 +55,10 @@ def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) ->
 
 
 def _illness(device: Device) -> Problem:
-    name = f"{device.name} ({device.id})" if device.name else device.id
     return Problem(
         source=device.id,
         kind="unhealthy",
-        message=f"{name}: {device.fault}",
+        message=f"{device.name}: {device.fault}" if device.name else str(device.fault),
         hint="no work is placed on it; see dmesg",
         vendor=device.vendor,
     )

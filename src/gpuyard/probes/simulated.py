@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.model import Device, Process, Reading, Vendor
-from gpuyard.core.units import format_size, parse_size
+from gpuyard.core.units import parse_size
 from gpuyard.errors import ProbeCrashed, SimulatedOutOfMemory, UserError
 
 _GROUP = re.compile(r"(\d{1,4})\s*x\s*(.+)", re.IGNORECASE | re.ASCII)
@@ -49,7 +49,7 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
             id=f"SIM-{index}",
             vendor=Vendor.SIMULATED,
             index=index,
-            name=f"Simulated {format_size(size)}",
+            name=f"Simulated {size / 1024:g} GB",
             memory_total_mb=size,
         )
         for index, size in enumerate(sizes)
@@ -172,8 +172,8 @@ def _loaded(device: Device, shares: list[_Share]) -> Device:
         if share.memory_mb.get(device.id)
     )
     total = device.memory_total_mb or 0.0
-    used = sum(process.memory_mb or 0.0 for process in processes)
-    load = min(100.0, sum(share.load_percent.get(device.id, 0.0) for share in shares))
+    used = sum((process.memory_mb or 0.0 for process in processes), 0.0)
+    load = min(100.0, sum((share.load_percent.get(device.id, 0.0) for share in shares), 0.0))
     return msgspec.structs.replace(
         device,
         memory_used_mb=used,

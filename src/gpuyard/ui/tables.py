@@ -1,7 +1,7 @@
 """A snapshot as people see it: the host in one line, a row per device, and what is wrong below.
 
-The view takes the width it is given: at 80 columns all of it is there, more room shows longer names and bars. Unknown
-is a dash, never a zero.
+The view takes the width it is given: at 80 columns all figures are there, more room shows longer names and bars.
+Unknown is a dash, never a zero.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +13,19 @@ from rich.text import Text
 from gpuyard.core.model import Device, Host, Problem, Snapshot, Vendor
 
 UNKNOWN = "-"
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_ASCII_BLOCKS = " ..::||##"
+History = Mapping[str, Sequence[float | None]]
+_GAP = 2
+_SHORTEST_NAME = 12
+_ROOM_FOR_BARS = 72
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS = "__..::||"
 
 
 def snapshot_view(
     snapshot: Snapshot,
     out: Console,
     expected: Collection[Vendor] = (),
-    history: Mapping[str, Sequence[float | None]] | None = None,
+    history: History | None = None,
 ) -> RenderableType:
     """`expected` are vendors whose GPUs are plugged in; `history` is each device's utilisation of late."""
     parts: list[RenderableType] = [Text(host_line(snapshot.host), style="bold")] if snapshot.host.name else []
@@ -79,45 +83,40 @@ def power_text(device: Device) -> str:
     return f"{draw} W" if device.power_limit_w is None else f"{draw}/{device.power_limit_w:.0f} W"
 
 
-def _device_table(
-    snapshot: Snapshot, out: Console, history: Mapping[str, Sequence[float | None]] | None
-) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    bar_width = max(6, min(24, out.width - 70))
-    table.add_column("#", no_wrap=True)
-    table.add_column("device", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("memory", no_wrap=True, min_width=bar_width)
-    table.add_column("", no_wrap=True, justify="right")
-    table.add_column("use", no_wrap=True, justify="right")
-    if history is not None:
-        table.add_column("", no_wrap=True)
-    table.add_column("power", no_wrap=True, justify="right")
-    table.add_column("temp", no_wrap=True, justify="right")
-    table.add_column("procs", no_wrap=True, justify="right")
-    for device in snapshot.devices:
-        table.add_row(*_row(device, snapshot.devices, out, bar_width, history), style="" if device.healthy else "red")
+def _device_table(snapshot: Snapshot, out: Console, history: History | None) -> RenderableType:
+    """Names get what room the figures leave; figures are never cut."""
+    headings = ["#", "device", "memory", "", "use", *([""] if history is not None else []), "power", "temp", "procs"]
+    bar_width = max(6, min(24, out.width - 76)) if out.width >= _ROOM_FOR_BARS else 1
+    rows = [_row(device, snapshot.devices, out, bar_width, history) for device in snapshot.devices]
+    widths = [max(cell.cell_len for cell in column) for column in zip(map(Text, headings), *rows, strict=True)]
+    room = out.width - sum(widths) + widths[1] - _GAP * (len(widths) - 1)
+    widths[1] = max(_SHORTEST_NAME, min(widths[1], room))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for place, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+        is_left = place < 3 or heading == ""
+        table.add_column(
+            heading, width=width, no_wrap=True, overflow="ellipsis", justify="left" if is_left else "right"
+        )
+    for device, row in zip(snapshot.devices, rows, strict=True):
+        table.add_row(*row, style="" if device.healthy else "red")
     return table
 
 
 def _row(
-    device: Device,
-    devices: Sequence[Device],
-    out: Console,
-    bar_width: int,
-    history: Mapping[str, Sequence[float | None]] | None,
-) -> list[RenderableType]:
+    device: Device, devices: Sequence[Device], out: Console, bar_width: int, history: History | None
+) -> list[Text]:
     name = ("  " if device.parent else "") + (device.name or device.id)
     past = [] if history is None else [_sparkline(history.get(device.id, ()), out)]
     return [
-        device_label(device, devices),
-        Text(name if device.healthy else f"{name} (unhealthy)"),
+        Text(device_label(device, devices)),
+        Text(name if device.healthy else f"unhealthy: {name}"),
         _bar(device, bar_width, out),
-        memory_text(device.memory_used_mb, device.memory_total_mb),
-        _figure(device.utilization_percent, "%"),
+        Text(memory_text(device.memory_used_mb, device.memory_total_mb), justify="right"),
+        Text(_figure(device.utilization_percent, "%")),
         *past,
-        power_text(device),
-        _figure(device.temperature_c, "°C" if _is_unicode(out) else "C"),
-        UNKNOWN if device.processes is None else str(len(device.processes)),
+        Text(power_text(device)),
+        Text(_figure(device.temperature_c, "°C" if _is_unicode(out) else "C")),
+        Text(UNKNOWN if device.processes is None else str(len(device.processes))),
     ]
 
 
@@ -133,12 +132,12 @@ def _bar(device: Device, width: int, out: Console) -> Text:
 
 
 def _sparkline(values: Sequence[float | None], out: Console) -> Text:
+    """As much of the latest past as there is room for, at one width from the first sample on."""
+    width = max(6, min(24, out.width - 84))
     blocks = _BLOCKS if _is_unicode(out) else _ASCII_BLOCKS
     steps = len(blocks) - 1
-    return Text(
-        "".join(" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values),
-        style="cyan",
-    )
+    latest = [" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values[-width:]]
+    return Text("".join(latest).rjust(width), style="cyan")
 
 
 def _problem_line(problem: Problem) -> Text:

@@ -10,9 +10,9 @@ from gpuyard.ui.cli.output import console, deadline_option, json_option, print_j
 @deadline_option
 def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
     """Show every GPU and the host, and how busy they are."""
-    from gpuyard.probes.local import local_machine
+    from gpuyard.probes.local import snapshot as look
 
-    snapshot = local_machine(deadline_s).snapshot()
+    snapshot = look(deadline_s)
     if as_json:
         from gpuyard.core.shape import snapshot_as_dict
 

@@ -133,7 +133,8 @@ def _print_report(checks: "list[Checkup]", advice: list[str]) -> None:
     for line in advice:
         out.print(Text.assemble(("! ", "bold yellow"), line))
     if not advice:
-        out.print("Nothing is wrong.")
+        found = any(check.devices for check in checks)
+        out.print("Nothing is wrong." if found else "No GPU is plugged in, and nothing is wrong with that.")
     sys.stdout.flush()
 
 

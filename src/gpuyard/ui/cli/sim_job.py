@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuyard.core.units import parse_size
+from gpuyard.core.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from gpuyard.probes.simulated import Usage
@@ -58,7 +58,7 @@ def _run(usage: "Usage", device_id: str, vram_mb: float, seconds: float, ramp_s:
     for step in range(1, steps + 1):
         usage.allocate(device_id, vram_mb / steps)
         _sleep_until(started + ramp_s * step / steps)
-    click.echo(f"{device_id}: holding {vram_mb:.0f} MB")
+    click.echo(f"{device_id}: holding {format_size(vram_mb)}")
     sys.stdout.flush()
     _sleep_until(started + seconds)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpuyard.probes.sampler import Sample
 
-_HISTORY = 16
+_HISTORY = 24
 
 
 @click.command("watch")
@@ -73,7 +73,11 @@ def _show_live(samples: "Iterator[Sample]") -> None:
         for sample in samples:
             for device in sample.snapshot.devices:
                 history.setdefault(device.id, deque(maxlen=_HISTORY)).append(device.utilization_percent)
-            live.update(snapshot_view(sample.snapshot, out, expected, history), refresh=True)
+            live.update(snapshot_view(sample.snapshot, out, expected, _as_lists(history)), refresh=True)
+
+
+def _as_lists(history: "dict[str, deque[float | None]]") -> dict[str, list[float | None]]:
+    return {device_id: list(values) for device_id, values in history.items()}
 
 
 def _print_lines(samples: "Iterator[Sample]") -> None:
