@@ -1,13 +1,15 @@
 """This machine's own probes, put together: real ones, or simulated ones where GPUYARD_SIMULATE asks for them."""
 
+import importlib
 from collections.abc import Sequence
 
 from gpuyard.clock import SystemClock
 from gpuyard.config import simulated_devices
-from gpuyard.core.model import Snapshot, Vendor
+from gpuyard.core.model import Reading, Snapshot, Vendor
 from gpuyard.ports import Probe
 from gpuyard.probes.chain import Chain
 from gpuyard.probes.machine import Machine
+from gpuyard.probes.tool import find_any_tool
 
 DEFAULT_DEADLINE_S = 2.0
 
@@ -32,38 +34,55 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
 
         return {Vendor.SIMULATED: [SimulatedDevices()]}
     return {
-        Vendor.NVIDIA: _nvidia(),
-        Vendor.AMD: _amd(),
-        Vendor.INTEL: _intel(),
-        Vendor.APPLE: _apple(),
+        Vendor.NVIDIA: [_nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.smi:NvidiaSmi")],
+        Vendor.AMD: [
+            _amdsmi(),
+            _ToolProbe(Vendor.AMD, "amd-smi", "amd.amd_smi:AmdSmi"),
+            _ToolProbe(Vendor.AMD, "rocm-smi", "amd.rocm_smi:RocmSmi"),
+            _ToolProbe(Vendor.AMD, "radeontop", "amd.radeontop:RadeonTop"),
+        ],
+        Vendor.INTEL: [
+            _ToolProbe(Vendor.INTEL, "intel_gpu_top", "intel.gpu_top:IntelGpuTop"),
+            _ToolProbe(Vendor.INTEL, "xpu-smi", "intel.xpu_smi:XpuSmi"),
+            _intel_sysfs(),
+        ],
+        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "apple.probe:AppleProbe")],
     }
 
 
-def _nvidia() -> Sequence[Probe]:
+class _ToolProbe:
+    """A command-line probe whose code is loaded only where one of its tools is there: most machines have few."""
+
+    may_hang = False
+
+    def __init__(self, vendor: Vendor, name: str, home: str) -> None:
+        self.vendor = vendor
+        self.name = name
+        self._home = home
+        self._probe: Probe | None = None
+
+    def read(self, timeout_s: float) -> Reading:
+        if self._probe is None:
+            find_any_tool(self.name.split("+"))
+            module, _, class_name = self._home.partition(":")
+            self._probe = getattr(importlib.import_module(f"gpuyard.probes.{module}"), class_name)()
+        assert self._probe is not None
+        return self._probe.read(timeout_s)
+
+
+def _nvml() -> Probe:
     from gpuyard.probes.nvidia.nvml import Nvml
-    from gpuyard.probes.nvidia.smi import NvidiaSmi
 
-    return [Nvml(), NvidiaSmi()]
+    return Nvml()
 
 
-def _amd() -> Sequence[Probe]:
-    from gpuyard.probes.amd.amd_smi import AmdSmi
+def _amdsmi() -> Probe:
     from gpuyard.probes.amd.library import AmdSmiLibrary
-    from gpuyard.probes.amd.radeontop import RadeonTop
-    from gpuyard.probes.amd.rocm_smi import RocmSmi
 
-    return [AmdSmiLibrary(), AmdSmi(), RocmSmi(), RadeonTop()]
+    return AmdSmiLibrary()
 
 
-def _intel() -> Sequence[Probe]:
-    from gpuyard.probes.intel.gpu_top import IntelGpuTop
+def _intel_sysfs() -> Probe:
     from gpuyard.probes.intel.sysfs import IntelSysfs
-    from gpuyard.probes.intel.xpu_smi import XpuSmi
 
-    return [IntelGpuTop(), XpuSmi(), IntelSysfs()]
-
-
-def _apple() -> Sequence[Probe]:
-    from gpuyard.probes.apple.probe import AppleProbe
-
-    return [AppleProbe()]
+    return IntelSysfs()

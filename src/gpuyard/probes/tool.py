@@ -60,7 +60,20 @@ def find_tool(name: str) -> str:
         candidate = os.path.join(folder, name)
         if os.path.isfile(candidate):
             raise ProbeDenied(name, f"{candidate} may not be executed", hint=f"chmod +x {candidate}")
-    raise ProbeMissing(name, "it is not installed, or not on PATH")
+    raise ProbeMissing(name, "not installed, or not on PATH")
+
+
+def find_any_tool(names: Sequence[str]) -> None:
+    """ProbeMissing where none of the tools is there; one that may not be executed is there."""
+    for name in names:
+        try:
+            find_tool(name)
+        except ProbeMissing:
+            continue
+        except ProbeDenied:
+            return
+        return
+    raise ProbeMissing(", ".join(names), "not installed, or not on PATH")
 
 
 def run_tool(

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from gpuyard.core.model import Device, Problem, Reading, Vendor
-from gpuyard.errors import ProbeDenied, ProbeError, ProbeMissing
+from gpuyard.errors import ProbeDenied, ProbeError
 from gpuyard.probes import figures
 from gpuyard.probes.apple import ioreg, powermetrics
-from gpuyard.probes.tool import find_tool, run_tool
+from gpuyard.probes.tool import find_any_tool, run_tool
 
 _NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
 # From what a user can do least about to what is normal: the first of two errors is the one to show.
@@ -52,10 +52,7 @@ class AppleProbe:
         self._denied: ProbeDenied | None = None
 
     def read(self, timeout_s: float) -> Reading:
-        if _is_missing(powermetrics.SOURCE) and _is_missing(ioreg.SOURCE):
-            raise ProbeMissing(
-                powermetrics.SOURCE, "neither powermetrics nor ioreg is on PATH, as is normal on anything but a Mac"
-            )
+        find_any_tool((powermetrics.SOURCE, ioreg.SOURCE))
         with ThreadPoolExecutor(max_workers=3) as pool:
             power = pool.submit(self._ask_powermetrics, timeout_s)
             registry = pool.submit(_attempt, IoregProbe(), timeout_s)
@@ -93,16 +90,6 @@ def _sysctl(name: str, deadline: float) -> str | None:
         return run_tool(["sysctl", "-n", name], max(0.0, deadline - time.monotonic())).require_success().strip()
     except ProbeError:
         return None
-
-
-def _is_missing(tool: str) -> bool:
-    try:
-        find_tool(tool)
-    except ProbeMissing:
-        return True
-    except ProbeDenied:
-        return False
-    return False
 
 
 def _attempt(probe: PowermetricsProbe | IoregProbe, timeout_s: float) -> Reading | ProbeError:

@@ -8,6 +8,7 @@ Rules:
 """
 
 import contextlib
+import ctypes
 import os
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
 
 SETUP_AGAIN_AFTER_S = 30.0
 _MIB = 1048576
+_HINT_MISSING = "it comes with NVIDIA's driver"
 _PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
 
 
@@ -114,6 +116,10 @@ class _Driver:
 
 def _import_nvml() -> ModuleType:
     try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # a look at it costs a hundredth of the import that would say the same
+    except OSError as error:
+        raise ProbeMissing("nvml", "libnvidia-ml.so.1 is not installed", hint=_HINT_MISSING) from error
+    try:
         import pynvml
     except ImportError as error:
         raise ProbeMissing("nvml", f"the Python package cannot be imported: {error}") from error
@@ -124,7 +130,7 @@ def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
     message = f"NVML says: {error}"
     match error.value:
         case nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return ProbeMissing("nvml", "libnvidia-ml.so.1 is not installed", hint="it comes with NVIDIA's driver")
+            return ProbeMissing("nvml", "libnvidia-ml.so.1 cannot be loaded", hint=_HINT_MISSING)
         case nvml.NVML_ERROR_NO_PERMISSION:
             return ProbeDenied("nvml", message, hint="look at the permissions of /dev/nvidia*")
         case nvml.NVML_ERROR_DRIVER_NOT_LOADED:
