@@ -4,13 +4,14 @@ Rules:
 - It never raises: a figure that cannot be read is `None`.
 - A limit counts wherever on the way from the top of the cgroup tree to our own group it is set; the tightest one wins.
   Both cgroup versions are read, also side by side. A file that is not there, or may not be read, sets no limit.
+- Limits hardly ever change, and finding them costs more than all figures: they are looked for now and then.
 - The CPU's share is always a difference of two readings. Under a CPU quota it is the group's use of that quota.
 """
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -22,6 +23,7 @@ from gpuyard.probes import figures
 
 T = TypeVar("T")
 
+LOOK_FOR_LIMITS_AFTER_S = 10.0
 _FIRST_WINDOW_S = 0.1
 _SHORTEST_WINDOW_S = 0.05  # the kernel counts CPU time in steps of 10 ms: a shorter window is noise
 _UNLIMITED_BYTES = 2.0**60  # version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes
@@ -37,16 +39,18 @@ class PsutilHost:
         self._root = root
         self._monotonic = monotonic
         self._sleep = sleep
+        self._limits: _Limits | None = None
+        self._limits_found_at = 0.0
         self._last: _CpuTime | None = None
         self._percent: float | None = None
 
     def read(self) -> Host:
-        groups = _Groups.of(self._root)
+        limits = self._find_limits()
         cpus = _usable_cpus()
-        quota = groups.cpu_quota()
+        quota = limits.cpu
         if quota is not None and cpus is not None and quota.cpus >= cpus:
             quota = None
-        memory = _memory(groups)
+        memory = _memory(limits.memory)
         load = _ask_psutil(lambda psutil: psutil.getloadavg()) or (None, None, None)
         return Host(
             name=_host_name(),
@@ -59,6 +63,12 @@ class PsutilHost:
             load_15m=load[2],
             limited_by="cgroup" if quota or memory.is_limited else None,
         )
+
+    def _find_limits(self) -> "_Limits":
+        now = self._monotonic()
+        if self._limits is None or now - self._limits_found_at > LOOK_FOR_LIMITS_AFTER_S:
+            self._limits, self._limits_found_at = _Groups.of(self._root).limits(), now
+        return self._limits
 
     def _cpu_percent(self, quota: "_CpuQuota | None") -> float | None:
         before, now = self._last, self._cpu_time(quota)
@@ -115,6 +125,23 @@ class _CpuQuota(Struct, frozen=True, kw_only=True):
         return used * self.unit_s if used is not None else None
 
 
+class _MemoryLimit(Struct, frozen=True, kw_only=True):
+    """So many bytes for the group at `folder`; `usage` is the file that counts those in use."""
+
+    size: float
+    folder: Path
+    usage: str
+
+    def left(self) -> float | None:
+        used = figures.number(_text_of(self.folder / self.usage))
+        return max(0.0, self.size - max(0.0, used - _idle_cache(self.folder))) if used is not None else None
+
+
+class _Limits(Struct, frozen=True, kw_only=True):
+    memory: tuple[_MemoryLimit, ...]
+    cpu: _CpuQuota | None
+
+
 class _Groups(Struct, frozen=True, kw_only=True):
     """The folders from the top of each hierarchy down to the group we are in: version 2's one, version 1's by name."""
 
@@ -132,16 +159,16 @@ class _Groups(Struct, frozen=True, kw_only=True):
         legacy = {name: _lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct")}
         return cls(unified=unified, **legacy)
 
-    def memory_limits(self) -> Iterator[tuple[float, float | None]]:
-        """Each limit, with what is left of it where that is known."""
+    def limits(self) -> _Limits:
+        return _Limits(memory=tuple(self.memory_limits()), cpu=self.cpu_quota())
+
+    def memory_limits(self) -> Iterator[_MemoryLimit]:
         files = [(folder, "memory.max", "memory.current") for folder in self.unified]
         files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self.memory]
         for folder, limit_file, usage_file in files:
-            limit = figures.number(_text_of(folder / limit_file))
-            if limit is None or not 0 <= limit < _UNLIMITED_BYTES:
-                continue
-            used = figures.number(_text_of(folder / usage_file))
-            yield limit, max(0.0, limit - max(0.0, used - _idle_cache(folder))) if used is not None else None
+            size = figures.number(_text_of(folder / limit_file))
+            if size is not None and 0 <= size < _UNLIMITED_BYTES:
+                yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
 
     def cpu_quota(self) -> _CpuQuota | None:
         return min([*self._unified_quotas(), *self._legacy_quotas()], key=lambda quota: quota.cpus, default=None)
@@ -161,14 +188,15 @@ class _Groups(Struct, frozen=True, kw_only=True):
                 yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
 
 
-def _memory(groups: _Groups) -> _Memory:
+def _memory(limits: Sequence[_MemoryLimit]) -> _Memory:
     machine = _ask_psutil(lambda psutil: psutil.virtual_memory())
     total = float(machine.total) if machine else None
     available = float(machine.available) if machine else None
     is_limited = False
-    for limit, left in groups.memory_limits():
-        if total is None or limit < total:
-            total, is_limited = limit, True
+    for limit in limits:
+        left = limit.left()
+        if total is None or limit.size < total:
+            total, is_limited = limit.size, True
         if left is not None and (available is None or left < available):
             available = left
     if total is not None and available is not None:
