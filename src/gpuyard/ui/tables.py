@@ -6,7 +6,8 @@ Unknown is a dash, never a zero.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +16,8 @@ from gpuyard.core.model import Device, Host, Problem, Snapshot, Vendor
 UNKNOWN = "-"
 History = Mapping[str, Sequence[float | None]]
 _GAP = 2
-_SHORTEST_NAME = 12
-_ROOM_FOR_BARS = 72
+_SHORTEST_NAME = 8
+_SHORTEST_BAR, _LONGEST_BAR = 4, 24
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "__..::||"
 
@@ -84,40 +85,42 @@ def power_text(device: Device) -> str:
 
 
 def _device_table(snapshot: Snapshot, out: Console, history: History | None) -> RenderableType:
-    """Names get what room the figures leave; figures are never cut."""
-    headings = ["#", "device", "memory", "", "use", *([""] if history is not None else []), "power", "temp", "procs"]
-    bar_width = max(6, min(24, out.width - 76)) if out.width >= _ROOM_FOR_BARS else 1
-    rows = [_row(device, snapshot.devices, out, bar_width, history) for device in snapshot.devices]
-    widths = [max(cell.cell_len for cell in column) for column in zip(map(Text, headings), *rows, strict=True)]
-    room = out.width - sum(widths) + widths[1] - _GAP * (len(widths) - 1)
-    widths[1] = max(_SHORTEST_NAME, min(widths[1], room))
+    """Figures are never cut. Names get what room those leave, then bars and charts share the rest."""
+    rows = [_texts(device, snapshot.devices, out) for device in snapshot.devices]
+    columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
+    widths = {heading: max(len(heading), *map(cell_len, texts)) for heading, texts in columns.items()}
+    drawn = 1 if history is None else 2
+    spare = out.width - sum(widths.values()) - _GAP * (len(widths) + drawn - 1)
+    bar_width = max(_SHORTEST_BAR, min(_LONGEST_BAR, spare // drawn))
+    widths["device"] = max(_SHORTEST_NAME, min(widths["device"], widths["device"] + spare - bar_width * drawn))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-    for place, (heading, width) in enumerate(zip(headings, widths, strict=True)):
-        is_left = place < 3 or heading == ""
-        table.add_column(
-            heading, width=width, no_wrap=True, overflow="ellipsis", justify="left" if is_left else "right"
-        )
+    for heading, width in widths.items():
+        justify: JustifyMethod = "left" if heading in {"#", "device"} else "right"
+        if heading == "memory":
+            table.add_column("", width=bar_width)
+        table.add_column(heading, width=width, no_wrap=True, overflow="ellipsis", justify=justify)
+        if heading == "use" and history is not None:
+            table.add_column("", width=bar_width)
     for device, row in zip(snapshot.devices, rows, strict=True):
-        table.add_row(*row, style="" if device.healthy else "red")
+        # A name may hold what would be taken for markup, so every text is made plain.
+        label, name, memory, use, *rest = map(Text, row.values())
+        chart = [] if history is None else [_sparkline(history.get(device.id, ()), bar_width, out)]
+        cells = [label, name, _bar(device, bar_width, out), memory, use, *chart, *rest]
+        table.add_row(*cells, style="" if device.healthy else "red")
     return table
 
 
-def _row(
-    device: Device, devices: Sequence[Device], out: Console, bar_width: int, history: History | None
-) -> list[Text]:
+def _texts(device: Device, devices: Sequence[Device], out: Console) -> dict[str, str]:
     name = ("  " if device.parent else "") + (device.name or device.id)
-    past = [] if history is None else [_sparkline(history.get(device.id, ()), out)]
-    return [
-        Text(device_label(device, devices)),
-        Text(name if device.healthy else f"unhealthy: {name}"),
-        _bar(device, bar_width, out),
-        Text(memory_text(device.memory_used_mb, device.memory_total_mb), justify="right"),
-        Text(_figure(device.utilization_percent, "%")),
-        *past,
-        Text(power_text(device)),
-        Text(_figure(device.temperature_c, "°C" if _is_unicode(out) else "C")),
-        Text(UNKNOWN if device.processes is None else str(len(device.processes))),
-    ]
+    return {
+        "#": device_label(device, devices),
+        "device": name if device.healthy else f"unhealthy: {name}",
+        "memory": memory_text(device.memory_used_mb, device.memory_total_mb),
+        "use": _figure(device.utilization_percent, "%"),
+        "power": power_text(device),
+        "temp": _figure(device.temperature_c, "°C" if _is_unicode(out) else "C"),
+        "procs": UNKNOWN if device.processes is None else str(len(device.processes)),
+    }
 
 
 def _bar(device: Device, width: int, out: Console) -> Text:
@@ -131,9 +134,8 @@ def _bar(device: Device, width: int, out: Console) -> Text:
     return Text.assemble((full * filled, style), (empty * (width - filled), "dim"))
 
 
-def _sparkline(values: Sequence[float | None], out: Console) -> Text:
-    """As much of the latest past as there is room for, at one width from the first sample on."""
-    width = max(6, min(24, out.width - 84))
+def _sparkline(values: Sequence[float | None], width: int, out: Console) -> Text:
+    """As much of the latest past as there is room for."""
     blocks = _BLOCKS if _is_unicode(out) else _ASCII_BLOCKS
     steps = len(blocks) - 1
     latest = [" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values[-width:]]

@@ -1,0 +1,56 @@
+"""Every example in the README and the docs runs: `console` blocks line by line, `python` blocks as they stand."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+EXAMPLES = [
+    pytest.param(language, code, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, (language, code) in enumerate(BLOCK.findall(page.read_text()))
+]
+
+
+@pytest.mark.parametrize(("language", "code"), EXAMPLES)
+def test_an_example_works_as_it_is_written(
+    language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "usage.csv").write_text("kind,utilization_percent\ndevice,50\n")
+    if language == "python":
+        command = [sys.executable, "-c", code]
+    else:
+        lines = [line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ ")]
+        assert lines, "a console block shows what to type behind a $"
+        command = ["sh", "-ec", "\n".join([*lines, "wait"])]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
+)
+def test_a_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_reference_names_every_command_and_option() -> None:
+    from gpuyard.ui.cli import VERBS, cli
+
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    context = cli.make_context("gpuyard", ["--help"], resilient_parsing=True)
+    for verb in VERBS:
+        assert f"gpuyard {verb}" in page
+        command = cli.get_command(context, verb)
+        assert command is not None
+        for option in (name for parameter in command.params for name in parameter.opts if name.startswith("--")):
+            assert option in page, f"{verb} {option}"
