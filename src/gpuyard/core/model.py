@@ -105,4 +105,5 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 def fresh_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[Problem, ...]:
     """The problems that were not there before, so that each is told once and not at every sample."""
-    return tuple(problem for problem in now if problem not in before)
+    known = {(problem.source, problem.kind, problem.vendor) for problem in before}
+    return tuple(problem for problem in now if (problem.source, problem.kind, problem.vendor) not in known)

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
 from gpuyard.core.model import Device, Problem, Vendor
 from gpuyard.ports import Probe
 from gpuyard.probes.chain import Rung
-from gpuyard.probes.worker import Worker
 
 
 class Checkup(Struct, frozen=True, kw_only=True):
@@ -27,11 +27,13 @@ class Checkup(Struct, frozen=True, kw_only=True):
 
 def check_probes(probes: Mapping[Vendor, Sequence[Probe]], timeout_s: float) -> list[Checkup]:
     """Vendors at once, one vendor's probes after each other, since they use the same driver."""
-    workers = {vendor: Worker[list[Checkup]](f"gpuyard-check-{vendor}") for vendor in probes}
-    for vendor, rungs in probes.items():
-        workers[vendor].start(lambda rungs=rungs: [_check(probe, timeout_s) for probe in rungs])  # type: ignore[misc]
-    longest = timeout_s + 1.0
-    return [check for vendor in probes for check in workers[vendor].finish(longest * len(probes[vendor]))]
+    with ThreadPoolExecutor(max_workers=len(probes)) as pool:
+        checking = [pool.submit(_check_each, rungs, timeout_s) for rungs in probes.values()]
+        return [check for checked in checking for check in checked.result()]
+
+
+def _check_each(probes: Sequence[Probe], timeout_s: float) -> list[Checkup]:
+    return [_check(probe, timeout_s) for probe in probes]
 
 
 def _check(probe: Probe, timeout_s: float) -> Checkup:

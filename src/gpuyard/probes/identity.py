@@ -1,11 +1,23 @@
-"""Ids that name one device each."""
+"""Ids that name one device each, and PCI bus ids in one spelling."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from gpuyard.core.model import Device
+
+_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE | re.ASCII)
+
+
+def pci_bus_id(raw: object) -> str | None:
+    """As the kernel spells it, such as `0000:3b:00.0`; tools differ in the width of the domain and in case."""
+    match = _BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None:
+        return None
+    domain = int(match[1] or "0", 16)
+    return f"{domain:04x}:{match[2].lower()}"
 
 
 def with_distinct_ids(devices: Iterable[Device]) -> tuple[Device, ...]:

@@ -132,3 +132,25 @@ def test_nothing_is_left_open(tools: Tools) -> None:
     for _ in range(5):
         run_tool(["smi"], 10)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "starts"
+    path = tools(
+        "stubborn-smi", f"import signal\nprint('x', file=open({str(starts)!r}, 'a'), flush=True)\nsignal.pause()"
+    )
+    with monkeypatch.context() as powerless:
+        powerless.setattr("gpuyard.probes.tool.os.killpg", lambda *_: None)
+        powerless.setattr("gpuyard.probes.tool._kill_descendants", lambda *_: None)
+        with pytest.raises(ProbeTimeout, match="no answer"):
+            run_tool(["stubborn-smi"], 1)
+    with pytest.raises(ProbeTimeout, match=r"process \d+ of an earlier call hangs") as refusal:
+        run_tool(["stubborn-smi"], 1)
+    assert starts.read_text() == "x\n"
+    stuck = psutil.Process(int(refusal.value.message.split()[1]))
+    stuck.kill()
+    path.write_text(path.read_text().replace("signal.pause()", ""))
+    assert wait_until_gone(stuck.pid)
+    assert run_tool(["stubborn-smi"], 10).status == 0

@@ -1,0 +1,15 @@
+"""The end of the time that several steps share."""
+
+import time
+
+
+class Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._at = time.monotonic() + timeout_s
+
+    def left(self) -> float:
+        """Seconds until then, and never less than none."""
+        return max(0.0, self._at - time.monotonic())
+
+    def is_over(self) -> bool:
+        return self.left() == 0.0
