@@ -11,7 +11,7 @@ def state_dir() -> Path:
     """What must outlive a reboot."""
     home = os.environ.get("GPUYARD_HOME")
     if home:
-        return Path(home).expanduser()
+        return Path(home).expanduser().absolute()
     import platformdirs
 
     return Path(platformdirs.user_state_dir("gpuyard", appauthor=False))

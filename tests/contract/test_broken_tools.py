@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.model import Snapshot
 from gpuyard.probes.local import local_machine, local_probes
+from tests.unit.probes.samples_amd import ROCM_SMI_JSON
 
 Tools = Callable[[str, str], Path]
 DEADLINE_S = 1.0
-# On a machine so busy that a second passes unnoticed, a snapshot may be late; one that waits for a hung tool is later.
-MUCH_TOO_LATE_S = 20.0
+# A busy machine may let a moment pass after the deadline before it lets us look at the clock.
+SLACK_S = 0.5
 
 VENDOR_TOOLS = {
     "nvidia-smi": "nvidia",
@@ -40,14 +42,25 @@ def only_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: Tools
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
 
 
+def snapshot_in_time() -> Snapshot:
+    """One of three must be: a machine may be too busy for one, a probe that waits for its tool is late each time."""
+    took: list[float] = []
+    while len(took) < 3:
+        machine = local_machine(DEADLINE_S)
+        started = time.monotonic()
+        snapshot = machine.snapshot()
+        took.append(time.monotonic() - started)
+        if took[-1] <= DEADLINE_S + SLACK_S:
+            return snapshot
+    pytest.fail(f"snapshots took {took} s")
+
+
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str, how: str) -> None:
     script, kinds = BROKEN[how]
     tools(tool, script)
-    started = time.monotonic()
-    snapshot = local_machine(DEADLINE_S).snapshot()
-    assert time.monotonic() - started < MUCH_TOO_LATE_S
+    snapshot = snapshot_in_time()
     assert snapshot.host.memory_total_mb is not None
     assert snapshot.host.cpu_percent is not None
     named = [problem for problem in snapshot.problems if tool in problem.source and problem.kind != "missing"]
@@ -73,11 +86,17 @@ def test_a_missing_tool_is_named(tool: str) -> None:
 def test_all_tools_hanging_at_once_take_no_longer_than_one(tools: Tools) -> None:
     for tool in VENDOR_TOOLS:
         tools(tool, BROKEN["hung"][0])
-    started = time.monotonic()
-    snapshot = local_machine(DEADLINE_S).snapshot()
-    assert time.monotonic() - started < MUCH_TOO_LATE_S
+    snapshot = snapshot_in_time()
     assert snapshot.host.memory_total_mb is not None
     assert {problem.vendor for problem in snapshot.problems} == {"nvidia", "amd", "intel", "apple"}
+
+
+def test_behind_a_hung_tool_the_next_one_answers_in_the_same_snapshot(tools: Tools) -> None:
+    tools("amd-smi", BROKEN["hung"][0])
+    tools("rocm-smi", f"print({ROCM_SMI_JSON!r})")
+    snapshot = snapshot_in_time()
+    assert {device.vendor for device in snapshot.devices} == {"amd"}
+    assert any(problem.source == "amd-smi" and problem.kind == "timeout" for problem in snapshot.problems)
 
 
 def test_every_probe_says_who_it_is() -> None:

@@ -137,7 +137,8 @@ def test_watch_on_a_terminal_is_a_live_table_that_fits_80_columns(
         subprocess.run([*tmux, "kill-server"], check=True)
     assert screen.count("Simulated 24 GB") == 2, "the table is drawn in place, not one below the other"
     assert "8.0/24.0 GB" in screen
-    assert "…" not in screen
+    assert "…" not in screen.partition("command")[0], "no figure is cut"
+    assert str(job.pid) in screen
 
 
 def wait_for_screen(tmux: list[str], condition: Callable[[str], bool]) -> str:
@@ -227,6 +228,8 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
         (["frobnicate"], "gpuyard --help"),
         (["watch", "--log", "usage.txt"], ".csv or .jsonl"),
         (["watch", "--interval", "0"], "--interval"),
+        (["watch", "--interval", "soon"], "10m"),
+        (["sim-job", "--ramp", "inf"], "10m"),
         (["watch", "--count", "none"], "--count"),
         (["sim-job", "--vram", "8Q"], "8G"),
         (["sim-job"], "GPUYARD_SIMULATE=2x24GB"),
@@ -285,3 +288,65 @@ def test_scripts_get_a_snapshot_from_one_call(job: "subprocess.Popen[str]") -> N
     program = "import gpuyard; print([d.memory_used_mb for d in gpuyard.snapshot().devices])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[8192.0, 0.0]\n"
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["devices", "--json"], ["watch", "--count", "1"], ["doctor"]])
+def test_an_output_that_is_full_or_closed_is_no_crash(simulated: None, arguments: list[str]) -> None:
+    command = " ".join([*GPUYARD, *arguments])
+    full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr) == (1, "gpuyard: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_gets_a_table_all_the_same(tools: Tools) -> None:
+    output = XML.replace("NVIDIA Yard One", f"NVIDIA Yärd {'x' * 80}").encode()
+    tools("nvidia-smi", f"import sys; sys.stdout.buffer.write({output!r})")
+    result = run("devices", PYTHONIOENCODING="ascii", COLUMNS="80")
+    assert result.returncode == 0
+    assert "NVIDIA Y?rd xxx" in result.stdout
+
+
+def test_devices_names_who_uses_them(job: "subprocess.Popen[str]") -> None:
+    line = next(line for line in run("devices", COLUMNS="100").stdout.splitlines() if str(job.pid) in line)
+    assert "8.0 GB" in line
+    assert "gpuyard sim-job --vram 8G" in line
+
+
+def test_an_unwritable_home_is_told_in_one_line(simulated: None) -> None:
+    result = run("sim-job", "--seconds", "0", GPUYARD_HOME="/proc/nowhere")
+    assert result.returncode == 1
+    assert "/proc/nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_watch_that_is_told_to_stop_stops(simulated: None) -> None:
+    process = subprocess.Popen([*GPUYARD, "watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_snapshots_in_a_row_use_the_same_threads(simulated: None) -> None:
+    program = (
+        "import gpuyard, threading\n"
+        "counts = []\n"
+        "for _ in range(5): gpuyard.snapshot(); counts.append(threading.active_count())\n"
+        "print(len(set(counts)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "1\n"
+
+
+def test_a_forked_child_looks_for_itself(simulated: None) -> None:
+    program = (
+        "import gpuyard, os\n"
+        "gpuyard.snapshot()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(len(gpuyard.snapshot().devices))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "2\n"

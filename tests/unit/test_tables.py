@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gpuyard.core.model import Device, Host, Problem, Process, Snapshot, Vendor
-from gpuyard.ui.tables import device_label, snapshot_view
+from gpuyard.probes.processes import ProcessInfo
+from gpuyard.ui.tables import Extras, device_label, snapshot_view
 
 CARD = Device(
     id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Yard", memory_total_mb=24576.0, memory_used_mb=12288.0,
@@ -17,14 +18,16 @@ HOST = Host(name="box", cpu_count=8.0, cpu_percent=5.0, memory_total_mb=65536.0,
 
 
 def shown(
-    *devices: Device, width: int = 80, encoding: str = "utf-8", problems: tuple[Problem, ...] = (),
-    expected: tuple[Vendor, ...] = (), history: dict[str, list[float | None]] | None = None,
-) -> str:  # fmt: skip
+    *devices: Device,
+    width: int = 80,
+    encoding: str = "utf-8",
+    problems: tuple[Problem, ...] = (),
+    extras: Extras = Extras(),  # noqa: B008
+) -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     out = Console(file=file, width=width, highlight=False)
-    out.print(
-        snapshot_view(Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems), out, expected, history)
-    )
+    snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
+    out.print(snapshot_view(snapshot, out, extras))
     file.seek(0)
     return file.read()
 
@@ -56,13 +59,13 @@ def test_a_little_is_not_nothing_and_nearly_full_is_not_full() -> None:
 
 
 def test_a_terminal_without_unicode_gets_plain_letters() -> None:
-    text = shown(CARD, encoding="ascii", history={"GPU-a": [0.0, 50.0, 100.0]})
+    text = shown(CARD, encoding="ascii", extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}))
     assert text.isascii()
     assert "#" * 3 in text
 
 
 def test_a_history_is_drawn_oldest_first() -> None:
-    assert "▁▅█" in shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}, width=120)
+    assert "▁▅█" in shown(CARD, extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}), width=120)
 
 
 def test_labels_tell_parts_and_vendors_apart() -> None:
@@ -82,13 +85,54 @@ def test_an_unhealthy_device_says_so() -> None:
 @pytest.mark.parametrize(("expected", "told"), [((), False), ((Vendor.AMD,), True)])
 def test_a_missing_tool_is_told_only_where_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, told: bool) -> None:
     missing = Problem(source="amd-smi", kind="missing", message="not installed", vendor=Vendor.AMD)
-    assert ("amd-smi" in shown(CARD, problems=(missing,), expected=expected)) is told
+    assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is told
 
 
 def test_without_devices_it_says_where_to_look() -> None:
     assert "gpuyard doctor" in shown()
 
 
-@given(name=st.text(max_size=60), width=st.integers(20, 200))
+@given(name=st.text(max_size=60), width=st.integers(1, 200))
 def test_no_name_and_no_width_breaks_it(name: str, width: int) -> None:
-    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, history={})
+    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, extras=Extras(history={}, people={}))
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60])
+def test_in_little_room_the_least_needed_columns_go_and_the_others_stay_whole(width: int) -> None:
+    lines = shown(CARD, width=width, extras=Extras(history={})).splitlines()[-2:]
+    assert max(map(len, lines)) <= width
+    assert lines[1].startswith("0  ")
+    assert "12.0/24.0 GB" in lines[1]
+    assert "37%" in lines[1]
+    assert "procs" not in lines[0]
+
+
+def test_who_uses_a_device_is_listed_greediest_first() -> None:
+    processes = (Process(pid=7, memory_mb=1024.0), Process(pid=8, memory_mb=10240.0, name="Xorg"), Process(pid=9))
+    card = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, processes=processes)
+    lines = shown(card, extras=Extras(people={7: ProcessInfo(user="ada", command="python train.py")})).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["0", "8", "-", "10.0", "GB", "Xorg"],
+        ["0", "7", "ada", "1.0", "GB", "python", "train.py"],
+        ["0", "9", "-", "-", "-"],
+    ]
+
+
+def test_more_rows_than_fit_are_counted() -> None:
+    cards = [Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, index=n) for n in range(40)]
+    lines = shown(*cards, extras=Extras(people={}, height=24)).splitlines()
+    assert len(lines) <= 24
+    assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: the window is too low"
+
+
+def test_processes_are_counted_where_they_do_not_fit() -> None:
+    card = Device(id="a", vendor=Vendor.AMD, processes=tuple(Process(pid=n) for n in range(40)))
+    lines = shown(card, extras=Extras(people={}, height=24)).splitlines()
+    assert len(lines) <= 24
+    assert "more processes" in lines[-1]
+
+
+def test_problems_stand_above_the_table_where_they_are_seen() -> None:
+    problem = Problem(source="nvml", kind="timeout", message="no answer")
+    assert shown(CARD, problems=(problem,)).splitlines()[1] == "! nvml: no answer"
+    assert "No GPU answered in time." in shown(problems=(problem,))

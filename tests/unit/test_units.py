@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.units import format_size, parse_size
+from gpuyard.core.units import format_size, parse_duration, parse_size
 from gpuyard.errors import UserError
 
 
@@ -37,3 +37,27 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 @given(st.integers(0, 10**6))
 def test_a_printed_size_reads_back_as_nearly_the_same(megabytes: int) -> None:
     assert parse_size(format_size(megabytes)) == pytest.approx(megabytes, abs=52)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30),
+        ("30s", 30),
+        ("200ms", 0.2),
+        ("10m", 600),
+        ("4h", 14400),
+        ("2d", 172800),
+        ("1.5 H", 5400),
+        (".5", 0.5),
+    ],
+)
+def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "inf", "nan", "1e9", "4 hours", "9" * 40])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_duration(text)
+    assert "4h" in str(refusal.value.hint)

@@ -1,4 +1,4 @@
-"""Sizes as people write them. As GPU vendors do, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes."""
+"""Sizes and times as people write them. As GPU vendors do, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes."""
 
 import re
 
@@ -6,6 +6,9 @@ from gpuyard.errors import UserError
 
 _MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*", re.IGNORECASE | re.ASCII)
+
+_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?\s*", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> float:
@@ -15,6 +18,14 @@ def parse_size(text: str) -> float:
         raise UserError(f"'{text}' is not a size", hint="write it as 8G, 512MB or a number of MB")
     number, scaled, plain = match.groups()
     return float(number) * _MB_PER_UNIT[(scaled or plain or "M").upper()]
+
+
+def parse_duration(text: str) -> float:
+    """`30s`, `200ms`, `4h`, `2d` or a bare number of seconds, in seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise UserError(f"'{text}' is not a time", hint="write it as 30s, 10m, 4h or a number of seconds")
+    return float(match[1]) * _SECONDS_PER_UNIT[(match[2] or "s").lower()]
 
 
 def format_size(megabytes: float) -> str:

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
+from gpuyard.clock import SystemClock
 from gpuyard.core.model import Device, Problem, Vendor
 from gpuyard.ports import Probe
-from gpuyard.probes.chain import Rung
+from gpuyard.probes.rung import Rung
 
 
 class Checkup(Struct, frozen=True, kw_only=True):
@@ -37,9 +38,9 @@ def _check_each(probes: Sequence[Probe], timeout_s: float) -> list[Checkup]:
 
 
 def _check(probe: Probe, timeout_s: float) -> Checkup:
-    rung = Rung(probe)
+    rung = Rung(probe, SystemClock())
     started = time.monotonic()
-    reading = rung.read(timeout_s, started)
+    reading = rung.read(timeout_s)
     return Checkup(
         vendor=probe.vendor,
         probe=probe.name,

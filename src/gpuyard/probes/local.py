@@ -1,6 +1,9 @@
 """This machine's own probes, put together: real ones, or simulated ones where GPUYARD_SIMULATE asks for them."""
 
+import functools
 import importlib
+import os
+import threading
 from collections.abc import Sequence
 
 from gpuyard.clock import SystemClock
@@ -23,8 +26,30 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> Machine:
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
-    """This machine's devices and host, now."""
-    return local_machine(deadline_s).snapshot()
+    """This machine's devices and host, now. The probes stay set up, so that the next call costs little."""
+    with _guard.lock:
+        machine = _machine(deadline_s, simulated_devices())
+        return machine.snapshot()
+
+
+class _Guard:
+    """A lock that a child process gets anew: its parent's may have been held while it was forked."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_guard = _Guard()
+
+
+@functools.lru_cache(maxsize=4)
+def _machine(deadline_s: float, simulated: str | None) -> Machine:  # noqa: ARG001 - another simulation, another machine
+    return local_machine(deadline_s)
 
 
 def local_probes() -> dict[Vendor, Sequence[Probe]]:

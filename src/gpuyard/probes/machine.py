@@ -1,12 +1,12 @@
 """The whole machine in one look: every vendor's chain at once, and the host beside them, within one deadline."""
 
-import time
 from collections.abc import Callable, Sequence
 
 from gpuyard.core.model import Device, Host, Problem, Reading, Snapshot
 from gpuyard.ports import Clock, HostProbe
 from gpuyard.probes.chain import Chain
-from gpuyard.probes.worker import Worker
+from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.worker import NoAnswerYet, Worker
 
 # A snapshot keeps its deadline although ending a tool and its children takes a moment too.
 _CHAIN_SHARE = 0.85
@@ -22,23 +22,24 @@ class Machine:
         self._deadline_s = deadline_s
 
     def snapshot(self) -> Snapshot:
-        deadline = time.monotonic() + self._deadline_s
+        deadline = Deadline(self._deadline_s)
         taken_at = self._clock.now()
         finishing = [self._begin(chain, worker, deadline) for chain, worker in self._chains]
         host = self._host.read()
         return assemble(taken_at, host, [finish() for finish in finishing])
 
-    def _begin(self, chain: Chain, worker: Worker[Reading], deadline: float) -> Callable[[], Reading]:
+    def _begin(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Callable[[], Reading]:
         if chain.is_resting():
-            return lambda: chain.read(0)
+            standing = chain.standing()
+            return lambda: standing
         if not worker.start(lambda: chain.read(self._deadline_s * _CHAIN_SHARE)):
             return chain.overdue
         return lambda: self._finish(chain, worker, deadline)
 
-    def _finish(self, chain: Chain, worker: Worker[Reading], deadline: float) -> Reading:
+    def _finish(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Reading:
         try:
-            return worker.finish(deadline - time.monotonic())
-        except TimeoutError:
+            return worker.finish(deadline.left())
+        except NoAnswerYet:
             return chain.overdue()
 
 

@@ -21,9 +21,9 @@ from msgspec import Struct
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.core.units import parse_size
-from gpuyard.errors import ProbeCrashed, SimulatedOutOfMemory, UserError
+from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
 
-_GROUP = re.compile(r"(\d{1,4})\s*x\s*(.+)", re.IGNORECASE | re.ASCII)
+_GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
 
@@ -44,6 +44,8 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
         if match is None or int(match[1]) < 1:
             raise UserError(f"'{spec}' does not describe simulated devices", hint="write it as 2x24GB or 1x80GB,2x24GB")
         sizes += [parse_size(match[2])] * int(match[1])
+    if min(sizes) <= 0:
+        raise UserError(f"'{spec}' describes a device without memory", hint="write it as 2x24GB")
     return tuple(
         Device(
             id=f"SIM-{index}",
@@ -80,13 +82,21 @@ class SimulatedDevices:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self._open_lock()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        path = self.folder / "lock"
+        try:
+            # Without O_CREAT first: in a sticky folder the kernel may refuse that on another user's file.
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return _open_for_all(path, os.O_RDONLY)
 
     def live_shares(self) -> Iterator[_Share]:
         """Those of living processes; what the dead left behind is cleared away. Only while locked."""
@@ -109,11 +119,17 @@ class Usage:
     def __init__(self, devices: SimulatedDevices | None = None) -> None:
         self._devices = devices or SimulatedDevices()
         self._share = _Share(pid=os.getpid())
-        with self._devices.locked():
-            path = self._devices.folder / f"{os.getpid()}-{os.urandom(4).hex()}.share"
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self._write(self._share)
+        try:
+            with self._devices.locked():
+                path = self._devices.folder / f"{os.getpid()}-{os.urandom(4).hex()}.share"
+                self._descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                self._write(self._share)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"simulated devices cannot be used: {self._devices.folder}: {error.strerror}",
+                hint="set GPUYARD_HOME to a folder you may write to",
+            ) from error
 
     def allocate(self, device_id: str, megabytes: float) -> None:
         """Takes that much more memory, or raises SimulatedOutOfMemory and takes nothing."""
@@ -155,6 +171,13 @@ class Usage:
         self._share = share
 
 
+def _open_for_all(path: Path, flags: int) -> int:
+    """A new file that every user may read, whatever our umask: others have to see what we take."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.fchmod(descriptor, 0o644)
+    return descriptor
+
+
 def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Those that CUDA_VISIBLE_DEVICES lets a program see, in its order; all of them where it is not set."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -177,7 +200,7 @@ def _loaded(device: Device, shares: list[_Share]) -> Device:
     return msgspec.structs.replace(
         device,
         memory_used_mb=used,
-        memory_free_mb=total - used,
+        memory_free_mb=max(0.0, total - used),
         utilization_percent=load,
         power_draw_w=_IDLE_W + (_FULL_W - _IDLE_W) * load / 100,
         power_limit_w=_FULL_W,

@@ -13,6 +13,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class NoAnswerYet(Exception):
+    """The call is still under way."""
+
+
 class Worker(Generic[T]):
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,11 +29,9 @@ class Worker(Generic[T]):
         self._pid: int | None = None
 
     def start(self, call: Callable[[], T]) -> bool:
-        """Begins the call, or answers False where the one before it has not come back."""
-        if self._pid != os.getpid():  # threads do not survive a fork
-            self._reset()
-            self._pid = os.getpid()
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        """Begins the call, or answers False: the one before it has not come back, or there can be no more threads."""
+        if self._pid != os.getpid() and not self._start_thread():
+            return False
         if self._is_waiting and self._answers.empty():
             return False
         if self._is_waiting:
@@ -38,12 +40,22 @@ class Worker(Generic[T]):
         self._calls.put(call)
         return True
 
+    def _start_thread(self) -> bool:
+        """Also after a fork, which threads do not survive."""
+        self._reset()
+        try:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system's limit on threads
+            return False
+        self._pid = os.getpid()
+        return True
+
     def finish(self, timeout_s: float) -> T:
-        """What the call returned or raised; TimeoutError where it takes longer."""
+        """What the call returned or raised; NoAnswerYet where it takes longer, and then it may be asked for again."""
         try:
             answer = self._answers.get(timeout=max(0.0, timeout_s))
         except Empty:
-            raise TimeoutError from None
+            raise NoAnswerYet from None
         self._is_waiting = False
         if isinstance(answer, BaseException):
             raise answer

@@ -185,11 +185,47 @@ def _wait_for(condition: Callable[[], bool], clock: FakeClock) -> None:
         clock.time += 100
 
 
-def test_while_another_could_answer_the_first_gets_half_of_the_time() -> None:
+def test_while_another_tool_could_answer_the_first_leaves_it_some_time() -> None:
     first, second = ScriptedProbe("nvml", crash("nvml")), ScriptedProbe("sh", Reading())
     chain(first, second).read(2)
-    assert first.timeouts[0] == pytest.approx(1.0, abs=0.1)
+    assert first.timeouts[0] == pytest.approx(1.2, abs=0.1)
     assert second.timeouts[0] == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_slow_call_is_still_believed_where_nobody_else_answers(stuck: StuckProbe) -> None:
+    class LetGo(ScriptedProbe):
+        def read(self, timeout_s: float) -> Reading:
+            stuck.let_go.set()
+            raise crash("sh")
+
+    reading = chain(stuck, LetGo("sh", Reading())).read(30)
+    assert reading.devices == (CARD,)
+    assert reading.problems == ()
+
+
+def test_a_probe_that_raises_a_timeout_of_its_own_is_only_another_bug() -> None:
+    reading = chain(ScriptedProbe("smi", TimeoutError("socket"))).read(2)
+    assert "TimeoutError" in reading.problems[0].message
+
+
+def test_nobody_is_asked_when_there_is_no_time_left() -> None:
+    probe = ScriptedProbe("smi", Reading(devices=(CARD,)))
+    assert chain(probe).read(0) == Reading()
+    assert probe.timeouts == []
+
+
+def test_a_device_missing_from_the_fallback_s_list_is_gone_too_where_its_place_tells() -> None:
+    first, second = (Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, pci_bus_id=f"0000:0{n}:00.0") for n in (1, 2))
+    by_bus = Device(id="0000:01:00.0", vendor=Vendor.NVIDIA, pci_bus_id="0000:01:00.0")
+    watched = chain(
+        ScriptedProbe("nvml", Reading(devices=(first, second)), crash("nvml")),
+        ScriptedProbe("smi", Reading(devices=(by_bus,))),
+    )
+    watched.read(2)
+    assert [(device.id, device.healthy) for device in watched.read(2).devices] == [
+        ("0000:01:00.0", True),
+        ("GPU-2", False),
+    ]
 
 
 def test_a_tool_that_is_not_there_takes_no_time_from_the_others() -> None:

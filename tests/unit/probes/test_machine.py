@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuyard.core.model import Device, Host, Problem, Reading, Vendor
+from gpuyard.errors import ProbeCrashed
 from gpuyard.probes.chain import Chain
 from gpuyard.probes.machine import Machine, assemble
 from tests.fakes.clock import FakeClock
@@ -67,6 +68,55 @@ def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: Slo
         snapshot = machine.snapshot()
         assert [device.id for device in snapshot.devices] == ["nvidia-0"]
         assert [(problem.source, problem.kind) for problem in snapshot.problems] == [("slow", "timeout")]
+
+
+class FlakyProbe(FixedProbe):
+    """Fails once, then is well."""
+
+    def __init__(self, vendor: Vendor) -> None:
+        super().__init__(vendor)
+        self.timeouts: list[float] = []
+
+    def read(self, timeout_s: float) -> Reading:
+        self.timeouts.append(timeout_s)
+        if len(self.timeouts) == 1:
+            raise ProbeCrashed("fixed", "once")
+        return self.reading
+
+
+class PassingTime:
+    """A host whose reading takes so long that rests end meanwhile."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def read(self) -> Host:
+        self._clock.time += 5
+        return HOST
+
+
+def test_a_rest_that_ends_while_others_are_read_does_not_call_the_probe_out_of_turn() -> None:
+    clock = FakeClock()
+    probe = FlakyProbe(Vendor.AMD)
+    chain = Chain(Vendor.AMD, [probe], clock)
+    chain.read(1)
+    machine = Machine([chain], PassingTime(clock), clock, 5)
+    assert [problem.kind for problem in machine.snapshot().problems] == ["crashed"]
+    assert len(probe.timeouts) == 1
+    assert [device.id for device in machine.snapshot().devices] == ["amd-0"]
+    assert all(timeout > 0.5 for timeout in probe.timeouts)
+
+
+def test_where_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    clock = FakeClock()
+    chain = Chain(Vendor.AMD, [FixedProbe(Vendor.AMD)], clock)
+    snapshot = Machine([chain], FixedHost(), clock, 5).snapshot()
+    assert snapshot.host == HOST
+    assert [problem.kind for problem in snapshot.problems] == ["timeout"]
 
 
 def test_an_unhealthy_device_is_a_problem_too() -> None:

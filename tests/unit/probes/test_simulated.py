@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_a_mixed_machine_is_described_in_one_line() -> None:
     assert {d.vendor for d in devices} == {Vendor.SIMULATED}
 
 
-@pytest.mark.parametrize("spec", ["two", "2x", "x24GB", "0x24GB", "2x24GB,", "2y24GB", "2x-5GB"])
+@pytest.mark.parametrize("spec", ["two", "2x", "x24GB", "0x24GB", "2x24GB,", "2y24GB", "2x-5GB", "2x24", "1x0GB"])
 def test_a_wrong_description_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_devices(spec)
@@ -148,3 +149,42 @@ def test_without_a_description_there_are_none() -> None:
     assert "GPUYARD_SIMULATE" not in os.environ
     with pytest.raises(UserError, match="no simulated devices"):
         SimulatedDevices()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become two users")
+def test_users_with_private_habits_still_see_each_other(
+    devices: SimulatedDevices, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shared = tmp_path_factory.getbasetemp().parent.parent / f"gpuyard-shared-{os.getpid()}"
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from gpuyard.probes.simulated import SimulatedDevices, Usage\n"
+        "os.umask(0o077); os.setuid(int(sys.argv[1]))\n"
+        "devices = SimulatedDevices('1x24GB', Path(sys.argv[2]))\n"
+        "usage = Usage(devices)\n"
+        "usage.allocate('SIM-0', 1000)\n"
+        "print(devices.read(1).devices[0].memory_used_mb, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    shared.mkdir()
+    shared.chmod(0o1777)
+    try:
+        users = []
+        for uid in ("65533", "65534"):
+            users.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, uid, str(shared)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd="/",
+                )
+            )
+            assert users[-1].stdout is not None
+            assert float(users[-1].stdout.readline()) == 1000 * len(users)
+        for user in users:
+            user.communicate()
+        assert SimulatedDevices("1x24GB", shared).read(1).devices[0].memory_used_mb == 0
+    finally:
+        shutil.rmtree(shared)

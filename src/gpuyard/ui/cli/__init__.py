@@ -6,7 +6,9 @@ Exit statuses: 0 it worked; 1 something on this machine stands in the way; 2 wha
 
 import difflib
 import importlib
+import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -62,8 +64,10 @@ def cli() -> None:
 
 def main() -> None:
     """The `gpuyard` command."""
+    _open_closed_streams()
     try:
         status = cli(standalone_mode=False, prog_name="gpuyard")
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -73,7 +77,21 @@ def main() -> None:
         hint = f"\n  {error.hint}" if error.hint else ""
         click.echo(f"gpuyard: {error}{hint}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; Python would complain about the flush at exit
-        sys.exit(EXIT_FAULT)
+    except OSError as error:
+        _give_up(error)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Somebody may have started us without an output; what we write to it is then lost, and that is all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
+
+
+def _give_up(error: OSError) -> NoReturn:
+    """An output that is full or whose reader has gone. Python would complain again when it flushes at exit."""
+    if not isinstance(error, BrokenPipeError):
+        click.echo(f"gpuyard: {error.strerror or error}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_FAULT)

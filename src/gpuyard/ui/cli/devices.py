@@ -2,7 +2,7 @@
 
 import click
 
-from gpuyard.ui.cli.output import console, deadline_option, json_option, print_json
+from gpuyard.ui.cli.output import console, deadline_option, json_option, pids_of, print_json
 
 
 @click.command("devices")
@@ -19,7 +19,9 @@ def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
         print_json(snapshot_as_dict(snapshot))
         return
     from gpuyard.probes.pci import vendors_on_pci
-    from gpuyard.ui.tables import snapshot_view
+    from gpuyard.probes.processes import describe_processes
+    from gpuyard.ui.tables import Extras, snapshot_view
 
     out = console()
-    out.print(snapshot_view(snapshot, out, vendors_on_pci()))
+    extras = Extras(expected=vendors_on_pci(), people=describe_processes(pids_of(snapshot)))
+    out.print(snapshot_view(snapshot, out, extras))

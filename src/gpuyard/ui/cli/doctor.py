@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -46,7 +45,8 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
 @click.argument("tool", type=click.Choice(TOOLS), metavar="TOOL")
 @click.argument("file", type=click.File("rb"))
 @json_option
-def replay_command(tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: FBT001
+@click.pass_context
+def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: FBT001
     """Parse a saved output of TOOL as the probe would.
 
     \b
@@ -59,7 +59,7 @@ def replay_command(tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: F
         snapshot = replay(tool, file.read())
     except ProbeError as error:
         raise UserError(f"{file.name} cannot be read as {tool}: {error.message}") from error
-    if as_json:
+    if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         from gpuyard.core.shape import snapshot_as_dict
 
         print_json(snapshot_as_dict(snapshot))
@@ -135,7 +135,6 @@ def _print_report(checks: "list[Checkup]", advice: list[str]) -> None:
     if not advice:
         found = any(check.devices for check in checks)
         out.print("Nothing is wrong." if found else "No GPU is plugged in, and nothing is wrong with that.")
-    sys.stdout.flush()
 
 
 def _result(check: "Checkup") -> Any:

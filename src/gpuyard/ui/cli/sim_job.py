@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuyard.core.units import format_size, parse_size
+from gpuyard.ui.cli.output import seconds
 
 if TYPE_CHECKING:
     from gpuyard.probes.simulated import Usage
@@ -21,13 +22,11 @@ _STEP_S = 0.1
 )
 @click.option("--load", "load_percent", type=click.FloatRange(0, 100), default=0.0, metavar="PERCENT",
               help="How busy to keep the device.")  # fmt: skip
-@click.option("--seconds", "seconds", type=click.FloatRange(min=0), default=5.0, show_default=True,
-              help="How long to run in all.")  # fmt: skip
-@click.option("--ramp", "ramp_s", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
-              help="Take the memory step by step over this time.")  # fmt: skip
+@seconds("seconds", "5s", 0.0, "How long to run in all.")
+@seconds("ramp", "0s", 0.0, "Take the memory step by step over this time.")
 @click.option("--device", "device", metavar="INDEX|ID",
               help="Which device. [the first that CUDA_VISIBLE_DEVICES shows]")  # fmt: skip
-def command(vram_mb: float, load_percent: float, seconds: float, ramp_s: float, device: str | None) -> int:
+def command(vram_mb: float, load_percent: float, seconds_s: float, ramp_s: float, device: str | None) -> int:
     """Use a simulated GPU for a while, as a job would.
 
     It needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does,
@@ -45,14 +44,14 @@ def command(vram_mb: float, load_percent: float, seconds: float, ramp_s: float, 
     try:
         with Usage(devices) as usage:
             usage.set_load(visible[0], load_percent)
-            _run(usage, visible[0], vram_mb, seconds, ramp_s)
+            _run(usage, visible[0], vram_mb, seconds_s, ramp_s)
     except SimulatedOutOfMemory as error:
         click.echo(f"torch.OutOfMemoryError: {error}", err=True)
         return 1
     return 0
 
 
-def _run(usage: "Usage", device_id: str, vram_mb: float, seconds: float, ramp_s: float) -> None:
+def _run(usage: "Usage", device_id: str, vram_mb: float, seconds_s: float, ramp_s: float) -> None:
     started = time.monotonic()
     steps = max(1, round(ramp_s / _STEP_S))
     for step in range(1, steps + 1):
@@ -60,7 +59,7 @@ def _run(usage: "Usage", device_id: str, vram_mb: float, seconds: float, ramp_s:
         _sleep_until(started + ramp_s * step / steps)
     click.echo(f"{device_id}: holding {format_size(vram_mb)}")
     sys.stdout.flush()
-    _sleep_until(started + seconds)
+    _sleep_until(started + seconds_s)
 
 
 def _sleep_until(moment: float) -> None:

@@ -1,16 +1,17 @@
 """`gpuyard watch`: follows the machine; a live table on a terminal, plain lines in a pipe, rows in a log."""
 
+import os
+import signal
 import sys
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpuyard.ui.cli.output import console, deadline_option
+from gpuyard.ui.cli.output import console, deadline_option, pids_of, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gpuyard.probes.sampler import Sample
 
@@ -18,15 +19,7 @@ _HISTORY = 24
 
 
 @click.command("watch")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(min=0.05, max=86400),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long from one sample to the next.",
-)
+@seconds("interval", "1s", 0.05, "How long from one sample to the next.")
 @click.option("--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.csv|FILE.jsonl",
               help="Also append each sample to this file; it is rotated at 32 MB.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N samples.")
@@ -34,8 +27,10 @@ _HISTORY = 24
 def command(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> None:
     """Follow the GPUs and the host live, and log them. Ctrl-C ends it."""
     samples = _samples(interval_s, log_path, count, deadline_s)
+    # What ends us must not leave the terminal without its cursor.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             _show_live(samples)
         else:
             _print_lines(samples)
@@ -64,20 +59,20 @@ def _show_live(samples: "Iterator[Sample]") -> None:
     from rich.live import Live
 
     from gpuyard.probes.pci import vendors_on_pci
-    from gpuyard.ui.tables import snapshot_view
+    from gpuyard.probes.processes import describe_processes
+    from gpuyard.ui.tables import Extras, snapshot_view
 
     out = console()
     expected = vendors_on_pci()
-    history: dict[str, deque[float | None]] = {}
+    history: dict[str, list[float | None]] = {}
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         for sample in samples:
             for device in sample.snapshot.devices:
-                history.setdefault(device.id, deque(maxlen=_HISTORY)).append(device.utilization_percent)
-            live.update(snapshot_view(sample.snapshot, out, expected, _as_lists(history)), refresh=True)
-
-
-def _as_lists(history: "dict[str, deque[float | None]]") -> dict[str, list[float | None]]:
-    return {device_id: list(values) for device_id, values in history.items()}
+                past = history.get(device.id, [])[1 - _HISTORY :]
+                history[device.id] = [*past, device.utilization_percent]
+            people = describe_processes(pids_of(sample.snapshot))
+            extras = Extras(expected=expected, history=history, people=people, height=out.height)
+            live.update(snapshot_view(sample.snapshot, out, extras), refresh=True)
 
 
 def _print_lines(samples: "Iterator[Sample]") -> None:
@@ -99,18 +94,17 @@ def _print_lines(samples: "Iterator[Sample]") -> None:
 
 
 def _device_line(sample: "Sample", device_id: str) -> str:
-    from gpuyard.ui.tables import UNKNOWN, memory_text, power_text
+    from gpuyard.ui.tables import UNKNOWN, figure_text, memory_text, power_text
 
     device = sample.snapshot.device(device_id)
     assert device is not None
-    show: Callable[[float | None, str], str] = lambda value, unit: UNKNOWN if value is None else f"{value:.0f}{unit}"  # noqa: E731
     facts = [
         device.name or device.id,
         f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
-        f"use {show(device.utilization_percent, '%')}",
-        f"smoothed {show(sample.devices[device_id].utilization_percent, '%')}",
+        f"use {figure_text(device.utilization_percent, '%')}",
+        f"smoothed {figure_text(sample.devices[device_id].utilization_percent, '%')}",
         f"power {power_text(device)}",
-        f"temp {show(device.temperature_c, 'C')}",
+        f"temp {figure_text(device.temperature_c, 'C')}",
         f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
     ]
     return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])
