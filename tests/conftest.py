@@ -8,6 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine, nothing about the code. CI repeats itself; others explore.
+settings.register_profile(
+    "gpuyard",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("CI") == "true",
+)
+settings.load_profile("gpuyard")
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def test_every_figure_is_read_and_used_memory_leaves_out_the_reserved_part(reade
             "index": 0,
             "name": "NVIDIA GeForce RTX 4090",
             "parent": None,
-            "pci_bus_id": "00000000:0A:00.0",
+            "pci_bus_id": "0000:0a:00.0",
             "memory_total_mb": 24564.0,
             "memory_used_mb": 3000.0,
             "memory_free_mb": 21110.0,
@@ -116,6 +116,58 @@ def test_two_cards_are_listed_in_their_order_with_their_own_figures(reader: Read
     first, second = reader.devices(L40, RTX)
     assert (first["id"], first["index"], first["power_draw_w"]) == (L40.uuid, 0, 34.12)
     assert (second["id"], second["index"], second["power_draw_w"]) == (RTX.uuid, 1, 120.5)
+
+
+def test_a_card_that_this_user_may_not_use_is_left_out_and_counted(reader: Reader) -> None:
+    denied = replace(RTX, results={"nvmlDeviceGetHandleBy*": Result.NO_PERMISSION})
+    state = FakeState(devices=(denied, L40, replace(denied, uuid="GPU-other"), A100))
+    first, second = reader.read_each(state, state)
+    assert [(device["id"], device["index"]) for device in first["devices"]] == [(L40.uuid, 1), (A100.uuid, 3)]
+    (problem,) = first["problems"]
+    assert (problem["source"], problem["kind"], problem["vendor"]) == ("nvml", "denied", "nvidia")
+    assert "2 of 4 GPUs" in problem["message"]
+    assert "/dev/nvidia" in problem["hint"]
+    assert "cgroup" in problem["hint"]
+    assert second == first
+
+
+def test_a_card_that_keeps_even_its_name_to_itself_is_one_that_this_user_may_not_use(reader: Reader) -> None:
+    outcome = reader.read_each(FakeState(devices=(replace(RTX, results={"*": Result.NO_PERMISSION}), L40)))[0]
+    assert healthy_ids(outcome) == {L40.uuid}
+    assert [problem["kind"] for problem in outcome["problems"]] == ["denied"]
+
+
+def test_a_denied_card_does_not_take_the_place_of_a_lost_one(reader: Reader) -> None:
+    denied = replace(RTX, results={"nvmlDeviceGetHandleBy*": Result.NO_PERMISSION})
+    lost = replace(L40, results={"*": Result.GPU_IS_LOST})
+    states = (FakeState(devices=(denied, L40)), FakeState(devices=(denied, lost)))
+    _, after = reader.read_each(*states, set_up_each_time=True)
+    assert [(device["id"], device["index"]) for device in after["devices"]] == [(L40.uuid, 1)]
+    assert by_id(after)[L40.uuid]["fault"]
+    assert [problem["kind"] for problem in after["problems"]] == ["denied"]
+
+
+def test_a_card_without_a_uuid_is_healthy_and_goes_by_its_bus_id_or_its_number(reader: Reader) -> None:
+    without = {"nvmlDeviceGetUUID": Result.NOT_SUPPORTED}
+    first, second = reader.devices(replace(RTX, results=without), replace(L40, results=without, pci=None))
+    assert (first["id"], first["fault"], first["memory_used_mb"]) == ("0000:0a:00.0", None, 3000.0)
+    assert (second["id"], second["fault"], second["pci_bus_id"]) == ("nvidia-1", None, None)
+
+
+@pytest.mark.parametrize("code", [Result.NOT_SUPPORTED, Result.FUNCTION_NOT_FOUND])
+def test_a_card_that_supports_nothing_is_healthy_with_unknown_figures(reader: Reader, code: int) -> None:
+    for outcome in reader.read_each(*[FakeState(devices=(replace(RTX, results={"*": code}), L40))] * 2):
+        jetson, other = outcome["devices"]
+        assert (jetson["id"], jetson["fault"]) == ("nvidia-0", None)
+        assert (jetson["memory_total_mb"], jetson["power_draw_w"], jetson["processes"]) == (None, None, None)
+        assert (other["id"], other["power_draw_w"]) == (L40.uuid, 34.12)
+
+
+def test_a_card_whose_figures_all_fail_is_unhealthy(reader: Reader) -> None:
+    good, gone = FakeState(devices=(RTX, L40)), replace(RTX, results={"*": Result.UNKNOWN_ERROR})
+    _, after = reader.read_each(good, FakeState(devices=(gone, L40)))
+    assert "answers nothing" in by_id(after)[RTX.uuid]["fault"]
+    assert by_id(after)[L40.uuid]["fault"] is None
 
 
 def test_a_machine_without_cards_has_no_devices(reader: Reader) -> None:
@@ -191,7 +243,7 @@ def test_a_split_card_is_listed_with_its_instances_as_its_parts(reader: Reader) 
     assert (card["id"], card["parent"], card["utilization_percent"]) == (A100.uuid, None, None)
     assert (one["id"], one["parent"], one["name"]) == (ONE.uuid, A100.uuid, ONE.name)
     assert (one["memory_total_mb"], one["memory_used_mb"], one["memory_free_mb"]) == (4864.0, 512.0, 4352.0)
-    assert (one["pci_bus_id"], one["fault"]) == (A100.pci, None)
+    assert (one["pci_bus_id"], one["fault"]) == ("0000:c1:00.0", None)
     assert processes_of(one) == [(700, 500.0)]
     assert (three["id"], three["parent"], three["processes"]) == (THREE.uuid, A100.uuid, [])
     assert (three["power_draw_w"], three["temperature_c"], three["utilization_percent"]) == (None, None, None)
@@ -241,7 +293,7 @@ def test_a_card_lost_before_the_first_read_is_named_by_what_the_kernel_remembers
         (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 95\nGPU UUID: \t {uuid}\n")
     lost = replace(RTX, results={"nvmlDeviceGetHandleBy*": Result.GPU_IS_LOST})
     first, second = reader.devices(lost, L40)
-    assert (first["id"], first["name"], first["pci_bus_id"]) == (RTX.uuid, RTX.name, RTX.pci)
+    assert (first["id"], first["name"], first["pci_bus_id"]) == (RTX.uuid, RTX.name, "0000:0a:00.0")
     assert first["fault"]
     assert (second["id"], second["fault"]) == (L40.uuid, None)
 
@@ -258,7 +310,7 @@ def test_a_card_lost_after_a_good_read_is_unhealthy_under_its_own_id(
     for outcome in after:
         ill, well = by_id(outcome)[RTX.uuid], by_id(outcome)[L40.uuid]
         assert ill["fault"]
-        assert (ill["index"], ill["name"], ill["pci_bus_id"]) == (0, RTX.name, RTX.pci)
+        assert (ill["index"], ill["name"], ill["pci_bus_id"]) == (0, RTX.name, "0000:0a:00.0")
         assert (ill["memory_used_mb"], ill["processes"]) == (None, None)
         assert (well["fault"], well["memory_total_mb"]) == (None, 46068.0)
 

@@ -20,6 +20,9 @@ _MB_PER_UNIT = {
     "gb": 1024.0,
     "gib": 1024.0,
 }
+_NO_NAMES = frozenset(
+    {"", "-", "insufficient permissions", "n/a", "na", "none", "not found", "not supported", "unknown", "unknown error"}
+)
 _W_PER_UNIT = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "": 1.0}
 
 # Registers that read all ones mean "not there": 16 and 32 bits wide in AMD's metrics tables, 64 in NVML.
@@ -87,7 +90,7 @@ def words(raw: Any) -> str | None:
 
 def _is_blank(text: str) -> bool:
     bare = text.strip("[]").lower()
-    return bare in {"", "n/a", "na", "none", "unknown", "not supported", "unknown error", "-"}
+    return bare in _NO_NAMES
 
 
 def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> float | None:

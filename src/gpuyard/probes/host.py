@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from gpuyard.core.model import Host
 from gpuyard.probes import figures
+from gpuyard.probes.files import read_text
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ class _CpuQuota(Struct, frozen=True, kw_only=True):
     unit_s: float
 
     def used_seconds(self) -> float | None:
-        text = _text_of(self.usage)
+        text = read_text(self.usage)
         used = _field(text, "usage_usec") if self.usage.name == "cpu.stat" else figures.number(text)
         return used * self.unit_s if used is not None else None
 
@@ -133,7 +134,7 @@ class _MemoryLimit(Struct, frozen=True, kw_only=True):
     usage: str
 
     def left(self) -> float | None:
-        used = figures.number(_text_of(self.folder / self.usage))
+        used = figures.number(read_text(self.folder / self.usage))
         return max(0.0, self.size - max(0.0, used - _idle_cache(self.folder))) if used is not None else None
 
 
@@ -166,7 +167,7 @@ class _Groups(Struct, frozen=True, kw_only=True):
         files = [(folder, "memory.max", "memory.current") for folder in self.unified]
         files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self.memory]
         for folder, limit_file, usage_file in files:
-            size = figures.number(_text_of(folder / limit_file))
+            size = figures.number(read_text(folder / limit_file))
             if size is not None and 0 <= size < _UNLIMITED_BYTES:
                 yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
 
@@ -175,14 +176,14 @@ class _Groups(Struct, frozen=True, kw_only=True):
 
     def _unified_quotas(self) -> Iterator[_CpuQuota]:
         for folder in self.unified:
-            quota, _, period = (_text_of(folder / "cpu.max") or "").partition(" ")
+            quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
             cpus = _ratio(quota, period)
             if cpus is not None:
                 yield _CpuQuota(cpus=cpus, usage=folder / "cpu.stat", unit_s=1e-6)
 
     def _legacy_quotas(self) -> Iterator[_CpuQuota]:
         for depth, folder in enumerate(self.cpu):
-            cpus = _ratio(_text_of(folder / "cpu.cfs_quota_us"), _text_of(folder / "cpu.cfs_period_us"))
+            cpus = _ratio(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
             if cpus is not None:
                 counted = self.cpuacct[depth] if depth < len(self.cpuacct) else folder
                 yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
@@ -206,7 +207,7 @@ def _memory(limits: Sequence[_MemoryLimit]) -> _Memory:
 
 def _idle_cache(folder: Path) -> float:
     """Files that were read and are not in use any more: dropped as soon as somebody needs their memory."""
-    said = _text_of(folder / "memory.stat")
+    said = read_text(folder / "memory.stat")
     below = _field(said, "total_inactive_file")  # version 1 tells the groups below from the group itself
     return (below if below is not None else _field(said, "inactive_file")) or 0.0
 
@@ -214,7 +215,7 @@ def _idle_cache(folder: Path) -> float:
 def _paths_of_self(root: Path) -> dict[str, str]:
     """Our group in the hierarchy of each controller; that of version 2 has no name."""
     paths: dict[str, str] = {}
-    for line in (_text_of(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         paths.update(dict.fromkeys(controllers.split(","), path))
@@ -247,13 +248,6 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
-
-
-def _text_of(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except (OSError, ValueError):
-        return None
 
 
 def _field(text: str | None, name: str) -> float | None:

@@ -28,7 +28,7 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> Machine:
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
     """This machine's devices and host, now. The probes stay set up, so that the next call costs little."""
     with _guard.lock:
-        machine = _machine(deadline_s, simulated_devices())
+        machine = _machine(deadline_s, simulated_devices(), os.environ.get("GPUYARD_HOME"))
         return machine.snapshot()
 
 
@@ -48,7 +48,8 @@ _guard = _Guard()
 
 
 @functools.lru_cache(maxsize=4)
-def _machine(deadline_s: float, simulated: str | None) -> Machine:  # noqa: ARG001 - another simulation, another machine
+def _machine(deadline_s: float, *_: str | None) -> Machine:
+    """One for each simulation and home: what is simulated differs between them."""
     return local_machine(deadline_s)
 
 

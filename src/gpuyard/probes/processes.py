@@ -1,5 +1,6 @@
 """Who the processes on a device are: their users and commands, as far as this user may see them."""
 
+import os
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -26,6 +27,6 @@ def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
 
 
 def _command(words: list[str], name: str) -> str:
-    """In one line, without the control characters that anybody may put into it."""
-    text = " ".join(words) or name
+    """In one line, without the program's folder, and without the control characters that anybody may put into it."""
+    text = " ".join([os.path.basename(words[0]), *words[1:]]) if words and words[0] else name
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -29,7 +29,7 @@ _WINDOWS_IDLE = (12444, 15076, 2056, 12332, 20372, 4680, 14160, 14184, 16280, 24
 _XML: dict[str, list[dict[str, object]]] = {
     "qx__a10g": [_card("NVIDIA A10G", 23028, 22, 22569, 0, 25.58, 300, 17, processes=[(725, 22)], index=0)],
     "qx__gpustat-unraid-quadro-p4000-440": [
-        _card("Quadro P4000", 8119, 10, 8109, 0, 30.86, 105, 61, processes=[], pci_bus_id="00000000:08:00.0")
+        _card("Quadro P4000", 8119, 10, 8109, 0, 30.86, 105, 61, processes=[], pci_bus_id="0000:08:00.0")
     ],
     "qx__netdata-a100-sxm4-mig": [
         _card(
@@ -75,7 +75,7 @@ _CSV: dict[str, list[dict[str, object]]] = {
         _card("NVIDIA A100-PCIE-40GB", 40960, 74, None, None, 36.79, None, 38, index=1),
     ],
     "query-gpu-csv__linux-x86_64__nvidia-geforce-rtx-2080-super__595.71.05__idle": [
-        _card(_SUPER, 8192, 214, 7571, 0, 39.32, 250, 40, id=_MASKED, pci_bus_id="00000000:0C:00.0", index=0)
+        _card(_SUPER, 8192, 214, 7571, 0, 39.32, 250, 40, id=_MASKED, pci_bus_id="0000:0c:00.0", index=0)
     ],
     "query-gpu-csv__linux-x86_64__nvidia-geforce-rtx-2080-super__595.71.05__load": [
         _card(_SUPER, 8192, 819, 6967, 8, 111.5, 250, 45)
@@ -128,10 +128,8 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
     **{f"nvidia-smi-xml/{name}.txt": devices for name, devices in _XML.items()},
     **{f"nvidia-smi-csv/{name}.txt": devices for name, devices in _CSV.items()},
     **{f"nvidia-smi-apps/query-compute-apps__{name}.txt": devices for name, devices in _APPS.items()},
-    "nvidia-smi-error/error__device-handle-unknown.txt": [
-        {"id": "00000000:09:00.0", "fault": "Unknown Error", **_UNSEEN}
-    ],
+    "nvidia-smi-error/error__device-handle-unknown.txt": [{"id": "0000:09:00.0", "fault": "Unknown Error", **_UNSEEN}],
     "nvidia-smi-error/error__fallen-off-bus.txt": [
-        {"id": "00000000:01:00.0", "fault": "GPU has fallen off the bus.", **_UNSEEN}
+        {"id": "0000:01:00.0", "fault": "GPU has fallen off the bus.", **_UNSEEN}
     ],
 }

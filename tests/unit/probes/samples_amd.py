@@ -113,6 +113,83 @@ GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK     THROTTLE  VRAM_USED  VRA
   0   11 W     43 °C     58 °C      84 %   1814 MHz  UNTHROTTLED     227 MB    25476 MB  N/A Mb/s
 """
 
+AMD_SMI_MONITOR_PROCESS = """\
+WARNING: User is missing the following required groups: render, video. Please add user to these groups.
+GPU  POWER   GPU_T   MEM_T   GFX_CLK   GFX%   MEM%   ENC%   DEC%      VRAM_USAGE
+  0  293 W   49 °C   43 °C  2106 MHz   96 %    0 %    N/A    0 %    4.0/192.0 GB
+
+PROCESS INFO:
+GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE     GFX     ENC
+  0                   N/A     7127     0.0 B     0.0 B    2.0 GB      0.0 B    0 ns    0 ns
+"""
+
+AMD_SMI_MONITOR_WATCHED = """\
+TIMESTAMP  GPU  XCP  POWER   GPU_T  GFX%
+1700000001   0    0   10 W   40 °C   1 %
+1700000001   0    1    N/A     N/A   N/A
+1700000002   0    0   20 W   41 °C   2 %
+1700000002   0    1    N/A     N/A   N/A
+"""
+
+AMD_SMI_MONITOR_JSON = """[
+    {
+        "gpu": 0, "xcp": 0,
+        "power_usage": {"value": 142, "unit": "W"}, "max_power": {"value": 750, "unit": "W"},
+        "hotspot_temperature": {"value": 44, "unit": "C"}, "memory_temperature": {"value": 36, "unit": "C"},
+        "gfx_clk": {"value": 132, "unit": "MHz"}, "gfx": {"value": 12, "unit": "%"}, "mem": {"value": 3, "unit": "%"},
+        "vram_used": {"value": 285, "unit": "MB"}, "vram_free": {"value": 196307, "unit": "MB"},
+        "vram_total": {"value": 196592, "unit": "MB"}, "vram_percent": {"value": 0.14, "unit": "%"}
+    },
+    {"gpu": 0, "xcp": 1, "power_usage": "N/A", "hotspot_temperature": "N/A", "gfx": {"value": "N/A", "unit": "%"}},
+    {
+        "gpu": 1, "xcp": 0, "power_usage": "N/A", "hotspot_temperature": "N/A", "gfx": {"value": "N/A", "unit": "%"},
+        "vram_used": {"value": 0.5, "unit": "GB"}, "vram_total": {"value": 16.0, "unit": "GB"},
+        "process_list": [{"process_info": {"name": "train", "pid": 31, "mem_usage": {"value": 1048576, "unit": "B"}}}]
+    }
+]
+"""
+
+AMD_SMI_MONITOR_CSV = """\
+gpu,power_usage,hotspot_temperature,memory_temperature,gfx_clk,gfx,mem,encoder,decoder,vram_used,vram_total
+0,142,44,36,132,12,3,N/A,0,0.5,16.0
+1,N/A,N/A,N/A,N/A,N/A,N/A,N/A,N/A,N/A,N/A
+
+gpu,name,pid,gtt_mem,cpu_mem,vram_mem,mem_usage,gfx,enc,cu,sdma
+0,python3,77,0,0,1048576,0,0,0,0,0
+"""
+
+AMD_SMI_MONITOR_CSV_WATCHED = """\
+timestamp,gpu,xcp,power_usage,max_power,vram_used,vram_free,vram_total,vram_percent
+1700000001,0,0,100,300,100,16268,16368,0.6
+1700000001,0,1,N/A,300,100,16268,16368,0.6
+1700000002,0,0,120,300,200,16168,16368,1.2
+1700000002,0,1,N/A,300,200,16168,16368,1.2
+"""
+
+AMD_SMI_BOX = """\
++------------------------------------------------------------------------------+
+| AMD-SMI 26.1.0+0000000       amdgpu version: 6.10.0   ROCm version: 7.1.0    |
+| VBIOS version: 00000000                                                      |
+| Platform: Linux Baremetal                                                    |
+|-------------------------------------+----------------------------------------|
+| BDF                        GPU-Name | Mem-Uti   Temp   UEC       Power-Usage |
+| GPU  HIP-ID  OAM-ID  Partition-Mode | GFX-Uti    Fan               Mem-Usage |
+|=====================================+========================================|
+| 0000:2F:00.0 ...Example Card X1 OAM | 29 %     93 °C   0           280/327 W |
+|   0       0       3        SPX/NPS1 | 97 %    51.76             512/16368 MB |
+|-------------------------------------+----------------------------------------|
+| 0000:c6:00.0                 0x1586 | N/A        N/A   0             N/A/0 W |
+|   1       1     N/A             N/A | N/A        N/A                     N/A |
++-------------------------------------+----------------------------------------+
++------------------------------------------------------------------------------+
+| Processes:                                                                   |
+|  GPU        PID  Process Name          GTT_MEM  VRAM_MEM  MEM_USAGE     CU % |
+|==============================================================================|
+|    0      15222  my long name          19.6 MB    1.5 GB     1.6 GB  N/A     |
+|    0      15223  N/A                     0.0 B     0.0 B      0.0 B  0.0 %   |
++------------------------------------------------------------------------------+
+"""
+
 AMD_SMI_TEXT = """CPU: 0
     SMU:
         FW_VERSION: 85.90.0
@@ -170,6 +247,21 @@ ROCM_SMI_JSON_TWO_DIES = """{
 }
 """
 
+ROCM_SMI_JSON_OLD = """{"card0": {"GPU ID": "0x66a0", "Temperature (Sensor #1) (c)": "27.0",
+"Average Graphics Package Power": "155.0 W", "Max Graphics Package Power": "225.0W", "GPU use (%)": "3"}}
+"""
+
+ROCM_SMI_CSV = """WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
+
+device,Temperature (Sensor edge) (C),Current Socket Graphics Package Power (W),GPU use (%),PCI Bus
+card0,54.0,20.358,2,0000:C6:00.0
+
+device,VRAM Total Memory (B),VRAM Total Used Memory (B),Card Series,Card Vendor
+card0,536870912,268435456,AMD Radeon Example,Advanced Micro Devices Inc. [AMD/ATI]
+
+"PID4242","python3, 1, 1048576, 0, unknown"
+"""
+
 ROCM_SMI_TABLE = """
 
 =========================================== ROCm System Management Interface ===========================================
@@ -220,11 +312,19 @@ SAMPLES: dict[str, list[str]] = {
         AMD_SMI_PROCESS,
         AMD_SMI_MONITOR,
         AMD_SMI_MONITOR_OLD,
+        AMD_SMI_MONITOR_PROCESS,
+        AMD_SMI_MONITOR_WATCHED,
+        AMD_SMI_MONITOR_JSON,
+        AMD_SMI_MONITOR_CSV,
+        AMD_SMI_MONITOR_CSV_WATCHED,
+        AMD_SMI_BOX,
         AMD_SMI_TEXT,
     ],
     "rocm-smi": [
         ROCM_SMI_JSON,
         ROCM_SMI_JSON_TWO_DIES,
+        ROCM_SMI_JSON_OLD,
+        ROCM_SMI_CSV,
         ROCM_SMI_TABLE,
         ROCM_SMI_TABLE_NAMED,
         ROCM_SMI_TABLE_OLD,

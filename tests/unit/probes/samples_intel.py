@@ -107,6 +107,36 @@ GPU Core Temperature (Celsius Degree), GPU Memory Used (MiB)
 09:10:12.000,    1,  N/A, 32.00,  N/A, 17.25
 """
 
+DUMP_2 = """\
+Timestamp, DeviceId, utilization.gpu (%), power.draw (W), temperature.gpu (C), memory.used (MiB)
+09:10:12.000, 0, 70.25, 91.50, 63, 4096.75
+09:10:12.000, 1, N/A, 32.00, N/A, 17.25
+"""
+
+DUMP_2_GROUPS = """\
+Timestamp, DeviceId, utilization.compute (%), utilization.media (%), power.draw (W), power.draw.gpu (W), \
+power.limit (W), power.max_limit (W), memory.total (MiB), memory.used (MiB), memory.free (MiB), temperature.memory (C)
+09:10:12.000, 0, 12.5, 3, 91.50, 60.00, 150.00, 190.00, 16256, 256, 16000, 80
+"""
+
+DISCOVERY_BOX = """
++-----------+----------------------------------------------------------------+
+| Device ID | Device Information                                             |
++-----------+----------------------------------------------------------------+
+| 0         | Device Name: Intel(R) Arc(TM) B580 Graphics                    |
+|           | Vendor Name: Intel(R) Corporation                              |
+|           | SOC UUID: 00000000-0000-0006-0000-0000e20b8086                 |
+|           | PCI BDF Address: 0000:4D:00.0                                  |
+|           | DRM Device: /dev/dri/card2                                     |
+|           |                                                                |
+|           | Memory Physical Size: 12216.00 MiB                             |
+|           | Max Mem Alloc Size: 4095.99 MiB                                |
++-----------+----------------------------------------------------------------+
+| 1         | Device Name: Intel(R) Graphics [0x020a]                        |
+|           | UUID: 00000000-0000-0000-0000-020a00008086                     |
++-----------+----------------------------------------------------------------+
+"""
+
 DUMP_TILES = """\
 Timestamp,DeviceId,TileId,GPU Memory Used (MiB),GPU Core Temperature (Celsius Degree),\
 Average % utilization of all GPU Engines,GPU Power (W),Compute Engine 0 (%)
@@ -221,7 +251,10 @@ SAMPLES: dict[str, list[str]] = {
     "intel_gpu_top": [TOP_OLD, TOP_NEW, TOP_ARC, TOP_NEW[:700]],
     "xpu-smi": [
         DUMP_NEW,
+        DUMP_2,
+        DUMP_2_GROUPS,
         DUMP_TILES,
+        DISCOVERY_BOX,
         STATS_BOX,
         STATS_TILES,
         PS_TABLE,

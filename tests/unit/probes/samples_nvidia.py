@@ -87,6 +87,15 @@ HEADERLESS_CSV = "0, NVIDIA Yard One, 61, 4096, 24576, 37, 201.50\n1, NVIDIA Yar
 
 UNKNOWN_COLUMNS_CSV = "NVIDIA Yard One, GPU-11111111-0000-0000-0000-000000000001, 00000000:3B:00.0, 5, 6\n"
 
+LOOP_CSV = (
+    "timestamp, index, memory.used [MiB], utilization.gpu [%]\n"
+    "2024/01/02 03:04:05.000, 0, 4096 MiB, 37 %\n"
+    "2024/01/02 03:04:05.001, 1, 20 MiB, 4 %\n"
+    "timestamp, index, memory.used [MiB], utilization.gpu [%]\n"
+    "2024/01/02 03:04:06.000, 0, 8000 MiB, 91 %\n"
+    "2024/01/02 03:04:06.001, 1, 20 MiB, 5 %\n"
+)
+
 LOST_CSV = (
     "index, uuid, name, memory.total [MiB], utilization.gpu [%]\n"
     "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Yard One, 24576 MiB, [GPU is lost]\n"
@@ -99,12 +108,17 @@ APPS = (
     "GPU-22222222-0000-0000-0000-000000000002, 88, 5 MiB, [Not Found]\n"
 )
 
+APPS_WITHOUT_HEADER = (
+    "GPU-11111111-0000-0000-0000-000000000001, 4242, 3800 MiB, python, with a comma, train.py\n"
+    "GPU-11111111-0000-0000-0000-000000000001, 77, [N/A], Xorg\n"
+)
+
 APPS_WITHOUT_CARD = "pid, used_memory [MiB]\n4242, 3800 MiB\n"
 
 LOST_LINE = "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU is lost.  Reboot to recover this GPU\n"
 
 SAMPLES = {
     "nvidia-smi-xml": [XML, MIG_XML, LOST_FIELD_XML, LOST_LINE],
-    "nvidia-smi-csv": [CSV, NO_UNITS_CSV, HEADERLESS_CSV, UNKNOWN_COLUMNS_CSV, LOST_CSV, LOST_LINE],
-    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD],
+    "nvidia-smi-csv": [CSV, NO_UNITS_CSV, HEADERLESS_CSV, UNKNOWN_COLUMNS_CSV, LOOP_CSV, LOST_CSV, LOST_LINE],
+    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_HEADER],
 }

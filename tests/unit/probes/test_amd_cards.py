@@ -48,21 +48,6 @@ def test_the_unique_id_is_read_out_of_the_uuid(printed: object, digits: str | No
     assert cards.unique_id_in_uuid(printed) == digits
 
 
-@pytest.mark.parametrize(
-    ("printed", "bus_id"),
-    [
-        ("0000:2F:00.0", "0000:2f:00.0"),
-        ("2f:00.1", "0000:2f:00.1"),
-        ("10000:e1:00.0", "10000:e1:00.0"),
-        ("0000:2F:00.8", None),
-        ("N/A", None),
-        (0, None),
-    ],
-)
-def test_a_pci_bus_id_is_in_lower_case_and_has_its_domain(printed: object, bus_id: str | None) -> None:
-    assert cards.pci_bus_id(printed) == bus_id
-
-
 def test_a_card_is_called_by_its_best_id() -> None:
     assert cards.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
     assert cards.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
@@ -89,7 +74,8 @@ def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing
         ({"vram_mem": 2097152, "gtt_mem": 1048576}, 9437184, 2.0),
         ({"vram_mem": 0, "gtt_mem": 0, "cpu_mem": 0}, 3145728, 3.0),
         ({"vram_mem": 0, "gtt_mem": 3145728}, 3145728, 0.0),
-        ({"vram_mem": 0, "gtt_mem": 0}, 0, 0.0),
+        ({"vram_mem": 0, "gtt_mem": 0}, 0, None),
+        ({"vram_mem": 0}, "N/A", None),
         ("N/A", 3145728, 3.0),
         ("N/A", 0, None),
         (None, "N/A", None),
@@ -99,7 +85,8 @@ def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing
         "the whole is more than the card's",
         "parts are hidden",
         "all outside the card",
-        "nothing",
+        "nothing at all",
+        "nothing, and no whole",
         "no parts",
         "no parts and no whole",
         "not said",

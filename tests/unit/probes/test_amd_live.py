@@ -10,6 +10,7 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, 
 from gpuyard.probes.amd.amd_smi import AmdSmi
 from gpuyard.probes.amd.radeontop import RadeonTop
 from gpuyard.probes.amd.rocm_smi import RocmSmi
+from tests.fakes.clock import FakeClock
 from tests.unit.probes.samples_amd import (
     AMD_SMI_LIST,
     AMD_SMI_METRIC,
@@ -117,11 +118,39 @@ def test_figures_outlive_a_command_that_fails_and_its_failure_is_told(
 
 
 def test_names_are_asked_for_again_after_a_failure(stand_in: AmdSmiStandIn) -> None:
+    clock = FakeClock()
     stand_in.does("static", "exit 3")
-    probe = AmdSmi()
+    probe = AmdSmi(clock.monotonic)
     assert probe.read(10).devices[0].name is None
     stand_in.prints("static", AMD_SMI_STATIC)
+    clock.sleep(60)
     assert probe.read(10).devices[0].name == "Instinct Example"
+
+
+def test_a_command_that_hangs_is_left_alone_for_a_while_and_its_problem_told_unchanged(stand_in: AmdSmiStandIn) -> None:
+    clock = FakeClock()
+    stand_in.does("process", HANG)
+    probe = AmdSmi(clock.monotonic)
+    first, second = probe.read(2), probe.read(10)
+    assert [problem.message for problem in first.problems] == ["`amd-smi process`: no answer in time"]
+    assert first.problems == second.problems
+    assert stand_in.calls().count("process") == 1
+    assert second.devices[0].power_draw_w == 205.0
+    stand_in.prints("process", AMD_SMI_PROCESS)
+    clock.sleep(60)
+    third = probe.read(10)
+    assert third.problems == ()
+    assert third.devices[1].processes == ()
+
+
+def test_a_command_for_which_no_time_was_left_is_not_left_alone(stand_in: AmdSmiStandIn) -> None:
+    stand_in.does("static", HANG)
+    probe = AmdSmi(FakeClock().monotonic)
+    assert [problem.message for problem in probe.read(1.5).problems] == [
+        "`amd-smi static`: no answer in time",
+        "`amd-smi process`: no time was left for it",
+    ]
+    assert [problem.message for problem in probe.read(10).problems] == ["`amd-smi static`: no answer in time"]
 
 
 def test_amd_smi_that_gives_no_ids_is_an_error(stand_in: AmdSmiStandIn) -> None:

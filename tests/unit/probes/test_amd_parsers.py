@@ -11,19 +11,27 @@ from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
 from tests.unit.probes.samples_amd import (
+    AMD_SMI_BOX,
     AMD_SMI_LIST,
     AMD_SMI_LIST_DPX,
     AMD_SMI_METRIC,
     AMD_SMI_METRIC_BARE,
     AMD_SMI_MONITOR,
+    AMD_SMI_MONITOR_CSV,
+    AMD_SMI_MONITOR_CSV_WATCHED,
+    AMD_SMI_MONITOR_JSON,
     AMD_SMI_MONITOR_OLD,
+    AMD_SMI_MONITOR_PROCESS,
+    AMD_SMI_MONITOR_WATCHED,
     AMD_SMI_PROCESS,
     AMD_SMI_STATIC,
     AMD_SMI_TEXT,
     RADEONTOP,
     RADEONTOP_NO_VRAM,
     RADEONTOP_OLD,
+    ROCM_SMI_CSV,
     ROCM_SMI_JSON,
+    ROCM_SMI_JSON_OLD,
     ROCM_SMI_JSON_TWO_DIES,
     ROCM_SMI_TABLE,
     ROCM_SMI_TABLE_NAMED,
@@ -106,9 +114,104 @@ def test_amd_smi_monitor_counts_the_last_table_and_a_card_once() -> None:
     assert device.power_draw_w == 20.0
 
 
+def test_the_list_of_processes_below_a_monitor_is_no_monitor() -> None:
+    (device,) = amd_smi.parse(AMD_SMI_MONITOR_PROCESS).devices
+    assert (device.power_draw_w, device.utilization_percent, device.temperature_c) == (293.0, 96.0, 49.0)
+    assert (device.memory_used_mb, device.memory_total_mb) == (4096.0, 196608.0)
+
+
+def test_of_a_watched_monitor_the_last_rows_count() -> None:
+    (device,) = amd_smi.parse(AMD_SMI_MONITOR_WATCHED).devices
+    assert (device.power_draw_w, device.temperature_c, device.utilization_percent) == (20.0, 41.0, 2.0)
+
+
+def test_the_json_of_monitor_is_flat_and_read_alike() -> None:
+    first, second = amd_smi.parse(AMD_SMI_MONITOR_JSON).devices
+    assert first == Device(
+        id="amd-0",
+        vendor=Vendor.AMD,
+        index=0,
+        memory_total_mb=196592.0,
+        memory_used_mb=285.0,
+        memory_free_mb=196307.0,
+        utilization_percent=12.0,
+        power_draw_w=142.0,
+        power_limit_w=750.0,
+        temperature_c=44.0,
+    )
+    assert (second.power_draw_w, second.utilization_percent, second.temperature_c) == (None, None, None)
+    assert (second.memory_used_mb, second.memory_total_mb) == (512.0, 16384.0)
+    assert second.processes == (Process(pid=31, memory_mb=1.0, name="train"),)
+
+
+def test_the_csv_of_monitor_counts_memory_in_gb_where_it_has_a_fraction_and_else_in_mb() -> None:
+    first, second = amd_smi.parse(AMD_SMI_MONITOR_CSV).devices
+    assert (first.power_draw_w, first.temperature_c, first.utilization_percent) == (142.0, 44.0, 12.0)
+    assert (first.memory_used_mb, first.memory_total_mb) == (512.0, 16384.0)
+    assert second == Device(id="amd-1", vendor=Vendor.AMD, index=1)
+    (watched,) = amd_smi.parse(AMD_SMI_MONITOR_CSV_WATCHED).devices
+    assert (watched.power_draw_w, watched.power_limit_w) == (120.0, 300.0)
+    assert (watched.memory_used_mb, watched.memory_free_mb, watched.memory_total_mb) == (200.0, 16168.0, 16368.0)
+
+
+def test_the_box_that_amd_smi_prints_by_itself_is_read() -> None:
+    first, second = amd_smi.parse(AMD_SMI_BOX).devices
+    assert first == Device(
+        id="0000:2f:00.0",
+        vendor=Vendor.AMD,
+        index=0,
+        name="Example Card X1 OAM",
+        pci_bus_id="0000:2f:00.0",
+        memory_total_mb=16368.0,
+        memory_used_mb=512.0,
+        memory_free_mb=15856.0,
+        utilization_percent=97.0,
+        power_draw_w=280.0,
+        power_limit_w=327.0,
+        temperature_c=93.0,
+        processes=(Process(pid=15222, memory_mb=1536.0, name="my long name"), Process(pid=15223)),
+    )
+    assert second == Device(id="0000:c6:00.0", vendor=Vendor.AMD, index=1, pci_bus_id="0000:c6:00.0", processes=())
+
+
+def test_the_processes_of_a_box_are_unknown_where_their_list_is_cut() -> None:
+    listed, idle = AMD_SMI_BOX[: AMD_SMI_BOX.index("|    0      15223")], AMD_SMI_BOX.index("|    0      15222")
+    assert [device.processes for device in amd_smi.parse(listed).devices] == [None, None]
+    none = f"{AMD_SMI_BOX[:idle]}|  No running processes found   |\n+-----+\n"
+    assert [device.processes for device in amd_smi.parse(none).devices] == [(), ()]
+
+
 def test_a_row_that_does_not_fit_its_header_gives_no_figures() -> None:
-    (device,) = amd_smi.parse("GPU  POWER  GPU_TEMP  VRAM_USED\n  0   32 W     283 MB\n").devices
-    assert device == Device(id="amd-0", vendor=Vendor.AMD, index=0)
+    table = "GPU  POWER  GPU_TEMP  VRAM_USED\n  0   32 W     283 MB\n  1   32 W   40 °C   283 MB\n"
+    torn, whole = amd_smi.parse(table).devices
+    assert torn == Device(id="amd-0", vendor=Vendor.AMD, index=0)
+    assert whole.memory_used_mb == 283.0
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("amd-smi", '[{"gpu": 0, "clock": {"gfx_0": {"clk": {"value": 132, "unit": "MHz"}}}}]'),
+        ("amd-smi", '[{"gpu": 0, "usage": {"shaders_busy": 5}}, {"gpu": 1}]'),
+        ("amd-smi", "GPU: 0\n    CLOCK:\n        CLK: 132 MHz\n"),
+        ("amd-smi", "GPU  POWER  GPU_TEMP  VRAM_USED\n  0   32 W     283 MB\n"),
+        ("rocm-smi", '{"card0": {"Voltage (mV)": "718"}}'),
+        ("rocm-smi", '{"card0": {}, "card1": 5}'),
+        ("rocm-smi", "device,Voltage (mV)\ncard0,718\n"),
+        ("rocm-smi", ROCM_SMI_TABLE_OLD.replace("13.73%", "")),
+    ],
+)
+def test_an_output_of_which_nothing_is_understood_is_no_device_of_which_nothing_is_known(tool: str, text: str) -> None:
+    with pytest.raises(ProbeGarbled):
+        PARSERS[tool](text)
+
+
+def test_a_card_that_cannot_tell_is_a_device_of_which_nothing_is_known() -> None:
+    for text in ('[{"gpu": 0, "usage": "N/A"}]', '[{"gpu": 0, "power": {"socket_power": 65535}}]'):
+        assert amd_smi.parse(text).devices == (Device(id="amd-0", vendor=Vendor.AMD, index=0),)
+    assert rocm_smi.parse('{"card0": {"GPU use (%)": "N/A"}}').devices == (
+        Device(id="amd-0", vendor=Vendor.AMD, index=0),
+    )
 
 
 def test_amd_smi_text_is_read_like_its_json() -> None:
@@ -172,6 +275,36 @@ def test_a_process_name_may_hold_commas_and_a_process_without_a_card_is_not_on_o
     system = {"PID7": "a, b, 1, 1048576, 0, 0", "PID8": "idle, 0, 0, 0, 0", "PID9": "short"}
     (device,) = rocm_smi.parse(json.dumps({"card0": {}, "system": system})).devices
     assert device.processes == (Process(pid=7, memory_mb=1.0, name="a, b"), Process(pid=9, name="short"))
+
+
+def test_rocm_smi_of_old_had_numbered_sensors_and_units_behind_its_values() -> None:
+    (device,) = rocm_smi.parse(ROCM_SMI_JSON_OLD).devices
+    assert (device.temperature_c, device.power_draw_w, device.power_limit_w) == (27.0, 155.0, 225.0)
+    (older,) = rocm_smi.parse('{"card0": {"Temperature (Sensor #1)": "27.0 c", "GPU use": "3%"}}').devices
+    assert (older.temperature_c, older.utilization_percent) == (27.0, 3.0)
+
+
+def test_rocm_smi_csv_is_read_by_its_titles_block_by_block() -> None:
+    (device,) = rocm_smi.parse(ROCM_SMI_CSV).devices
+    assert device == Device(
+        id="0000:c6:00.0",
+        vendor=Vendor.AMD,
+        index=0,
+        name="AMD Radeon Example",
+        pci_bus_id="0000:c6:00.0",
+        memory_total_mb=512.0,
+        memory_used_mb=256.0,
+        memory_free_mb=256.0,
+        utilization_percent=2.0,
+        power_draw_w=20.358,
+        temperature_c=54.0,
+        processes=(Process(pid=4242, memory_mb=1.0, name="python3"),),
+    )
+
+
+def test_a_row_of_csv_that_does_not_fit_its_header_gives_no_figures() -> None:
+    text = "device,GPU use (%),Card Series\ncard0,5,A, B\ncard1,6,C\n"
+    assert [device.utilization_percent for device in rocm_smi.parse(text).devices] == [None, 6.0]
 
 
 def test_what_rocm_smi_says_of_the_system_is_no_card() -> None:
@@ -283,11 +416,13 @@ _CARD = st.fixed_dictionaries(
 
 @given(st.lists(_RECORD, max_size=4))
 def test_amd_smi_reads_any_values_into_devices_with_ids_of_their_own(records: list[dict[str, object]]) -> None:
+    records.append({"gpu": 0, "usage": "N/A"})
     devices = amd_smi.parse(json.dumps(records)).devices
     assert len({device.id for device in devices}) == len(devices) == len(records)
 
 
 @given(st.dictionaries(st.sampled_from(["card0", "card1", "card7", "system"]), _CARD | _JSON, min_size=1))
 def test_rocm_smi_reads_any_values_into_devices_with_ids_of_their_own(document: dict[str, object]) -> None:
+    document["card9"] = {"GPU use (%)": "N/A"}
     devices = rocm_smi.parse(json.dumps(document)).devices
     assert len({device.id for device in devices}) == len(devices)

@@ -116,7 +116,9 @@ def test_a_powermetrics_that_hangs_holds_nobody_up(mac: Mac) -> None:
     reading = AppleProbe().read(0.5)
     assert time.monotonic() - started < 3.0
     assert reading.devices[0].memory_total_mb == 10922.67
-    assert [(problem.source, problem.kind) for problem in reading.problems] == [("powermetrics", "timeout")]
+    assert [(problem.source, problem.kind, problem.message) for problem in reading.problems] == [
+        ("powermetrics", "timeout", "no answer in time")
+    ]
 
 
 def test_use_that_ioreg_does_not_tell_comes_from_powermetrics(mac: Mac) -> None:

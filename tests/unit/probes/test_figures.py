@@ -59,7 +59,9 @@ def test_noise_above_a_hundred_percent_is_a_hundred() -> None:
     assert figures.percent("123456") is None
 
 
-@pytest.mark.parametrize("raw", ["[N/A]", "N/A", "", "  ", "[Unknown Error]", None, 5])
+@pytest.mark.parametrize(
+    "raw", ["[N/A]", "N/A", "", "  ", "[Unknown Error]", "[Not Found]", "[Insufficient Permissions]", None, 5]
+)
 def test_a_name_that_is_none_is_unknown(raw: Any) -> None:
     assert figures.words(raw) is None
 

@@ -8,9 +8,13 @@ import pytest
 from gpuyard.core.model import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
+from tests.fakes.clock import FakeClock
 from tests.unit.probes.samples_intel import (
+    DISCOVERY_BOX,
     DISCOVERY_CSV,
     DISCOVERY_JSON,
+    DUMP_2,
+    DUMP_2_GROUPS,
     DUMP_NEW,
     DUMP_TILES,
     PS_JSON,
@@ -34,6 +38,27 @@ def test_the_last_row_of_each_device_counts() -> None:
     first, second = parse(DUMP_NEW).devices
     assert (first.index, load(first)) == (0, (70.25, 91.5, 63.0, 4096.75))
     assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
+
+
+def test_the_titles_of_later_releases_mean_the_same() -> None:
+    first, second = parse(DUMP_2).devices
+    assert (first.index, load(first)) == (0, (70.25, 91.5, 63.0, 4096.75))
+    assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
+
+
+def test_the_groups_of_later_releases_tell_limits_sizes_and_engines() -> None:
+    device = read(DUMP_2_GROUPS)
+    assert load(device) == (12.5, 91.5, None, 256.0)
+    assert (device.power_limit_w, device.memory_total_mb, device.memory_free_mb) == (150.0, 16256.0, 16000.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Timestamp, DeviceId, Reset Counter\n1:00, 0, 3\n", 'Device ID,Vendor Name\n0,"Intel(R) Corporation"\n'],
+)
+def test_a_csv_of_which_no_column_is_known_is_refused(text: str) -> None:
+    with pytest.raises(ProbeGarbled, match="none of the columns"):
+        parse(text)
 
 
 def test_tiles_add_up_their_memory_and_power_and_share_their_utilisation() -> None:
@@ -119,6 +144,13 @@ def test_the_csv_of_discovery_leaves_untold_memory_unknown() -> None:
     assert second.pci_bus_id == "0000:4d:00.0"
 
 
+def test_the_box_of_discovery_is_read_under_its_old_and_its_new_labels() -> None:
+    first, second = parse(DISCOVERY_BOX).devices
+    assert (first.id, first.index, first.pci_bus_id) == ("00000000-0000-0006-0000-0000e20b8086", 0, "0000:4d:00.0")
+    assert (first.name, first.memory_total_mb) == ("Intel(R) Arc(TM) B580 Graphics", 12216.0)
+    assert (second.id, second.index, second.memory_total_mb) == ("00000000-0000-0000-0000-020a00008086", 1, None)
+
+
 def test_json_statistics_prefer_the_device_and_combine_its_tiles_otherwise() -> None:
     assert load(read(STATS_JSON)) == (40.0, 44.75, 53.0, 229.19)
 
@@ -152,7 +184,8 @@ def test_an_error_in_json_is_passed_on() -> None:
         "\n{" * 50_000,
         '{"device_list": [{"device_id": ' + "9" * 5000 + "}]}",
         DISCOVERY_JSON[:300],
-        "| Device ID | Device Information |\n| 0 | Device Name: x |",
+        "| Device ID | Device Information |\n| 0 | Vendor Name: x |",
+        "| Device ID | Topology Information |\n| 0 | Local CPU List: 0-23 |",
     ],
 )
 def test_what_is_none_of_its_outputs_is_refused_in_one_line(text: str) -> None:
@@ -169,7 +202,7 @@ class StandIn:
         tool = folder / "xpu-smi"
         tool.write_text(
             f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes\n'
-            f"[ -x {folder}/$key ] && exec {folder}/$key\ncat {folder}/$key || exit 5\n"
+            f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n'
         )
         tool.chmod(0o755)
         self.say(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
@@ -215,6 +248,33 @@ def test_without_the_list_of_processes_the_rest_is_still_told(stand_in: StandIn)
     assert [device.processes for device in reading.devices] == [None, None]
     assert reading.devices[0].power_draw_w == 91.5
     assert ["no sysman" in problem.message for problem in reading.problems] == [True]
+
+
+def test_a_list_of_processes_that_hangs_is_left_alone_for_a_while(stand_in: StandIn) -> None:
+    clock = FakeClock()
+    stand_in.do("ps", "exec sleep 600")
+    probe = XpuSmi(clock.monotonic)
+    first, second = probe.read(3.0), probe.read(20.0)
+    assert [problem.message for problem in first.problems] == ["who uses the devices is unknown: no answer in time"]
+    assert second.problems == first.problems
+    assert stand_in.calls().count("ps -j") == 1
+    stand_in.say(ps=PS_JSON)
+    (stand_in.folder / "ps").chmod(0o644)
+    clock.sleep(60)
+    third = probe.read(20.0)
+    assert (third.problems, third.devices[1].processes) == ((), ())
+
+
+def test_a_release_without_short_options_is_asked_with_long_ones_from_then_on(stand_in: StandIn) -> None:
+    stand_in.say(dump2=DUMP_2)
+    stand_in.do("dump", f"case \"$*\" in *' -m '*) exit 4 ;; esac\ncat {stand_in.folder}/dump2")
+    probe = XpuSmi()
+    assert load(probe.read(20.0).devices[0]) == load(probe.read(20.0).devices[0]) == (70.25, 91.5, 63.0, 4096.75)
+    assert [call for call in stand_in.calls() if call.startswith("dump")] == [
+        "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1",
+        "dump --metrics 0,1,3,18 --interval 1 --number 1",
+        "dump --metrics 0,1,3,18 --interval 1 --number 1",
+    ]
 
 
 def test_a_release_that_cannot_list_memory_sizes_leaves_them_unknown(stand_in: StandIn) -> None:

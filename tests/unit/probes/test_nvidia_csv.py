@@ -2,12 +2,14 @@ import pytest
 
 from gpuyard.core.model import Process
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.nvidia.smi_csv import parse_apps, parse_csv
+from gpuyard.probes.nvidia.smi_apps import parse_apps
+from gpuyard.probes.nvidia.smi_csv import parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,
     APPS_WITHOUT_CARD,
     CSV,
     HEADERLESS_CSV,
+    LOOP_CSV,
     LOST_CSV,
     LOST_LINE,
     NO_UNITS_CSV,
@@ -48,7 +50,7 @@ def test_the_usual_columns_are_known_without_a_header() -> None:
 def test_unknown_columns_without_a_header_stay_unknown_and_are_pointed_out() -> None:
     reading = parse_csv(UNKNOWN_COLUMNS_CSV)
     (one,) = reading.devices
-    assert (one.name, one.pci_bus_id, one.memory_total_mb) == ("NVIDIA Yard One", "00000000:3B:00.0", None)
+    assert (one.name, one.pci_bus_id, one.memory_total_mb) == ("NVIDIA Yard One", "0000:3b:00.0", None)
     assert "header" in reading.problems[0].message
 
 
@@ -61,6 +63,39 @@ def test_a_lost_card_is_unhealthy() -> None:
     (field,) = parse_csv(LOST_CSV).devices
     (line,) = parse_csv(LOST_LINE).devices
     assert (field.fault, line.fault) == ("GPU is lost", "GPU is lost.  Reboot to recover this GPU")
+    assert line.id == line.pci_bus_id == "0000:3b:00.0"
+
+
+def test_what_a_lost_card_says_in_place_of_its_uuid_is_not_its_id() -> None:
+    (gone,) = parse_csv("index, uuid, pci.bus_id\n0, [GPU is lost], 00000000:3B:00.0\n").devices
+    assert (gone.id, gone.fault) == ("0000:3b:00.0", "GPU is lost")
+
+
+def test_of_a_loop_the_last_row_of_each_card_counts() -> None:
+    one, two = parse_csv(LOOP_CSV).devices
+    assert (one.index, one.utilization_percent, one.memory_used_mb) == (0, 91, 8000)
+    assert (two.index, two.utilization_percent, two.memory_used_mb) == (1, 5, 20)
+
+
+def test_of_a_loop_without_a_header_the_last_row_of_each_card_counts() -> None:
+    later = HEADERLESS_CSV.replace(" 4096,", " 5000,")
+    assert [device.memory_used_mb for device in parse_csv(HEADERLESS_CSV + later).devices] == [5000, 0]
+
+
+def test_cards_with_the_same_masked_uuid_are_told_apart_by_their_bus_ids() -> None:
+    masked = "GPU-00000000-0000-0000-0000-000000000000"
+    header = "uuid, pci.bus_id, utilization.gpu [%]\n"
+    rows = f"{masked}, 00000000:01:00.0, 1 %\n{masked}, 00000000:02:00.0, 2 %\n"
+    devices = parse_csv(header + rows + rows.replace("1 %", "11 %")).devices
+    assert [(device.pci_bus_id, device.utilization_percent) for device in devices] == [
+        ("0000:01:00.0", 11),
+        ("0000:02:00.0", 2),
+    ]
+
+
+def test_rows_that_do_not_say_which_card_they_are_of_are_cards_of_their_own() -> None:
+    assert len(parse_csv("name, memory.total [MiB]\nNVIDIA X, 10 MiB\nNVIDIA X, 10 MiB\n").devices) == 2
+    assert len(parse_csv("uuid, memory.total [MiB]\n[N/A], 10 MiB\n[N/A], 10 MiB\n").devices) == 2
 
 
 @pytest.mark.parametrize("text", ["", "hello, world\n", "a,b\n1,2\n", "1, 2, 3\n", XML, APPS])
@@ -78,8 +113,34 @@ def test_processes_are_listed_under_their_cards() -> None:
         Process(pid=4242, memory_mb=3800, name="python, with a comma, train.py"),
         Process(pid=77, memory_mb=None, name="Xorg"),
     )
-    assert two.processes is not None
-    assert two.processes[0].memory_mb == 5
+    assert two.processes == (Process(pid=88, memory_mb=5, name=None),)
+
+
+@pytest.mark.parametrize(
+    ("text", "card", "process"),
+    [
+        ("GPU-11111111-2222, 42, 300 MiB, a, b\n", "GPU-11111111-2222", Process(pid=42, memory_mb=300, name="a, b")),
+        ("42, python, 300 MiB\n", "nvidia-0", Process(pid=42, memory_mb=300, name="python")),
+        ("python, 300 MiB, 42\n", "nvidia-0", Process(pid=42, memory_mb=300, name="python")),
+        ("00000000:3B:00.0, 42, [N/A]\n", "0000:3b:00.0", Process(pid=42)),
+        ("2024/01/02 03:04:05.678, NVIDIA L40S, 00000000:3B:00.0, 42, nvidia-smi, 1 MiB\n", "0000:3b:00.0",
+         Process(pid=42, memory_mb=1, name="nvidia-smi")),
+        ("42, [Not Found], [Insufficient Permissions], 300 MiB\n", "nvidia-0", Process(pid=42, memory_mb=300)),
+    ],
+)  # fmt: skip
+def test_processes_without_a_header_are_read_where_it_is_plain_what_is_what(
+    text: str, card: str, process: Process
+) -> None:
+    reading = parse_apps(text)
+    (device,) = reading.devices
+    assert (device.id, device.processes) == (card, (process,))
+    assert reading.problems == ()
+
+
+def test_a_number_without_a_unit_and_without_a_header_is_unknown_and_pointed_out() -> None:
+    reading = parse_apps("GPU-11111111-0000-0000-0000-000000000001, 42, 300\n")
+    assert reading.devices[0].processes == (Process(pid=42),)
+    assert "header" in reading.problems[0].message
 
 
 def test_no_processes_are_no_error() -> None:
@@ -91,7 +152,10 @@ def test_processes_without_a_column_for_their_card_are_of_the_first() -> None:
     assert (card.id, card.processes) == ("nvidia-0", (Process(pid=4242, memory_mb=3800),))
 
 
-@pytest.mark.parametrize("text", ["", "hello", CSV, "1, 2\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", CSV, "1, 2\n", HEADERLESS_CSV, "python, 300 MiB\n", "1, GPU-11111111, 5 %\n", CSV.partition("\n")[2]],
+)
 def test_what_lists_no_processes_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):
         parse_apps(text)

@@ -42,6 +42,13 @@ def test_where_the_xml_cannot_be_read_the_csv_stands_in(tools: Tools) -> None:
     assert [process.pid for process in one.processes] == [4242, 77]
 
 
+def test_where_only_the_processes_cannot_be_had_the_cards_still_are(tools: Tools) -> None:
+    put_smi(tools, xml="<new-format/>", gpus=CSV, apps="no such query")
+    reading = NvidiaSmi().read(10)
+    assert [device.processes for device in reading.devices] == [None, None]
+    assert "who uses the GPUs is unknown" in reading.problems[0].message
+
+
 def test_garbage_all_over_is_garbled(tools: Tools) -> None:
     put_smi(tools, xml="garbage", gpus="garbage", apps="garbage")
     with pytest.raises(ProbeGarbled):
@@ -66,17 +73,55 @@ def test_a_lost_card_does_not_hide_the_others(tools: Tools, tmp_path: Path) -> N
     well = f"<nvidia_smi_log>{XML[XML.rindex('<gpu ') :]}"
     tools(
         "nvidia-smi",
-        f"import sys\nprint({well!r} if sys.argv[-2:] == ['-i', '00000000:86:00.0'] else {LOST_LINE!r}, end='')",
+        f"import sys\nprint({well!r} if sys.argv[-2:] == ['-i', '0000:86:00.0'] else {LOST_LINE!r}, end='')",
     )
     lost, other = NvidiaSmi(tmp_path).read(10).devices
     assert (lost.id, lost.name, lost.index, lost.healthy) == ("GPU-lost", "NVIDIA Yard One", 0, False)
     assert (other.name, other.index, other.healthy) == ("NVIDIA Yard Two", 1, True)
 
 
+def test_a_lost_card_is_told_although_the_others_cannot_be_asked_for(tools: Tools, tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Yard Two")
+    tools(
+        "nvidia-smi",
+        f"import sys\nif '-i' in sys.argv: sys.exit('it is all wrong')\nprint({LOST_LINE!r}, end='')",
+    )
+    reading = NvidiaSmi(tmp_path).read(10)
+    assert [(device.id, device.healthy) for device in reading.devices] == [("GPU-lost", False)]
+    (problem,) = reading.problems
+    assert (problem.kind, problem.vendor) == ("crashed", "nvidia")
+    assert problem.message.startswith("the other GPUs: ")
+    assert "it is all wrong" in problem.message
+
+
+def test_a_hanging_second_call_is_told_without_the_time_that_was_left_for_it(tools: Tools, tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Yard Two")
+    tools("nvidia-smi", f"import signal, sys\nprint({LOST_LINE!r}, flush=True)\n'-i' in sys.argv and signal.pause()")
+    reading = NvidiaSmi(tmp_path).read(3)
+    assert [device.id for device in reading.devices] == ["GPU-lost"]
+    assert [problem.message for problem in reading.problems] == ["the other GPUs: no answer in time"]
+
+
+def test_cards_of_a_tool_that_then_fails_come_with_its_failure(tools: Tools) -> None:
+    put_smi(tools, xml=XML, status=14)
+    reading = NvidiaSmi().read(10)
+    assert len(reading.devices) == 2
+    assert [(problem.kind, "status 14" in problem.message) for problem in reading.problems] == [("crashed", True)]
+
+
+def test_the_failure_of_a_tool_that_lists_a_lost_card_is_no_further_problem(tools: Tools) -> None:
+    put_smi(tools, xml=LOST_LINE.replace("3B", "AA") + XML, status=15)
+    reading = NvidiaSmi().read(10)
+    assert [device.healthy for device in reading.devices] == [True, True, False]
+    assert reading.problems == ()
+
+
 def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tools: Tools, tmp_path: Path) -> None:
     put_smi(tools, xml=LOST_LINE, status=15)
     (lost,) = NvidiaSmi(tmp_path).read(10).devices
-    assert (lost.id, lost.healthy) == ("00000000:3B:00.0", False)
+    assert (lost.id, lost.healthy) == ("0000:3b:00.0", False)
 
 
 def test_the_kernel_names_cards_in_the_order_of_their_bus_ids(tmp_path: Path) -> None:
@@ -84,8 +129,8 @@ def test_the_kernel_names_cards_in_the_order_of_their_bus_ids(tmp_path: Path) ->
     put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-one", "NVIDIA One")
     (tmp_path / "proc/driver/nvidia/gpus/0000:90:00.0").mkdir()
     assert list_kernel_cards(tmp_path) == (
-        KernelCard(pci_bus_id="00000000:3B:00.0", uuid="GPU-one", name="NVIDIA One"),
-        KernelCard(pci_bus_id="00000000:86:00.0", uuid=None, name="NVIDIA Two"),
-        KernelCard(pci_bus_id="00000000:90:00.0"),
+        KernelCard(pci_bus_id="0000:3b:00.0", uuid="GPU-one", name="NVIDIA One"),
+        KernelCard(pci_bus_id="0000:86:00.0", uuid=None, name="NVIDIA Two"),
+        KernelCard(pci_bus_id="0000:90:00.0"),
     )
     assert list_kernel_cards(tmp_path / "nowhere") == ()

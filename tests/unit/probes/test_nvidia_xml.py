@@ -15,7 +15,7 @@ def test_each_card_s_figures_are_its_own() -> None:
         Vendor.NVIDIA,
     )
     assert (one.memory_total_mb, one.memory_used_mb, one.memory_free_mb) == (24576, 4096, 20180)
-    assert (one.utilization_percent, one.temperature_c, one.pci_bus_id) == (37, 61, "00000000:3B:00.0")
+    assert (one.utilization_percent, one.temperature_c, one.pci_bus_id) == (37, 61, "0000:3b:00.0")
     assert (two.index, two.memory_used_mb, two.utilization_percent, two.processes) == (1, 0, None, ())
 
 
@@ -49,21 +49,21 @@ def test_mig_instances_are_devices_named_as_cuda_takes_them() -> None:
 
 def test_a_card_whose_fields_say_it_is_lost_is_unhealthy_and_the_other_is_not() -> None:
     gone, here = parse_xml(LOST_FIELD_XML).devices
-    assert gone.fault == "GPU is lost"
+    assert (gone.fault, gone.id) == ("GPU is lost", "0000:01:00.0")
     assert here.healthy
 
 
 @pytest.mark.parametrize(
     ("line", "bus_id"),
     [
-        (LOST_LINE, "00000000:3B:00.0"),
-        ("Unable to determine the device handle for GPU 0000:09:00.0: Unknown Error", "00000000:09:00.0"),
-        ("Unable to determine the device handle for GPU0001:0a:00.0: GPU has fallen off the bus.", "00000001:0A:00.0"),
+        (LOST_LINE, "0000:3b:00.0"),
+        ("Unable to determine the device handle for GPU 0000:09:00.0: Unknown Error", "0000:09:00.0"),
+        ("Unable to determine the device handle for GPU0001:0a:00.0: GPU has fallen off the bus.", "0001:0a:00.0"),
     ],
 )
 def test_a_lost_card_alone_on_a_line_is_an_unhealthy_device(line: str, bus_id: str) -> None:
     (device,) = parse_xml(line).devices
-    assert device.id == bus_id
+    assert (device.id, device.pci_bus_id) == (bus_id, bus_id)
     assert not device.healthy
 
 
@@ -72,9 +72,29 @@ def test_a_lost_card_beside_a_document_is_listed_with_the_others() -> None:
     assert [device.healthy for device in parse_xml(line + XML).devices] == [True, True, False]
 
 
-def test_a_document_cut_short_gives_the_cards_that_are_complete() -> None:
-    cut = XML[: XML.index("NVIDIA Yard Two")]
-    assert [device.name for device in parse_xml(cut).devices] == ["NVIDIA Yard One"]
+@pytest.mark.parametrize(
+    "text",
+    [XML[: XML.index("NVIDIA Yard Two")], XML.replace("NVIDIA Yard Two", "NVIDIA <Two"), XML.replace(" Two<", " &x;<")],
+    ids=["cut", "a stray bracket", "a stray entity"],
+)
+def test_a_broken_document_gives_the_cards_that_are_complete_and_says_that_it_is_broken(text: str) -> None:
+    reading = parse_xml(text)
+    assert [device.name for device in reading.devices] == ["NVIDIA Yard One"]
+    (problem,) = reading.problems
+    assert (problem.source, problem.kind) == ("nvidia-smi", "garbled")
+    assert "breaks off after 1 whole" in problem.message
+
+
+def test_a_whole_document_has_no_problems() -> None:
+    assert parse_xml(XML).problems == ()
+
+
+def test_a_document_broken_within_its_first_card_is_no_machine_without_cards() -> None:
+    with pytest.raises(ProbeGarbled):
+        parse_xml(XML.replace("NVIDIA Yard One", "NVIDIA <One"))
+    reading = parse_xml(f"{LOST_LINE}<nvidia_smi_log><gpu>")
+    assert [device.healthy for device in reading.devices] == [False]
+    assert [problem.kind for problem in reading.problems] == ["garbled"]
 
 
 def test_a_machine_without_cards_is_no_error() -> None:

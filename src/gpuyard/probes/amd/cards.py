@@ -16,7 +16,6 @@ from gpuyard.probes import figures
 
 _UNIQUE_ID = re.compile(r"(?:0x([0-9a-f]{1,16})|(?:GPU-)?([0-9a-f]{16}))", re.IGNORECASE)
 _UUID = re.compile(r"([0-9a-f]{2})[0-9a-f]{6}-0000-1000-80([0-9a-f]{2})-([0-9a-f]{12})", re.IGNORECASE)
-_PCI_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _HEX_NUMBER = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 _MOST_CARDS = 65535
 _LARGEST_PID = 2**31 - 1
@@ -47,12 +46,6 @@ def unique_id_in_uuid(raw: Any) -> str | None:
     match = _UUID.fullmatch(raw.strip()) if isinstance(raw, str) else None
     digits = unique_id(match[1] + match[2] + match[3]) if match else None
     return digits if digits and not digits.startswith("0" * 8) else None
-
-
-def pci_bus_id(raw: Any) -> str | None:
-    """In lower case and with its domain: tools differ in both."""
-    match = _PCI_BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    return f"{match[1] or '0000'}:{match[2]}".lower() if match else None
 
 
 def card_index(raw: Any) -> int | None:
@@ -100,12 +93,13 @@ def process_memory(usage: Any, whole: Any) -> float | None:
     """VRAM in MB, from AMD SMI's `memory_usage` in parts and its one figure for the `whole`, both in bytes.
 
     The parts come from /proc/PID/fdinfo, which is closed for another user's process: they are zero then, and the whole,
-    which the driver gives, is the VRAM. Where it is no more than the parts outside the card it is not, and its zero
-    says nothing.
+    which the driver gives, is the VRAM. Where it is no more than the parts outside the card it is not. Where all are
+    zero nothing was read: a process on a card holds some memory somewhere.
     """
     parts = usage if isinstance(usage, dict) else {}
     vram, gtt, cpu = (figures.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))
-    if vram:
-        return vram
+    outside = (gtt or 0.0) + (cpu or 0.0)
     everything = figures.megabytes(whole, "B") or 0.0
-    return everything if everything > (gtt or 0.0) + (cpu or 0.0) else vram
+    if vram or not outside:
+        return vram or everything or None
+    return everything if everything > outside else vram

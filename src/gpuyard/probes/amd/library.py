@@ -19,7 +19,7 @@ from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes import figures
 from gpuyard.probes.amd import cards
-from gpuyard.probes.identity import with_distinct_ids
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 
 NAME = "amdsmi"
 # What the wrapper lets through when a release lacks a function, an enum or a key, or decodes what is not text.
@@ -127,7 +127,7 @@ def _device(session: _Session, index: int, handle: Any) -> Device:
     asic = session.fields("amdsmi_get_gpu_asic_info", handle)
     power = session.fields("amdsmi_get_power_info", handle)
     uuid = session.ask("amdsmi_get_gpu_device_uuid", handle)
-    pci = cards.pci_bus_id(session.ask("amdsmi_get_gpu_device_bdf", handle))
+    pci = pci_bus_id(session.ask("amdsmi_get_gpu_device_bdf", handle))
     unique = cards.unique_id_in_uuid(uuid) or cards.unique_id(asic.get("asic_serial"))
     return Device(
         id=cards.device_id(unique, pci, index),

@@ -2,14 +2,13 @@
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
 from gpuyard.core.model import Reading
-from gpuyard.errors import ProbeGarbled, ProbeTimeout
-from gpuyard.probes.tool import ToolOutput, run_tool
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes.tool import ToolOutput
 
 # Only where a line begins: what is indented belongs to a document, and a part of a torn one is no answer.
 _DOCUMENT_START = re.compile(r"(?:\A\s*|^)(?=[\[{])", re.MULTILINE)
@@ -65,14 +64,6 @@ def garbled(source: str, text: str) -> ProbeGarbled:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     said = f"no cards can be read from what it printed: {first[:100]!r}" if first else "it printed nothing"
     return ProbeGarbled(source, said, hint=f"run `{source}` by hand to see")
-
-
-def run_until(argv: Sequence[str], deadline: float) -> ToolOutput:
-    """`run_tool` with a deadline on the monotonic clock, which several calls can share."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise ProbeTimeout(argv[0], f"no time was left for `{' '.join(argv)}`")
-    return run_tool(argv, left)
 
 
 def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading:

@@ -13,7 +13,7 @@ from gpuyard.core.model import Device, Reading, Vendor
 from gpuyard.probes import figures
 from gpuyard.probes.amd import cards
 from gpuyard.probes.amd.printed import garbled
-from gpuyard.probes.identity import with_distinct_ids
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.tool import run_tool
 
 NAME = "radeontop"
@@ -48,7 +48,7 @@ def _has_sample(output: bytes) -> bool:
 
 
 def _device(number: int, match: re.Match[str]) -> Device:
-    pci = cards.pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
+    pci = pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
     total, used = _memory(match[3])
     return Device(
         id=cards.device_id(None, pci, number),

@@ -1,23 +1,25 @@
-"""`rocm-smi`, AMD's older tool: its JSON, whose keys changed from release to release, and its concise table.
+"""`rocm-smi`, AMD's older tool: its JSON and CSV, whose keys changed from release to release, and its concise table.
 
 Rules:
-- Temperature is the edge sensor's or, where a card has none (MI300), the junction's.
+- Temperature is the edge sensor's, which is "#1" before ROCm 3, or, where a card has none (MI300), the junction's.
 - The power limit is "Max Graphics Package Power"; a secondary die (MI250) has no power of its own.
 - KFD's processes come with the number of their cards, not with which: they are told only where there is one card.
 - The table gives memory in percent of an unknown whole: it stays unknown.
+- An output that names cards, and says nothing of any of them that is known here, is not understood.
 """
 
+import csv
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes import figures
 from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import cells, garbled, json_documents, parse_output, run_until, section, table_rows
-from gpuyard.probes.identity import with_distinct_ids
+from gpuyard.probes.amd.printed import cells, garbled, json_documents, parse_output, section, table_rows
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
+from gpuyard.probes.tool import run_tool
 
 NAME = "rocm-smi"
 _COMMAND = (
@@ -38,16 +40,24 @@ _COMMAND = (
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
 _PID = re.compile(r"PID(\d{1,10})", re.IGNORECASE)
 _NO_CARDS = "No AMD GPUs specified"
-_DRAW = re.compile(r"(?:average|current) .*power \(w\)")
-_LIMIT = re.compile(r"max .*power \(w\)")
+# Units stood with the values before they stood in the keys.
+_DRAW = re.compile(r"(?:average|current) .*power(?: \(w\))?")
+_LIMIT = re.compile(r"max .*power(?: \(w\))?")
+_EDGE = re.compile(r"temperature \(sensor (?:edge|#1)\)(?: \(c\))?")
+_JUNCTION = re.compile(r"temperature \(sensor junction\)(?: \(c\))?")
+_BUSY = re.compile(r"gpu use(?: \(%\))?")
+_TOTAL = re.compile(r"vram total memory \(b\)")
+_USED = re.compile(r"vram total used memory \(b\)")
+_IDENTITY = re.compile(r"unique id|pci bus|card series|device name|card model")
+_KNOWN = (_DRAW, _LIMIT, _EDGE, _JUNCTION, _BUSY, _TOTAL, _USED, _IDENTITY)
 
 
 def parse(text: str) -> Reading:
-    """What `rocm-smi --json`, with any of its --show options, or plain `rocm-smi` printed."""
+    """What `rocm-smi --json` or `--csv`, with any of its --show options, or plain `rocm-smi` printed."""
     try:
         devices = _devices_of_json(text)
         if devices is None:
-            devices = _devices_of_table(text)
+            devices = _devices_of_csv(text) or _devices_of_table(text)
     except RecursionError as error:
         raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
     if devices is None and _NO_CARDS not in text:
@@ -61,7 +71,7 @@ class RocmSmi:
     may_hang = False
 
     def read(self, timeout_s: float) -> Reading:
-        return parse_output(run_until(_COMMAND, time.monotonic() + timeout_s), parse)
+        return parse_output(run_tool(_COMMAND, timeout_s), parse)
 
 
 def _devices_of_json(text: str) -> list[Device] | None:
@@ -71,45 +81,73 @@ def _devices_of_json(text: str) -> list[Device] | None:
     return None
 
 
-def _devices_of_document(document: dict[str, Any]) -> list[Device]:
+def _devices_of_csv(text: str) -> list[Device] | None:
+    """Each block begins with a header, whose first title is "device"; processes are lines of their own, in quotes."""
+    document: dict[str, dict[str, str]] = {}
+    header: list[str] = []
+    for row in _csv_rows(text):
+        if row[0] == "device":
+            header = row
+        elif _PID.fullmatch(row[0]):
+            document.setdefault("system", {})[row[0]] = ", ".join(row[1:])
+        elif _CARD.fullmatch(row[0]):
+            figures_of_card = row if len(row) == len(header) else []
+            document.setdefault(row[0], {}).update(zip(header, figures_of_card, strict=False))
+    return _devices_of_document(document) if header else None
+
+
+def _csv_rows(text: str) -> Iterable[list[str]]:
+    for line in text.splitlines():
+        try:
+            row = next(csv.reader([line], skipinitialspace=True), [])
+        except csv.Error:
+            continue
+        if len(row) > 1:
+            yield [cell.strip() for cell in row]
+
+
+def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
     found = {
-        int(match[1]): card
+        int(match[1]): {key.strip(": ").lower(): value for key, value in card.items()}
         for key, card in document.items()
         if (match := _CARD.fullmatch(key)) and isinstance(card, dict)
     }
     processes = _processes({**document, **section(document, "system")}) if len(found) == 1 else None
+    names_cards = any(_CARD.fullmatch(key) for key in document)
+    if names_cards and not processes and not any(map(_is_understood, found.values())):
+        return None
     return [_device(index, card, processes) for index, card in sorted(found.items())]
 
 
-def _device(index: int, card: dict[str, Any], processes: tuple[Process, ...] | None) -> Device:
-    said = {key.strip(": ").lower(): value for key, value in card.items()}
-    pci = cards.pci_bus_id(said.get("pci bus"))
+def _is_understood(said: dict[str, Any]) -> bool:
+    return any(known.fullmatch(key) for key in said for known in _KNOWN)
+
+
+def _device(index: int, said: dict[str, Any], processes: tuple[Process, ...] | None) -> Device:
+    pci = pci_bus_id(said.get("pci bus"))
+    edge = _matching(figures.celsius, said, _EDGE)
     return Device(
         id=cards.device_id(cards.unique_id(said.get("unique id")), pci, index),
         vendor=Vendor.AMD,
         index=index,
         name=cards.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
         pci_bus_id=pci,
-        **cards.memory(
-            figures.megabytes(said.get("vram total memory (b)"), "B"),
-            figures.megabytes(said.get("vram total used memory (b)"), "B"),
-        ),
-        utilization_percent=figures.percent(said.get("gpu use (%)")),
+        **cards.memory(_matching(_bytes, said, _TOTAL), _matching(_bytes, said, _USED)),
+        utilization_percent=_matching(figures.percent, said, _BUSY),
         power_draw_w=_matching(figures.watts, said, _DRAW),
         power_limit_w=cards.power_limit(_matching(figures.watts, said, _LIMIT)),
-        temperature_c=_temperature(said),
+        temperature_c=edge if edge is not None else _matching(figures.celsius, said, _JUNCTION),
         processes=processes,
     )
+
+
+def _bytes(raw: Any) -> float | None:
+    return figures.megabytes(raw, "B")
 
 
 def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re.Pattern[str]) -> float | None:
     values = (read(value) for name, value in said.items() if key.fullmatch(name))
     return next((value for value in values if value is not None), None)
-
-
-def _temperature(said: dict[str, Any]) -> float | None:
-    edge = figures.celsius(said.get("temperature (sensor edge) (c)"))
-    return edge if edge is not None else figures.celsius(said.get("temperature (sensor junction) (c)"))
 
 
 def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
@@ -136,7 +174,9 @@ def _devices_of_table(text: str) -> list[Device] | None:
     if start is None:
         return None
     rows = table_rows(cells(lines[start]), lines[start + 1 :])
-    return [_device_of_row(number, row, following) for number, (row, following) in enumerate(rows)] or None
+    if all(len(row) == 1 for row, _ in rows):
+        return None
+    return [_device_of_row(number, row, following) for number, (row, following) in enumerate(rows)]
 
 
 def _is_header(header: list[str]) -> bool:

@@ -5,15 +5,16 @@ from answering stands among the problems of the reading, or in the message of th
 Nothing here asks which system this is: where neither tool is on PATH, it is no Mac.
 """
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device, Problem, Reading, Vendor
+from gpuyard.core.model import Device, Reading, Vendor
 from gpuyard.errors import ProbeDenied, ProbeError
 from gpuyard.probes import figures
 from gpuyard.probes.apple import ioreg, powermetrics
+from gpuyard.probes.calls import problem_beside, run_until
+from gpuyard.probes.deadline import Deadline
 from gpuyard.probes.tool import find_any_tool, run_tool
 
 _NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
@@ -75,7 +76,7 @@ def unified_memory_limit_mb(timeout_s: float) -> float | None:
     macOS keeps its default to itself: two thirds of up to 36 GB, three quarters of more. Later releases allow somewhat
     more than that (84% of 128 GB was seen), so this never promises memory that is not there.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     ram_mb = figures.megabytes(_sysctl("hw.memsize", deadline), "B")
     set_mb = figures.megabytes(_sysctl("iogpu.wired_limit_mb", deadline), "MB")
     if set_mb:
@@ -85,9 +86,9 @@ def unified_memory_limit_mb(timeout_s: float) -> float | None:
     return round(ram_mb * (2 / 3 if ram_mb <= 36 * 1024 else 3 / 4), 2)
 
 
-def _sysctl(name: str, deadline: float) -> str | None:
+def _sysctl(name: str, deadline: Deadline) -> str | None:
     try:
-        return run_tool(["sysctl", "-n", name], max(0.0, deadline - time.monotonic())).require_success().strip()
+        return run_until(["sysctl", "-n", name], deadline).require_success().strip()
     except ProbeError:
         return None
 
@@ -103,19 +104,15 @@ def _combine(registry: Reading | ProbeError, power: Reading | ProbeError) -> Rea
     if isinstance(registry, ProbeError):
         if isinstance(power, ProbeError):
             raise _joined(registry, power)
-        return Reading(devices=power.devices, problems=(_problem(registry),))
+        return Reading(devices=power.devices, problems=(problem_beside(registry, Vendor.APPLE),))
     if isinstance(power, ProbeError):
-        return Reading(devices=registry.devices, problems=(_problem(power),))
+        return Reading(devices=registry.devices, problems=(problem_beside(power, Vendor.APPLE),))
     return Reading(devices=_merged(registry.devices, power.devices))
 
 
 def _joined(*errors: ProbeError) -> ProbeError:
     first, second = sorted(errors, key=lambda error: _TELLING.index(error.kind))
     return type(first)(first.source, f"{first.message}; {second}", hint=first.hint or second.hint)
-
-
-def _problem(error: ProbeError) -> Problem:
-    return Problem(source=error.source, kind=error.kind, message=error.message, hint=error.hint, vendor=Vendor.APPLE)
 
 
 def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[Device, ...]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from gpuyard.probes import figures
-from gpuyard.probes.intel.naming import bus_id, device_id
+from gpuyard.probes.files import read_text
+from gpuyard.probes.identity import pci_bus_id
+from gpuyard.probes.intel.naming import device_id
 
 _NODE = re.compile(r"card\d+", re.ASCII)
 _INTEL = "0x8086"
@@ -62,14 +64,6 @@ def list_cards(root: Path = Path("/")) -> tuple[Card, ...]:
     return tuple(structs.replace(card, index=index) for index, card in enumerate(ordered))
 
 
-def read_text(path: Path) -> str | None:
-    """What a small file of the kernel's says: `None` where it is missing, forbidden, or its card does not answer."""
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return None
-
-
 def find_files(folder: Path, pattern: str) -> list[Path]:
     try:
         return sorted(folder.glob(pattern))
@@ -86,7 +80,7 @@ def _card(node: Path) -> Card | None:
     driver = _driver(folder)
     if read_text(folder / "vendor") != _INTEL or driver not in _DRIVERS:
         return None
-    place = bus_id(_event(folder, "PCI_SLOT_NAME")) or bus_id(folder.name)
+    place = pci_bus_id(_event(folder, "PCI_SLOT_NAME")) or pci_bus_id(folder.name)
     model = (read_text(folder / "device") or "0x?").removeprefix("0x").lower()
     return Card(
         folder=folder,

@@ -10,7 +10,6 @@ Rules:
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,8 +17,10 @@ from msgspec import Struct
 
 from gpuyard.core.model import Process
 from gpuyard.probes import figures
-from gpuyard.probes.intel.cards import read_text
-from gpuyard.probes.intel.naming import bus_id, one_per_pid
+from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.files import read_text
+from gpuyard.probes.identity import pci_bus_id
+from gpuyard.probes.intel.naming import one_per_pid
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel's: containers have others
 _DRIVERS = frozenset({"i915", "xe"})
@@ -53,12 +54,12 @@ class View(Struct, frozen=True, kw_only=True):
         )
 
 
-def look(proc: Path, deadline: float, now: float) -> View:
+def look(proc: Path, deadline: Deadline, now: float) -> View:
     found: dict[str, Client] = {}
     pids = _pids(proc)
     is_whole = 1 in pids and _link(proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
     for pid in pids:
-        if time.monotonic() > deadline:
+        if deadline.is_over():
             is_whole = False
             break
         try:
@@ -77,7 +78,7 @@ def parse_fdinfo(text: str, pid: int, name: str | None = None) -> Client | None:
     client_id = pairs.get("drm-client-id")
     if pairs.get("drm-driver") not in _DRIVERS or not client_id:
         return None
-    place = bus_id(pairs.get("drm-pdev"))
+    place = pci_bus_id(pairs.get("drm-pdev"))
     counters: dict[str, dict[str, float]] = {"engine": {}, "cycles": {}, "total-cycles": {}, "engine-capacity": {}}
     for key, value in pairs.items():
         match = _ENGINE.fullmatch(key)

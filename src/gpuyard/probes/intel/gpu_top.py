@@ -14,19 +14,20 @@ Rules:
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
+from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.probes import figures
+from gpuyard.probes.calls import problem_beside, run_until
+from gpuyard.probes.deadline import Deadline
 from gpuyard.probes.intel.cards import Card, list_cards
 from gpuyard.probes.intel.naming import one_per_pid, process_id
-from gpuyard.probes.tool import find_tool, run_tool
+from gpuyard.probes.tool import find_tool
 
 NAME = "intel_gpu_top"
 _PERIOD_MS = 250
@@ -49,7 +50,7 @@ class IntelGpuTop:
         self._root = root
 
     def read(self, timeout_s: float) -> Reading:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         find_tool(NAME)
         cards = list_cards(self._root)
         _refuse_unless_all_seen(cards)
@@ -170,10 +171,9 @@ def _held(region: Any) -> float | None:
     return resident if resident is not None else figures.megabytes(region.get("total"), "B")
 
 
-def _sample(argv: Sequence[str], deadline: float) -> Device:
+def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
     """Runs the tool until its second sample: it would never end by itself."""
-    left = max(0.0, deadline - time.monotonic())
-    output = run_tool(argv, left, enough=lambda output: count_samples(output) > 1)
+    output = run_until(argv, deadline, enough=lambda output: count_samples(output) > 1)
     return parse(output.require_success()).devices[0]
 
 
@@ -183,7 +183,7 @@ def _refuse_unless_all_seen(cards: Sequence[Card]) -> None:
         raise ProbeError(NAME, f"it cannot see {', '.join(unseen)}: it knows the i915 driver alone")
 
 
-def _read_unlisted(deadline: float) -> Reading:
+def _read_unlisted(deadline: Deadline) -> Reading:
     """Where the kernel shows no card and the tool finds none either, that is no crash of the tool."""
     try:
         return Reading(devices=(_sample(command(), deadline),))
@@ -193,21 +193,22 @@ def _read_unlisted(deadline: float) -> Reading:
         raise
 
 
-def _read_each(cards: Sequence[Card], deadline: float) -> Reading:
+def _read_each(cards: Sequence[Card], deadline: Deadline) -> Reading:
     """One run per card. A card that cannot be read is still there, with a problem beside it."""
     period_ms = max(_SHORT_OF_TIME_MS, _PERIOD_MS // len(cards))
     devices: list[Device] = []
-    errors: list[ProbeError] = []
+    errors: dict[str, ProbeError] = {}
     for card in cards:
         try:
             devices.append(_sample(command(card, period_ms), deadline))
         except ProbeError as error:
-            errors.append(error)
+            errors[card.id] = error
             devices.append(Device(id="intel-0", vendor=Vendor.INTEL))
     if len(errors) == len(cards):
-        raise errors[0]
+        raise next(iter(errors.values()))
     named = tuple(_named(device, card) for device, card in zip(devices, cards, strict=True))
-    return Reading(devices=named, problems=tuple(_problem(error) for error in errors))
+    problems = tuple(problem_beside(error, Vendor.INTEL, card_id) for card_id, error in errors.items())
+    return Reading(devices=named, problems=problems)
 
 
 def _named(device: Device, card: Card) -> Device:
@@ -219,7 +220,3 @@ def _named(device: Device, card: Card) -> Device:
         pci_bus_id=card.bus_id,
         memory_total_mb=card.memory_total_mb,
     )
-
-
-def _problem(error: ProbeError) -> Problem:
-    return Problem(source=NAME, kind=error.kind, message=error.message, hint=error.hint, vendor=Vendor.INTEL)

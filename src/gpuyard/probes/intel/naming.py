@@ -6,7 +6,6 @@ Rules:
 - A process is listed once, with what all of its clients hold; one unknown part makes the sum unknown.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,15 +16,8 @@ from gpuyard.core.model import Device, Process
 from gpuyard.probes import figures
 from gpuyard.probes.identity import with_distinct_ids
 
-_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE | re.ASCII)
 _MAX_PID = 2**31
 _MAX_INDEX = 2**16
-
-
-def bus_id(raw: Any) -> str | None:
-    """A PCI bus id in the kernel's spelling."""
-    match = _BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    return f"{match[1] or '0000'}:{match[2]}".lower() if match else None
 
 
 def device_index(raw: Any) -> int | None:

@@ -15,8 +15,10 @@ from msgspec import Struct
 from gpuyard.core.model import Device, Reading, Vendor
 from gpuyard.errors import ProbeMissing
 from gpuyard.probes import figures
+from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.files import read_text
 from gpuyard.probes.identity import with_distinct_ids
-from gpuyard.probes.intel.cards import Card, find_files, list_cards, read_text
+from gpuyard.probes.intel.cards import Card, find_files, list_cards
 from gpuyard.probes.intel.clients import View, look, processes, utilization
 
 NAME = "sysfs"
@@ -42,7 +44,7 @@ class IntelSysfs:
         self._sensors: dict[str, Sensors] = {}
 
     def read(self, timeout_s: float) -> Reading:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         cards = list_cards(self._root)
         if not cards:
             raise ProbeMissing(NAME, "there is no Intel GPU under /sys/class/drm")

@@ -4,6 +4,7 @@ Rules:
 - A figure of the whole device goes before those of its tiles. Of tiles, memory and power add up, utilisation is their
   mean, temperature that of the hottest; a tile that tells nothing is left out, and only where all do is it unknown.
 - The device's own utilisation goes before that of its engines, of which the busiest counts.
+- Releases from 2.0 on title their columns as NVIDIA's tool does (`power.draw (W)`), those before in words.
 """
 
 import math
@@ -23,12 +24,17 @@ _READERS: dict[str, Callable[[Any], float | None]] = {
     "power_draw_w": figures.watts,
     "temperature_c": figures.celsius,
     "memory_used_mb": figures.megabytes,
+    "memory_total_mb": figures.megabytes,
+    "power_limit_w": figures.watts,
 }
 _FIELDS = (
-    (re.compile(r"gpu utilization|average % utilization"), "utilization_percent"),
-    (re.compile(r"gpu power\b"), "power_draw_w"),
-    (re.compile(r"gpu core temperature"), "temperature_c"),
-    (re.compile(r"gpu memory used"), "memory_used_mb"),
+    (re.compile(r"gpu utilization|average % utilization|utilization\.gpu\b"), "utilization_percent"),
+    (re.compile(r"gpu power\b|power\.draw(?!\.)"), "power_draw_w"),
+    (re.compile(r"gpu core temperature|temperature\.gpu\b"), "temperature_c"),
+    (re.compile(r"gpu memory used|memory\.used\b"), "memory_used_mb"),
+    (re.compile(r"memory\.total\b"), "memory_total_mb"),
+    (re.compile(r"power\.limit\b"), "power_limit_w"),
+    (re.compile(r"utilization\.(?:compute|render|media|copy)\b|.*engine.*%"), "engine_percent"),
 )
 _METRICS = {
     "XPUM_STATS_GPU_UTILIZATION": "utilization_percent",
@@ -55,6 +61,12 @@ class Figures(Struct, frozen=True, kw_only=True):
     power_draw_w: float | None = None
     temperature_c: float | None = None
     memory_used_mb: float | None = None
+    memory_total_mb: float | None = None
+    power_limit_w: float | None = None
+
+
+def is_known(label: str) -> bool:
+    return _field(label) is not None
 
 
 def from_labels(pairs: Iterable[tuple[str, Any]]) -> Figures:
@@ -87,6 +99,8 @@ def of_device(whole: Figures, tiles: Sequence[Figures]) -> Figures:
         power_draw_w=_total([tile.power_draw_w for tile in tiles]),
         temperature_c=_highest([tile.temperature_c for tile in tiles]),
         memory_used_mb=_total([tile.memory_used_mb for tile in tiles]),
+        memory_total_mb=_total([tile.memory_total_mb for tile in tiles]),
+        power_limit_w=_total([tile.power_limit_w for tile in tiles]),
     )
     return structs.replace(
         together, **{key: value for key, value in structs.asdict(whole).items() if value is not None}
@@ -100,17 +114,23 @@ def as_device(index: int | None, pci_bus_id: str | None, known: Figures) -> Devi
         vendor=Vendor.INTEL,
         index=index,
         pci_bus_id=pci_bus_id,
+        memory_total_mb=known.memory_total_mb,
         memory_used_mb=known.memory_used_mb,
+        memory_free_mb=free_memory(known.memory_total_mb, known.memory_used_mb),
         utilization_percent=own if own is not None else known.engine_percent,
         power_draw_w=known.power_draw_w,
+        power_limit_w=known.power_limit_w,
         temperature_c=known.temperature_c,
     )
 
 
+def free_memory(total: float | None, used: float | None) -> float | None:
+    return round(total - used, 2) if total is not None and used is not None and used <= total else None
+
+
 def _field(label: str) -> str | None:
     text = label.strip().lower()
-    field = next((field for pattern, field in _FIELDS if pattern.match(text)), None)
-    return field or ("engine_percent" if "engine" in text and "%" in text else None)
+    return next((field for pattern, field in _FIELDS if pattern.match(text)), None)
 
 
 def _gather(pairs: Iterable[tuple[str, Any]]) -> Figures:

@@ -4,22 +4,26 @@ Rules:
 - What a device is (`discovery`) is asked once, and again after the tool has failed; what it does (`dump`, `ps`) each
   time. Without the list of processes a reading is poorer, and still a reading: a problem says so.
 - `xpu-smi ps` lists itself as a user of every device. That process is ours and has ended by then: it is left out.
+- From 2.0 on `dump` takes no short options, and before no long ones: whichever works is kept.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
-from gpuyard.errors import ProbeError, ProbeMissing, ProbeTimeout
+from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeMissing, ProbeTimeout
+from gpuyard.probes.calls import OptionalCall, run_until
+from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.intel.xpu_fields import free_memory
 from gpuyard.probes.intel.xpu_json import find_json, parse_json
 from gpuyard.probes.intel.xpu_text import NAME, parse_text
-from gpuyard.probes.tool import run_tool
 
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
 _METRICS = "0,1,3,18"
 _MEMORY_SIZE = "1,16"
+_Dump = Callable[[Sequence[Device]], list[str]]
 
 
 class XpuSmi:
@@ -27,25 +31,39 @@ class XpuSmi:
     vendor = Vendor.INTEL
     may_hang = False
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
+        self._dumps: tuple[_Dump, ...] = _DUMPS
+        self._ask_users = OptionalCall(NAME, Vendor.INTEL, "who uses the devices is unknown", clock)
 
     def read(self, timeout_s: float) -> Reading:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         try:
             known = self._identify(deadline)
-            measured = _by_index(_ask(_dump_command(known), deadline))
+            measured = self._measure(known, deadline)
         except ProbeTimeout:
             raise  # what was learnt so far stays, so that the next reading gets further
         except ProbeError:
-            self._known, self._is_sized = (), False
+            self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
-        users = _read_users(deadline)
-        devices = tuple(_merged(device, measured.get(device.index), users) for device in known)
+        users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
+        devices = tuple(_merged(device, measured.get(device.index), _users_of(device, users)) for device in known)
         return Reading(devices=devices, problems=users.problems)
 
-    def _identify(self, deadline: float) -> tuple[Device, ...]:
+    def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
+        refusals = []
+        for dump in self._dumps:
+            try:
+                measured = _ask(dump(known), deadline)
+            except ProbeCrashed as error:
+                refusals.append(error)
+                continue
+            self._dumps = (dump,)
+            return _by_index(measured)
+        raise refusals[0]
+
+    def _identify(self, deadline: Deadline) -> tuple[Device, ...]:
         if not self._known:
             self._known = _discover(deadline)
         if not self._is_sized:
@@ -54,38 +72,24 @@ class XpuSmi:
         return self._known
 
 
-class Users(Struct, frozen=True, kw_only=True):
-    """Who uses which device; `None` where that could not be asked."""
-
-    by_index: dict[int | None, Device] | None = None
-    problems: tuple[Problem, ...] = ()
-
-    def of(self, device: Device) -> tuple[Process, ...] | None:
-        if self.by_index is None:
-            return None
-        found = self.by_index.get(device.index)
-        return tuple(process for process in (found.processes or () if found else ()) if process.name != NAME)
-
-
 def parse(text: str) -> Reading:
     """Any of the tool's outputs that tell of devices; of `xpumcli`'s too."""
     document = find_json(text)
     return parse_json(document) if document is not None else parse_text(text)
 
 
-def _ask(argv: Sequence[str], deadline: float) -> tuple[Device, ...]:
-    left = max(0.0, deadline - time.monotonic())
-    return parse(run_tool(argv, left).require_success()).devices
+def _ask(argv: Sequence[str], deadline: Deadline) -> Reading:
+    return parse(run_until(argv, deadline).require_success())
 
 
-def _discover(deadline: float) -> tuple[Device, ...]:
-    found = tuple(device for device in _ask([NAME, "discovery", "-j"], deadline) if device.index is not None)
+def _discover(deadline: Deadline) -> tuple[Device, ...]:
+    found = tuple(device for device in _ask([NAME, "discovery", "-j"], deadline).devices if device.index is not None)
     if not found:
         raise ProbeMissing(NAME, "it finds no Intel GPU")
     return found
 
 
-def _with_sizes(known: tuple[Device, ...], deadline: float) -> tuple[Device, ...]:
+def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, ...]:
     """One call for all devices, where `discovery -d` would take one for each. Old releases do not have it."""
     if all(device.memory_total_mb is not None for device in known):
         return known
@@ -101,37 +105,40 @@ def _with_sizes(known: tuple[Device, ...], deadline: float) -> tuple[Device, ...
     )
 
 
-def _dump_command(known: Sequence[Device]) -> list[str]:
+def _dump_by_short_options(known: Sequence[Device]) -> list[str]:
     indexes = ",".join(str(device.index) for device in known)
     return [NAME, "dump", "-d", indexes, "-m", _METRICS, "-i", "1", "-n", "1"]
 
 
-def _read_users(deadline: float) -> Users:
-    try:
-        return Users(by_index=_by_index(_ask([NAME, "ps", "-j"], deadline)))
-    except ProbeError as error:
-        message = f"who uses the devices is unknown: {error.message}"
-        problem = Problem(source=NAME, kind=error.kind, message=message, hint=error.hint, vendor=Vendor.INTEL)
-        return Users(problems=(problem,))
+def _dump_by_long_options(_: Sequence[Device]) -> list[str]:
+    """Of all devices: these releases take a single one or none."""
+    return [NAME, "dump", "--metrics", _METRICS, "--interval", "1", "--number", "1"]
 
 
-def _by_index(devices: Sequence[Device]) -> dict[int | None, Device]:
-    return {device.index: device for device in devices}
+_DUMPS: tuple[_Dump, ...] = (_dump_by_short_options, _dump_by_long_options)
 
 
-def _merged(known: Device, measured: Device | None, users: Users) -> Device:
+def _users_of(device: Device, users: Reading) -> tuple[Process, ...] | None:
+    """`None` where that could not be asked."""
+    if users.problems:
+        return None
+    listed = next((found.processes for found in users.devices if found.index == device.index), None)
+    return tuple(process for process in listed or () if process.name != NAME)
+
+
+def _by_index(reading: Reading) -> dict[int | None, Device]:
+    return {device.index: device for device in reading.devices}
+
+
+def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] | None) -> Device:
     """Memory that was free at the discovery is no figure of now."""
     used = measured.memory_used_mb if measured else None
     return structs.replace(
         known,
         memory_used_mb=used,
-        memory_free_mb=_free(known.memory_total_mb, used),
+        memory_free_mb=free_memory(known.memory_total_mb, used),
         utilization_percent=measured.utilization_percent if measured else None,
         power_draw_w=measured.power_draw_w if measured else None,
         temperature_c=measured.temperature_c if measured else None,
-        processes=users.of(known),
+        processes=users,
     )
-
-
-def _free(total: float | None, used: float | None) -> float | None:
-    return round(total - used, 2) if total is not None and used is not None and used <= total else None

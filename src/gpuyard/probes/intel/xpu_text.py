@@ -1,4 +1,4 @@
-"""What xpu-smi prints for people: the CSV of `dump` and `discovery --dump`, the boxes of `stats`, the list of `ps`.
+"""What xpu-smi prints for people: CSV (`dump`, `discovery --dump`), boxes (`stats`, `discovery`), the list of `ps`.
 
 Rules:
 - `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A row that was
@@ -14,14 +14,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes import figures
+from gpuyard.probes.identity import pci_bus_id
 from gpuyard.probes.intel import xpu_fields
-from gpuyard.probes.intel.naming import bus_id, device_id, device_index, one_per_pid, process_id, without_shared_uuids
+from gpuyard.probes.intel.naming import device_id, device_index, one_per_pid, process_id, without_shared_uuids
 
 NAME = "xpu-smi"
 _Place = tuple[int | None, str | None]
-_IDENTITY = {"devicename": "name", "pcibdfaddress": "pci"}
+_IDENTITY = {
+    "devicename": "name",
+    "pcibdfaddress": "pci",
+    "uuid": "uuid",
+    "socuuid": "uuid",
+    "memoryphysicalsize": "memory",
+}
 _CSV_HEADER = re.compile(r'"?(?:Timestamp"?\s*,.*\bDeviceId|Device ID"?\s*,)', re.IGNORECASE)
 _PS_HEADER = re.compile(r"PID\s+Command\s+DeviceID\b", re.IGNORECASE)
+_LIST_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*Device Information\b", re.IGNORECASE)
 _BOX_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE)
 
 
@@ -55,7 +63,7 @@ def of_processes(found: Iterable[tuple[int, Process]]) -> Reading:
 
 def identified(index: int | None, entry: Mapping[str, object], total_mb: float | None) -> Device:
     """From an entry with `uuid`, `name` and `pci`, as far as the tool knows them."""
-    place = bus_id(entry.get("pci"))
+    place = pci_bus_id(entry.get("pci"))
     return Device(
         id=device_id(index, figures.words(entry.get("uuid")), place),
         vendor=Vendor.INTEL,
@@ -71,17 +79,23 @@ def _read_csv(lines: Sequence[str]) -> Reading:
         titles, *rows = list(csv.reader(lines, skipinitialspace=True))
     except csv.Error as error:
         raise ProbeGarbled(NAME, f"its CSV cannot be read: {error}") from error
-    keys = [title.strip().lower().replace(" ", "") for title in titles]
+    keys = [_key(title) for title in titles]
     if keys[0] == "timestamp":
         return _read_dump([title.strip() for title in titles], keys, rows)
     return _read_discovery(keys, rows)
 
 
+def _key(title: str) -> str:
+    return title.strip().lower().replace(" ", "")
+
+
 def _read_dump(titles: Sequence[str], keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Reading:
+    if not any(map(xpu_fields.is_known, titles)):
+        raise ProbeGarbled(NAME, f"none of the columns of its dump is known: {', '.join(titles)[:100]!r}")
     latest: dict[_Place, dict[str, Sequence[str]]] = {}
     for row in rows:
         by_key = dict(zip(keys, row, strict=False))
-        place = device_index(by_key.get("deviceid")), bus_id(by_key.get("deviceid"))
+        place = device_index(by_key.get("deviceid")), pci_bus_id(by_key.get("deviceid"))
         if place == (None, None):
             continue
         tiles = latest.setdefault(place, {})
@@ -101,13 +115,32 @@ def _dumped(place: _Place, titles: Sequence[str], tiles: Mapping[str, Sequence[s
 
 
 def _read_discovery(keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Reading:
-    names = [_IDENTITY.get(key, key) for key in keys]
-    found = [dict(zip(names, row, strict=False)) for row in rows]
-    devices = [
-        identified(index, row, figures.megabytes(row.get("memoryphysicalsize")))
-        for row in found
-        if (index := device_index(row.get("deviceid"))) is not None
-    ]
+    if _IDENTITY.keys().isdisjoint(keys):
+        raise ProbeGarbled(NAME, f"none of the columns of its list is known: {', '.join(keys)[:100]!r}")
+    return _listed((row[0], zip(keys, row, strict=False)) for row in rows if row)
+
+
+def _read_list(lines: Sequence[str]) -> Reading:
+    """The box of `discovery`: "name: value" on each line, and a device's number on its first."""
+    numbers: list[str] = []
+    facts: list[list[tuple[str, str]]] = []
+    for number, fact in _cells(lines):
+        if number.isdecimal():
+            numbers.append(number)
+            facts.append([])
+        if facts:
+            name, _, value = fact.partition(":")
+            facts[-1].append((_key(name), value.strip()))
+    return _listed(zip(numbers, facts, strict=True))
+
+
+def _listed(found: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> Reading:
+    devices = []
+    for number, facts in found:
+        index = device_index(number)
+        entry = {_IDENTITY[key]: value for key, value in facts if key in _IDENTITY}
+        if index is not None and entry:
+            devices.append(identified(index, entry, figures.megabytes(entry.get("memory"))))
     if not devices:
         raise ProbeGarbled(NAME, "its list of devices has no rows")
     return Reading(devices=without_shared_uuids(devices))
@@ -167,4 +200,9 @@ def _process(titles: Sequence[str], words: Sequence[str]) -> tuple[int, Process]
     return index, Process(pid=pid, memory_mb=process_memory(fields.get("mem")), name=name)
 
 
-_FORMATS = ((_CSV_HEADER, _read_csv), (_PS_HEADER, _read_processes), (_BOX_HEADER, _read_boxes))
+_FORMATS = (
+    (_CSV_HEADER, _read_csv),
+    (_PS_HEADER, _read_processes),
+    (_LIST_HEADER, _read_list),
+    (_BOX_HEADER, _read_boxes),
+)

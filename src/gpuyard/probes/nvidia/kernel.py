@@ -5,6 +5,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.probes.figures import words
+from gpuyard.probes.files import read_text
+from gpuyard.probes.identity import pci_bus_id
 
 
 class KernelCard(Struct, frozen=True, kw_only=True):
@@ -24,18 +26,12 @@ def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
 
 
 def _read_card(folder: Path) -> KernelCard:
-    bus_id = normalize_bus_id(folder.name)
-    try:
-        text = (folder / "information").read_text(errors="replace")
-    except OSError:
-        return KernelCard(pci_bus_id=bus_id)
-    facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in text.splitlines())}
+    lines = (read_text(folder / "information") or "").splitlines()
+    facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in lines)}
     uuid = facts.get("GPU UUID")
-    # A card that never came up has question marks in place of its UUID's digits.
-    return KernelCard(pci_bus_id=bus_id, uuid=None if not uuid or "?" in uuid else uuid, name=facts.get("Model"))
-
-
-def normalize_bus_id(text: str) -> str:
-    """As NVML writes it: an eight-digit domain and capitals."""
-    domain, _, rest = text.strip().partition(":")
-    return f"{domain:0>8}:{rest}".upper()
+    return KernelCard(
+        pci_bus_id=pci_bus_id(folder.name),
+        # A card that never came up has question marks in place of its UUID's digits.
+        uuid=None if not uuid or "?" in uuid else uuid,
+        name=facts.get("Model"),
+    )

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from gpuyard.core.model import Device, Vendor
 from gpuyard.errors import ProbeCrashed
-from gpuyard.probes.identity import with_distinct_ids
-from gpuyard.probes.nvidia.kernel import normalize_bus_id
+from gpuyard.probes.figures import words
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 
 _HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
-_BUS_ID = re.compile(r"(?<![0-9A-Fa-f])((?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
+_BUS_ID = re.compile(r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 _GONE = re.compile(r"gpu is lost|fallen off the bus|gpu requires re(?:set|start)|reboot the system", re.IGNORECASE)
 _REFUSAL = re.compile(
     r"^.*(?:nvidia-smi has failed|failed to initialize nvml|couldn't communicate with the nvidia driver).*$",
@@ -27,8 +27,8 @@ def _lost_on_lines(text: str) -> Iterator[Device]:
     for line in text.splitlines():
         said = _HANDLE.search(line)
         bus = said and _BUS_ID.search(said[1])
-        if said and bus:
-            bus_id = normalize_bus_id(bus[1])
+        bus_id = pci_bus_id(bus[0]) if bus else None
+        if said and bus and bus_id:
             fault = said[1][bus.end() :].strip(" :") or line.strip()
             yield Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault)
 
@@ -36,6 +36,11 @@ def _lost_on_lines(text: str) -> Iterator[Device]:
 def fault_in(fields: Iterable[str | None]) -> str | None:
     """The first field that says the card is gone; the driver puts it where any figure would be."""
     return next((field.strip(" []") for field in fields if field and _GONE.search(field)), None)
+
+
+def own_words(field: str | None) -> str | None:
+    """A name, and not what stands in its place for a card that is gone."""
+    return None if fault_in((field,)) else words(field)
 
 
 def says_no_devices(text: str) -> bool:

@@ -1,7 +1,9 @@
 """NVIDIA devices through NVML, the driver's own library: the cheapest and fullest way.
 
 Rules:
-- A figure the driver does not give is unknown; only the ways a card says "I am gone" make it unhealthy.
+- A figure the driver does not give is unknown; only the ways a card says "I am gone" make it unhealthy. One that has
+  no figures at all (a Jetson) is healthy; one whose figures all fail for another reason is not.
+- A card that this user may not use is no device: a problem tells how many there are. The others keep their numbers.
 - Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
 - Whether a card is split into MIG instances is asked now and then: on an H200 the answer takes 160 us, more than all
   figures together.
@@ -22,14 +24,19 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
+from gpuyard.probes.identity import pci_bus_id
 from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
+from gpuyard.probes.problems import as_problem
 
 SETUP_AGAIN_AFTER_S = 30.0
 ASK_MIG_AGAIN_AFTER_S = 10.0
 _MIB = 1048576
 _HINT_MISSING = "it comes with NVIDIA's driver"
+_HINT_DENIED = (
+    "look at the permissions of /dev/nvidia*, and at the device limits of your cgroup (a job's, a container's)"
+)
 _PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
 
 
@@ -40,6 +47,7 @@ class _Card(Struct, frozen=True, kw_only=True):
     name: str | None = None
     pci_bus_id: str | None = None
     is_split: bool = False
+    is_denied: bool = False
     fault: str | None = None
 
 
@@ -57,6 +65,7 @@ class Nvml:
         self._driver: _Driver | None = None
         self._pid = 0
         self._cards: tuple[_Card, ...] = ()
+        self._problems: tuple[Problem, ...] = ()
         self._set_up_at = 0.0
         self._mig_asked_at = 0.0
 
@@ -72,7 +81,8 @@ class Nvml:
             self._close(driver.nvml)
             raise _as_probe_error(driver.nvml, error) from error
         self._cards = tuple(card for card, _ in measured)
-        return Reading(devices=tuple(chain.from_iterable(devices for _, devices in measured)))
+        devices = tuple(chain.from_iterable(devices for _, devices in measured))
+        return Reading(devices=devices, problems=self._problems)
 
     def _needs_setup(self, nvml: ModuleType) -> bool:
         if self._pid != os.getpid() or nvml.nvmlDeviceGetCount() != len(self._cards):
@@ -87,6 +97,7 @@ class Nvml:
         self._pid, self._set_up_at = os.getpid(), time.monotonic()
         found = [_identify(driver, index) for index in range(driver.nvml.nvmlDeviceGetCount())]
         self._cards = tuple(_named(found, self._cards, list_kernel_cards(self._root)))
+        self._problems = tuple(_denials(self._cards))
         self._ask_mig(driver)
 
     def _ask_mig(self, driver: "_Driver") -> None:
@@ -102,11 +113,16 @@ class Nvml:
 
 
 class _Driver:
-    """NVML's functions by name, with its refusals told apart."""
+    """NVML's functions by name, with its refusals told apart.
+
+    `failed` says whether an answer was missing for another reason than that the device has none.
+    """
 
     def __init__(self, nvml: ModuleType) -> None:
         self.nvml = nvml
+        self.failed = False
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+        self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """The driver's answer, `None` where it has none, and _LostError where the whole card is gone."""
@@ -120,11 +136,21 @@ class _Driver:
                 raise _LostError(str(error)) from error
             if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
                 raise
+            self.failed |= error.value not in self._has_none
             return None
+
+    def uuid(self, handle: Any) -> str | None:
+        """`None` where the device has none; a card that answers anything else is not well."""
+        try:
+            return _text(self.nvml.nvmlDeviceGetUUID(handle))
+        except self.nvml.NVMLError as error:
+            if error.value in self._has_none:
+                return None
+            raise
 
     def is_split(self, card: _Card) -> bool:
         """A lost card says so when it is measured."""
-        if card.fault is not None:
+        if card.fault is not None or card.is_denied:
             return False
         with contextlib.suppress(_LostError):
             mode = self.ask("nvmlDeviceGetMigMode", card.handle)
@@ -153,7 +179,7 @@ def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
         case nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return ProbeMissing("nvml", "libnvidia-ml.so.1 cannot be loaded", hint=_HINT_MISSING)
         case nvml.NVML_ERROR_NO_PERMISSION:
-            return ProbeDenied("nvml", message, hint="look at the permissions of /dev/nvidia*")
+            return ProbeDenied("nvml", message, hint=_HINT_DENIED)
         case nvml.NVML_ERROR_DRIVER_NOT_LOADED:
             return ProbeCrashed("nvml", message, hint="load it with `modprobe nvidia`, or see dmesg for why it is not")
         case nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
@@ -167,15 +193,26 @@ def _identify(driver: _Driver, index: int) -> _Card:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         pci = driver.ask("nvmlDeviceGetPciInfo", handle)
+        bus_id = pci_bus_id(_text(pci.busId)) if pci else None
         return _Card(
             index=index,
-            id=str(_text(nvml.nvmlDeviceGetUUID(handle))),
+            id=driver.uuid(handle) or bus_id or f"nvidia-{index}",
             handle=handle,
             name=driver.ask_text("nvmlDeviceGetName", handle),
-            pci_bus_id=pci and _text(pci.busId),
+            pci_bus_id=bus_id,
         )
-    except (nvml.NVMLError, _LostError) as error:
+    except _LostError as error:
         return _Card(index=index, id=f"nvidia-{index}", fault=str(error))
+    except nvml.NVMLError as error:
+        is_denied = error.value == nvml.NVML_ERROR_NO_PERMISSION
+        return _Card(index=index, id=f"nvidia-{index}", is_denied=is_denied, fault=None if is_denied else str(error))
+
+
+def _denials(cards: tuple[_Card, ...]) -> Iterator[Problem]:
+    denied = sum(card.is_denied for card in cards)
+    if denied:
+        message = f"this user may not use {denied} of {len(cards)} GPUs"
+        yield as_problem(ProbeDenied("nvml", message, hint=_HINT_DENIED), Vendor.NVIDIA)
 
 
 def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[KernelCard, ...]) -> Iterator[_Card]:
@@ -184,7 +221,8 @@ def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[Kernel
     Where cards have gone from the list, numbers have moved and tell nothing.
     """
     well = {card.id for card in found if card.fault is None}
-    before = {card.index: card for card in known if card.id not in well} if len(known) == len(found) else {}
+    missed = [card for card in known if card.id not in well and not card.is_denied]
+    before = {card.index: card for card in missed} if len(known) == len(found) else {}
     kernel = dict(enumerate(in_kernel)) if len(in_kernel) == len(found) else {}
     for card in found:
         if card.fault is None:
@@ -199,6 +237,8 @@ def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[Kernel
 
 def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
     """The card as it is from now on, and what it shows: itself and its parts."""
+    if card.is_denied:
+        return card, []
     try:
         if card.fault is None:
             return card, [_measure_card(driver, card), *_measure_parts(driver, card)]
@@ -216,6 +256,7 @@ def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
 
 
 def _measure_card(driver: _Driver, card: _Card) -> Device:
+    driver.failed = False
     total, used, free = _memory(driver, card.handle)
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
     device = Device(
@@ -233,7 +274,8 @@ def _measure_card(driver: _Driver, card: _Card) -> Device:
         temperature_c=_temperature(driver, card.handle),
         processes=_processes(driver, card.handle),
     )
-    if (total, utilization, device.power_draw_w, device.temperature_c, device.processes) == (None,) * 5:
+    figures = (total, utilization, device.power_draw_w, device.temperature_c, device.processes)
+    if driver.failed and figures == (None,) * 5:
         raise _LostError("the driver answers nothing about it")
     return device
 

@@ -1,28 +1,29 @@
-"""Reads the CSV of `nvidia-smi --query-gpu=…` and of `--query-compute-apps=…`, with any columns.
+"""Reads the CSV of `nvidia-smi --query-gpu=…`, with any columns.
 
 The header says which column is which. Without one (`noheader`) the commonest order of seven columns is recognised;
 of any other, only what names itself (a UUID, a bus id, a product name) is taken, and the rest is unknown.
+Of a loop (`-l 1`) the last row of each card counts. All columns that name a card tell which it is: in outputs made
+anonymous, UUIDs are alike.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
+from gpuyard.core.model import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.figures import celsius, megabytes, percent, quantity, watts, whole, words
-from gpuyard.probes.identity import with_distinct_ids
-from gpuyard.probes.nvidia.kernel import normalize_bus_id
-from gpuyard.probes.nvidia.lost import fault_in, lost_devices, raise_refusal, says_no_devices
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
+from gpuyard.probes.nvidia.lost import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
+from gpuyard.probes.problems import as_problem
 
 COMMON_COLUMNS = (
     "index", "name", "temperature.gpu", "memory.used", "memory.total", "utilization.gpu", "power.draw",
 )  # fmt: skip
+UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
+SENTINEL = re.compile(r"\[.*\]|N/A|ERR!", re.IGNORECASE)
 _GPU_COLUMNS = frozenset({*COMMON_COLUMNS, "uuid", "gpu_uuid", "gpu_name", "pci.bus_id", "memory.free", "power.limit"})
-_APP_COLUMNS = frozenset({"pid", "process_name", "name", "used_memory", "used_gpu_memory", "gpu_uuid", "gpu_bus_id"})
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
-_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+_IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _PRODUCT = re.compile(r"\b(?:NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX|GTX|GRID)\b", re.IGNORECASE)
-_SENTINEL = re.compile(r"\[.*\]|N/A|ERR!", re.IGNORECASE)
 
 Row = Mapping[str, str]
 
@@ -30,66 +31,54 @@ Row = Mapping[str, str]
 def parse_csv(text: str) -> Reading:
     """Cards, from `--query-gpu`."""
     lost = lost_devices(text)
-    rows, problems = _gpu_rows(text)
-    if not rows and not lost and not says_no_devices(text) and not _has_header(text, _GPU_COLUMNS):
+    lines = csv_lines(text)
+    header = columns(lines[0]) if lines else []
+    rows, problems = _gpu_rows(header, lines)
+    if not rows and not lost and not says_no_devices(text) and not _GPU_COLUMNS.intersection(header):
         raise_refusal(text)
         raise ProbeGarbled("nvidia-smi", "this is not the CSV that `nvidia-smi --query-gpu` prints")
-    devices = [_read_card(place, row) for place, row in enumerate(rows)]
+    devices = [_read_card(place, row) for place, row in enumerate(_last_of_each(rows))]
     return Reading(devices=with_distinct_ids([*devices, *lost]), problems=problems)
 
 
-def parse_apps(text: str) -> Reading:
-    """Processes, from `--query-compute-apps`: the cards they run on, each with nothing but its processes."""
-    lost = lost_devices(text)
-    lines = _lines(text)
-    header = _columns(lines[0]) if lines else []
-    if "pid" not in header or not _APP_COLUMNS.issuperset(_significant(header)):
-        raise_refusal(text)
-        if lost or says_no_devices(text):
-            return Reading(devices=lost)
-        raise ProbeGarbled("nvidia-smi", "this is not the CSV that `nvidia-smi --query-compute-apps` prints")
-    cards: dict[str, list[Process]] = {}
-    names: dict[str, Row] = {}
-    for cells in map(_cells, lines[1:]):
-        row = dict(zip(header, _fold_name(header, cells), strict=False))
-        pid = whole(row.get("pid"))
-        if pid is None:
-            continue
-        card = words(row.get("gpu_uuid")) or _bus_id(row.get("gpu_bus_id")) or "nvidia-0"
-        names.setdefault(card, row)
-        cards.setdefault(card, []).append(_read_process(pid, row))
-    devices = [
-        Device(
-            id=card,
-            vendor=Vendor.NVIDIA,
-            name=words(names[card].get("gpu_name")),
-            pci_bus_id=_bus_id(names[card].get("gpu_bus_id")),
-            processes=tuple(processes),
-        )
-        for card, processes in cards.items()
-    ]
-    return Reading(devices=with_distinct_ids([*devices, *lost]))
+def csv_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if (line.strip() and "," in line) or line.strip() in _GPU_COLUMNS]
 
 
-def _significant(header: Sequence[str]) -> set[str]:
-    """The columns that tell a list of processes from a list of cards."""
-    return {column for column in header if "." in column or column in _APP_COLUMNS}
+def columns(line: str) -> list[str]:
+    """Names without their units: `memory.total [MiB]` is `memory.total`."""
+    return [cell.partition(" [")[0] for cell in cells_of(line)]
 
 
-def _read_process(pid: int, row: Row) -> Process:
-    memory = row.get("used_gpu_memory", row.get("used_memory"))
-    return Process(pid=pid, memory_mb=megabytes(memory), name=words(row.get("process_name", row.get("name"))))
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split(",")]
+
+
+def without_header() -> Problem:
+    error = ProbeGarbled(
+        "nvidia-smi", "there is no header line, so most columns are unknown", hint="leave out `noheader`"
+    )
+    return as_problem(error, Vendor.NVIDIA)
+
+
+def _last_of_each(rows: Iterable[Row]) -> list[Row]:
+    """In the order in which the cards come up; a row that does not say which card it is of is a card of its own."""
+    latest: dict[object, Row] = {}
+    for place, row in enumerate(rows):
+        key = tuple((column, row[column]) for column in _IDENTITY if words(row.get(column)))
+        latest[key or place] = row
+    return list(latest.values())
 
 
 def _read_card(place: int, row: Row) -> Device:
     index = whole(row.get("index"))
     index = place if index is None else index
-    bus_id = _bus_id(row.get("pci.bus_id", row.get("gpu_bus_id")))
+    bus_id = pci_bus_id(row.get("pci.bus_id", row.get("gpu_bus_id")))
     return Device(
-        id=words(row.get("uuid", row.get("gpu_uuid"))) or bus_id or f"nvidia-{index}",
+        id=own_words(row.get("uuid", row.get("gpu_uuid"))) or bus_id or f"nvidia-{index}",
         vendor=Vendor.NVIDIA,
         index=index,
-        name=words(row.get("name", row.get("gpu_name"))),
+        name=own_words(row.get("name", row.get("gpu_name"))),
         pci_bus_id=bus_id,
         memory_total_mb=megabytes(row.get("memory.total")),
         memory_used_mb=megabytes(row.get("memory.used")),
@@ -102,19 +91,15 @@ def _read_card(place: int, row: Row) -> Device:
     )
 
 
-def _first_watts(row: Row, *columns: str) -> float | None:
-    return next((value for column in columns if (value := watts(row.get(column))) is not None), None)
+def _first_watts(row: Row, *names: str) -> float | None:
+    return next((value for name in names if (value := watts(row.get(name))) is not None), None)
 
 
-def _gpu_rows(text: str) -> tuple[list[Row], tuple[Problem, ...]]:
-    lines = _lines(text)
-    if not lines:
-        return [], ()
-    header = _columns(lines[0])
+def _gpu_rows(header: Sequence[str], lines: Sequence[str]) -> tuple[list[Row], tuple[Problem, ...]]:
     if _GPU_COLUMNS.intersection(header):
-        rows = [_cells(line) for line in lines[1:]]
+        rows = [cells_of(line) for line in lines[1:] if columns(line) != header]
         return [dict(zip(header, cells, strict=True)) for cells in rows if len(cells) == len(header)], ()
-    return _headerless_rows([_cells(line) for line in lines])
+    return _headerless_rows([cells_of(line) for line in lines])
 
 
 def _headerless_rows(rows: Sequence[Sequence[str]]) -> tuple[list[Row], tuple[Problem, ...]]:
@@ -123,16 +108,7 @@ def _headerless_rows(rows: Sequence[Sequence[str]]) -> tuple[list[Row], tuple[Pr
     ]
     if rows and all(_fits_common_columns(cells) for cells in rows):
         return [dict(zip(COMMON_COLUMNS, cells, strict=True)) for cells in rows], ()
-    if not rows:
-        return [], ()
-    note = Problem(
-        source="nvidia-smi",
-        kind="garbled",
-        message="there is no header line, so most columns are unknown",
-        hint="leave out `noheader`",
-        vendor=Vendor.NVIDIA,
-    )
-    return [_self_naming(cells) for cells in rows], (note,)
+    return [_self_naming(cells) for cells in rows], (without_header(),) if rows else ()
 
 
 def _fits_common_columns(cells: Sequence[str]) -> bool:
@@ -142,48 +118,18 @@ def _fits_common_columns(cells: Sequence[str]) -> bool:
 def _self_naming(cells: Sequence[str]) -> Row:
     row: dict[str, str] = {}
     for cell in cells:
-        for column, pattern in (("uuid", _UUID), ("pci.bus_id", _BUS_ID)):
-            if pattern.fullmatch(cell):
-                row[column] = cell
-        if _PRODUCT.search(cell):
+        if UUID.fullmatch(cell):
+            row["uuid"] = cell
+        elif pci_bus_id(cell):
+            row["pci.bus_id"] = cell
+        elif _PRODUCT.search(cell):
             row["name"] = cell
     return row
 
 
 def _is_telling(cell: str) -> bool:
-    return bool(_SENTINEL.fullmatch(cell) or _UUID.fullmatch(cell) or _BUS_ID.fullmatch(cell) or _PRODUCT.search(cell))
+    return bool(SENTINEL.fullmatch(cell) or UUID.fullmatch(cell) or pci_bus_id(cell) or _PRODUCT.search(cell))
 
 
 def _is_plausible(cell: str) -> bool:
     return _is_telling(cell) or quantity(cell) is not None
-
-
-def _has_header(text: str, known: frozenset[str]) -> bool:
-    lines = _lines(text)
-    return bool(lines) and bool(known.intersection(_columns(lines[0])))
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if (line.strip() and "," in line) or line.strip() in _GPU_COLUMNS]
-
-
-def _columns(line: str) -> list[str]:
-    """Names without their units: `memory.total [MiB]` is `memory.total`."""
-    return [cell.partition(" [")[0] for cell in _cells(line)]
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.split(",")]
-
-
-def _fold_name(header: Sequence[str], cells: list[str]) -> list[str]:
-    """A process's name may hold commas: the cells too many belong to it."""
-    extra = len(cells) - len(header)
-    place = next((header.index(name) for name in ("process_name", "name") if name in header), None)
-    if extra <= 0 or place is None:
-        return cells
-    return [*cells[:place], ", ".join(cells[place : place + extra + 1]), *cells[place + extra + 1 :]]
-
-
-def _bus_id(raw: str | None) -> str | None:
-    return normalize_bus_id(raw) if raw and _BUS_ID.fullmatch(raw) else None

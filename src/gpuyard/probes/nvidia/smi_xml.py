@@ -1,10 +1,10 @@
 """Reads what `nvidia-smi -q -x` prints, of any driver release.
 
 Sections were renamed over the years (`power_readings`, then `gpu_power_readings`), so each figure has its list of
-places, newest last tried first where both may stand. A document cut short gives the cards that are complete.
+places, newest last tried first where both may stand. A document cut short gives the cards that are complete, and a
+problem that says so.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +13,9 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.figures import celsius, megabytes, percent, watts, whole, words
-from gpuyard.probes.identity import with_distinct_ids
-from gpuyard.probes.nvidia.kernel import normalize_bus_id
-from gpuyard.probes.nvidia.lost import fault_in, lost_devices, raise_refusal, says_no_devices
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
+from gpuyard.probes.nvidia.lost import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
+from gpuyard.probes.problems import as_problem
 
 _START = re.compile(r"<nvidia_smi_log[\s>]")
 _END = "</nvidia_smi_log>"
@@ -31,30 +31,36 @@ def parse_xml(text: str) -> Reading:
         if lost or says_no_devices(text):
             return Reading(devices=lost)
         raise ProbeGarbled("nvidia-smi", "this is not the XML that `nvidia-smi -q -x` prints")
-    document = text[start.start() :].partition(_END)
-    cards = _complete_cards(document[0] + document[1])
-    if not cards and not document[1]:
-        raise ProbeGarbled("nvidia-smi", "the XML ends before the first card is complete")
+    document, end, _ = text[start.start() :].partition(_END)
+    cards, is_whole = _complete_cards(document + end)
+    cut = None if is_whole and end else ProbeGarbled("nvidia-smi", f"the XML breaks off after {len(cards)} whole GPUs")
+    if cut and not cards and not lost:
+        raise cut
     devices = [device for index, card in enumerate(cards) for device in _read_card(index, card)]
     listed = {device.pci_bus_id for device in devices}
-    return Reading(devices=with_distinct_ids([*devices, *(gone for gone in lost if gone.pci_bus_id not in listed)]))
+    return Reading(
+        devices=with_distinct_ids([*devices, *(gone for gone in lost if gone.pci_bus_id not in listed)]),
+        problems=(as_problem(cut, Vendor.NVIDIA),) if cut else (),
+    )
 
 
-def _complete_cards(document: str) -> list[Element]:
+def _complete_cards(document: str) -> tuple[list[Element], bool]:
+    """The cards, and whether none is missing for a mistake in the XML."""
     parser: Any = XMLPullParser(["end"])
     parser.feed(document)
     cards: list[Element] = []
-    # The parser tells of broken XML only here, after all that stands before the break.
-    with contextlib.suppress(ParseError):
+    try:
+        # The parser tells of broken XML only here, after all that stands before the break.
         cards.extend(element for _, element in parser.read_events() if element.tag == "gpu")
-    return cards
+    except ParseError:
+        return cards, False
+    return cards, True
 
 
 def _read_card(index: int, card: Element) -> Iterator[Device]:
-    bus_id = words(card.get("id")) or words(card.findtext("pci/pci_bus_id"))
-    bus_id = normalize_bus_id(bus_id) if bus_id else None
-    card_id = words(card.findtext("uuid")) or bus_id or f"nvidia-{index}"
-    name = words(card.findtext("product_name"))
+    bus_id = pci_bus_id(card.get("id")) or pci_bus_id(card.findtext("pci/pci_bus_id"))
+    card_id = own_words(card.findtext("uuid")) or bus_id or f"nvidia-{index}"
+    name = own_words(card.findtext("product_name"))
     yield Device(
         id=card_id,
         vendor=Vendor.NVIDIA,
