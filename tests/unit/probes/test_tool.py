@@ -109,7 +109,7 @@ def test_a_child_that_keeps_the_pipe_open_does_not_hold_us_up(tools: Tools) -> N
 
 def test_an_endless_tool_is_stopped_when_we_have_enough(tools: Tools, tmp_path: Path) -> None:
     tools("smi", "import itertools\nfor i in itertools.count(): print('sample', i, flush=True)")
-    output = run_tool(["smi"], 30, enough=lambda so_far: so_far.count(b"sample") >= 2)
+    output = run_tool(["smi"], 30, enough=lambda so_far: so_far.count(b"\n") >= 2)
     assert output.stdout.startswith("sample 0\nsample 1\n")
     assert output.require_success() == output.stdout
 
