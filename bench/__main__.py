@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from bench.leases import bench_leases
 from gpuyard.errors import ProbeError
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
@@ -70,4 +71,5 @@ def bench_nvidia() -> None:
 
 bench_start()
 bench_snapshot()
+bench_leases(row)
 bench_nvidia()

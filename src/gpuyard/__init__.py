@@ -7,20 +7,47 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuyard.api import (
+        BANNED_GPU_NAMES,
+        BANNED_GPUS,
+        GPUScheduler,
+        find_free_gpus,
+        get_gpu_info,
+        get_gpu_memory_usage,
+        get_gpu_names,
+        get_gpu_power_usage,
+        get_gpu_utilization,
+        get_total_num_gpus,
+    )
     from gpuyard.core.model import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local import snapshot
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "BANNED_GPUS",
+    "BANNED_GPU_NAMES",
+    "Device",
+    "GPUScheduler",
+    "Host",
+    "Problem",
+    "Process",
+    "Snapshot",
+    "__version__",
+    "find_free_gpus",
+    "get_gpu_info",
+    "get_gpu_memory_usage",
+    "get_gpu_names",
+    "get_gpu_power_usage",
+    "get_gpu_utilization",
+    "get_total_num_gpus",
+    "snapshot",
+]
 _HOMES = {
-    "Device": "gpuyard.core.model",
-    "Host": "gpuyard.core.model",
-    "Problem": "gpuyard.core.model",
-    "Process": "gpuyard.core.model",
-    "Snapshot": "gpuyard.core.model",
+    **dict.fromkeys(__all__, "gpuyard.api"),
+    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.model"),
     "snapshot": "gpuyard.probes.local",
 }
-__all__ = ["Device", "Host", "Problem", "Process", "Snapshot", "__version__", "snapshot"]
 
 
 def __getattr__(name: str) -> Any:

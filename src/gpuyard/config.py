@@ -1,17 +1,85 @@
-"""Where gpuyard keeps its things, and the settings that come from the environment.
+"""Where gpuyard keeps its things, and what its configuration file and the environment say.
 
-`GPUYARD_HOME=DIR` puts everything under one folder, so that a trial or a test touches nothing else.
+`GPUYARD_HOME=DIR` puts everything under one folder, so that a trial or a test touches nothing else. The file is
+`config.toml` there, or where the platform's conventions put it:
+
+    [devices]
+    banned = [3, "GPU-…"]            # indexes or ids that nothing is placed on
+    banned_names = ["GT 1030"]       # parts of names
+
+    [leases]
+    directory = "/var/lib/gpuyard"   # one that several users share
 """
 
+import difflib
 import os
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.errors import UserError
+
+
+class Devices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    banned: tuple[int | str, ...] = ()
+    banned_names: tuple[str, ...] = ()
+
+
+class Leases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    directory: str | None = None
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    devices: Devices = Devices()
+    leases: Leases = Leases()
+
+
+def load_config() -> Config:
+    path = config_dir() / "config.toml"
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Config()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    return parse_config(raw, path)
+
+
+def parse_config(raw: dict[str, Any], path: Path) -> Config:
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}", hint=_nearest(str(error))) from error
+
+
+def lease_dir() -> Path:
+    """GPUYARD_LOCK_DIR, else the configuration's, else one of this user's own."""
+    named = os.environ.get("GPUYARD_LOCK_DIR") or load_config().leases.directory
+    if named:
+        return Path(named).expanduser().absolute()
+    home = _home()
+    return home / "locks" if home else Path.home() / ".gpu_locks"
+
+
+def config_dir() -> Path:
+    home = _home()
+    if home:
+        return home
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("gpuyard", appauthor=False))
 
 
 def state_dir() -> Path:
     """What must outlive a reboot."""
-    home = os.environ.get("GPUYARD_HOME")
+    home = _home()
     if home:
-        return Path(home).expanduser().absolute()
+        return home
     import platformdirs
 
     return Path(platformdirs.user_state_dir("gpuyard", appauthor=False))
@@ -20,3 +88,17 @@ def state_dir() -> Path:
 def simulated_devices() -> str | None:
     """The value of GPUYARD_SIMULATE, such as `2x24GB`, where simulated devices stand in for real ones."""
     return os.environ.get("GPUYARD_SIMULATE") or None
+
+
+def _home() -> Path | None:
+    home = os.environ.get("GPUYARD_HOME")
+    return Path(home).expanduser().absolute() if home else None
+
+
+def _nearest(complaint: str) -> str | None:
+    """For a key that is not known, the one that was probably meant."""
+    _, found, rest = complaint.partition("unknown field `")
+    wrong = rest.partition("`")[0]
+    known = [*Config.__struct_fields__, *Devices.__struct_fields__, *Leases.__struct_fields__]
+    near = difflib.get_close_matches(wrong, known, n=1) if found else []
+    return f"did you mean `{near[0]}`?" if near else None

@@ -4,6 +4,7 @@
     ├── UserError             your mistake: the message says what to type instead
     └── EnvironmentFault      the machine's fault: the message says what to try
         ├── SimulatedOutOfMemory  a simulated device is full
+        ├── WaitedTooLong     no device could be had in time; also a TimeoutError
         └── ProbeError        one way of reading devices did not work
             ├── ProbeMissing    the tool or library is not installed
             ├── ProbeDenied     it is there, but this user may not use it
@@ -36,6 +37,10 @@ class EnvironmentFault(GpuyardError):
 
 class SimulatedOutOfMemory(EnvironmentFault):
     """A simulated device is full; the message reads as CUDA's would."""
+
+
+class WaitedTooLong(EnvironmentFault, TimeoutError):
+    """No device could be had in time; the message says what was free and what was missing on each."""
 
 
 class ProbeError(EnvironmentFault):

@@ -107,3 +107,70 @@ def fresh_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[P
     """The problems that were not there before, so that each is told once and not at every sample."""
     known = {(problem.source, problem.kind, problem.vendor) for problem in before}
     return tuple(problem for problem in now if (problem.source, problem.kind, problem.vendor) not in known)
+
+
+class Need(Struct, frozen=True, kw_only=True):
+    """What a piece of work asks for: so many devices, alone on each or beside others, under which conditions.
+
+    `memory_mb` is on each device: what a shared lease reserves, and what must be free for an exclusive one. A bound
+    that is `None` does not apply, and one whose figure is unknown is passed: what nobody can read keeps nobody waiting.
+    """
+
+    devices: int = 1
+    memory_mb: float | None = None
+    is_exclusive: bool = True
+    only: tuple[str, ...] | None = None
+    banned: tuple[str, ...] = ()
+    max_utilization_percent: float | None = None
+    max_power_w: float | None = None
+    max_memory_used_mb: float | None = None
+    max_cpu_percent: float | None = None
+    min_host_memory_mb: float | None = None
+    ignores_health: bool = False
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """A device, or so much of its memory; an exclusive share may leave open how much it will use."""
+
+    device_id: str
+    memory_mb: float | None = None
+    is_exclusive: bool = True
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Proposed: these devices, for somebody who needs them."""
+
+    shares: tuple[Share, ...]
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """Who is behind a lease or a ticket: the user is whoever owns its file, whatever it says inside."""
+
+    uid: int
+    user: str
+    pid: int
+    pid_started: float | None = None
+    boot_id: str | None = None
+    label: str | None = None
+
+
+class Lease(Struct, frozen=True, kw_only=True):
+    """Granted: the shares are the holder's until it lets go or dies."""
+
+    id: str
+    holder: Holder
+    shares: tuple[Share, ...]
+    since: float
+
+    def on(self, device_id: str) -> Share | None:
+        return next((share for share in self.shares if share.device_id == device_id), None)
+
+
+class Ticket(Struct, frozen=True, kw_only=True):
+    """A place in the line of those who wait."""
+
+    id: str
+    holder: Holder
+    need: Need
+    since: float
+    priority: int = 0

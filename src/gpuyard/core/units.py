@@ -33,3 +33,13 @@ def format_size(megabytes: float) -> str:
     if megabytes < 1024:
         return f"{megabytes:.0f} MB"
     return f"{megabytes / 1024:.1f} GB"
+
+
+def format_duration(seconds: float) -> str:
+    """The two largest units that matter: `45s`, `3m 20s`, `4h 5m`, `2d 3h`."""
+    whole = int(seconds)
+    for unit, below, size in (("d", "h", 86400), ("h", "m", 3600), ("m", "s", 60)):
+        if whole >= size:
+            rest = int(whole % size / _SECONDS_PER_UNIT[below])
+            return f"{whole // size}{unit} {rest}{below}" if rest else f"{whole // size}{unit}"
+    return f"{whole}s"

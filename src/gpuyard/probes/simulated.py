@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,8 @@ from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory,
 _GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
+# What is taken in many small steps adds up to a little more or less than the whole.
+_ROUNDING_MB = 0.001
 
 
 class _Share(Struct, frozen=True, kw_only=True):
@@ -79,6 +82,18 @@ class SimulatedDevices:
         except OSError as error:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
         return Reading(devices=tuple(_loaded(device, shares) for device in self.devices))
+
+    def idle_seconds(self, device_id: str) -> dict[int, float]:
+        """How long ago the processes that put no load on the device last changed what they take."""
+        with self.locked():
+            changed = {path: path.stat().st_mtime for path in self.folder.glob("*.share")}
+            shares = list(self.live_shares())
+        pids = {share.pid for share in shares if not share.load_percent.get(device_id)}
+        now = time.time()
+        return {
+            pid: max(0.0, now - max(moment for path, moment in changed.items() if path.name.startswith(f"{pid}-")))
+            for pid in pids
+        }
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -136,7 +151,7 @@ class Usage:
         with self._devices.locked():
             shares = list(self._devices.live_shares())
             device = _loaded(self._find(device_id), shares)
-            if megabytes > (device.memory_free_mb or 0.0):
+            if megabytes > (device.memory_free_mb or 0.0) + _ROUNDING_MB:
                 raise SimulatedOutOfMemory(_out_of_memory(device, megabytes))
             held = self._share.memory_mb
             memory = {**held, device_id: held.get(device_id, 0.0) + megabytes}
@@ -190,7 +205,7 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
 
 def _loaded(device: Device, shares: list[_Share]) -> Device:
     processes = tuple(
-        Process(pid=share.pid, memory_mb=share.memory_mb[device.id])
+        Process(pid=share.pid, memory_mb=round(share.memory_mb[device.id], 3))
         for share in sorted(shares, key=lambda share: share.pid)
         if share.memory_mb.get(device.id)
     )
@@ -200,7 +215,7 @@ def _loaded(device: Device, shares: list[_Share]) -> Device:
     return msgspec.structs.replace(
         device,
         memory_used_mb=used,
-        memory_free_mb=max(0.0, total - used),
+        memory_free_mb=max(0.0, round(total - used, 3)),
         utilization_percent=load,
         power_draw_w=_IDLE_W + (_FULL_W - _IDLE_W) * load / 100,
         power_limit_w=_FULL_W,

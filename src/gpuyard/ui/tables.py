@@ -25,7 +25,7 @@ _GAP = 2
 _SHORTEST_NAME = 8
 _SHORTEST_BAR, _LONGEST_BAR = 4, 24
 _LEAST_NEEDED = ("procs", "temp", "power")
-_LEFT = frozenset({"#", "device", "", "user", "command"})
+_LEFT = frozenset({"#", "device", "", "user", "command", "lease", "gpus", "label", "without a lease"})
 
 
 class Extras(Struct, frozen=True, kw_only=True):
@@ -181,17 +181,21 @@ def _process_table(
         for process in sorted(device.processes or (), key=lambda process: -(process.memory_mb or 0.0))
     ]
     shown, more = _first(rows, room)
-    if not shown:
-        return []
+    return [Text(""), text_table(shown, out), *_counted(more, "process")] if shown else []
+
+
+def text_table(rows: Sequence[Mapping[str, str]], out: Console) -> RenderableType:
+    """Rows of plain texts under their headings; the last column gets what room the others leave."""
+    widths = {heading: max(len(heading), *(cell_len(row[heading]) for row in rows)) for heading in rows[0]}
+    last = list(widths)[-1]
+    taken = sum(widths.values()) - widths[last] + _GAP * (len(widths) - 1)
+    widths[last] = max(_SHORTEST_NAME, min(widths[last], out.width - taken))
     table = _empty_table()
-    widths = {heading: max(len(heading), *(cell_len(row[heading]) for row in shown)) for heading in shown[0]}
-    taken = sum(widths.values()) - widths["command"] + _GAP * (len(widths) - 1)
-    widths["command"] = max(_SHORTEST_NAME, min(widths["command"], out.width - taken))
     for heading, width in widths.items():
         _add_column(table, heading, width, out)
-    for row in shown:
+    for row in rows:
         table.add_row(*map(Text, row.values()))
-    return [Text(""), table, *_counted(more, "process")]
+    return table
 
 
 def _first(rows: Sequence[T], room: int | None) -> tuple[Sequence[T], int]:

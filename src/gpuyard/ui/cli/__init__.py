@@ -21,6 +21,8 @@ VERBS = {
     "completion": "Print the script that completes commands in your shell.",
     "devices": "Show every GPU and the host, and how busy they are.",
     "doctor": "Say which probes work, which do not, and what to do about it.",
+    "leases": "Show who holds which GPUs, who waits, and who uses them without a lease.",
+    "run": "Run a program on GPUs of its own, as soon as they can be had.",
     "sim-job": "Use a simulated GPU for a while, as a job would.",
     "watch": "Follow the GPUs and the host live, and log them.",
 }

@@ -1,0 +1,117 @@
+"""Waits in the ledger's line for devices, with an eye on the machine."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from gpuyard.core.model import Claim, Lease, Need, Snapshot, Ticket
+from gpuyard.core.placement import Choice, View, choose, in_line
+from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.errors import WaitedTooLong
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
+from gpuyard.leases.measure import measure
+from gpuyard.leases.notice import Notice
+
+# Many waiters wake up at once; those that follow within this time go by the same look at the machine.
+_FRESH_S = 0.005
+
+
+class Acquisition:
+    """One need, from the first look to the lease."""
+
+    def __init__(  # noqa: PLR0913 - a need and how to wait for it
+        self,
+        ledger: Ledger,
+        look: Callable[[], Snapshot],
+        need: Need,
+        *,
+        priority: int = 0,
+        label: str | None = None,
+        mutex_timeout_s: float = 10.0,
+    ) -> None:
+        self._ledger = ledger
+        self._look = look
+        self._need = need
+        self._priority = priority
+        self._holder = this_process(label)
+        self._mutex_timeout_s = mutex_timeout_s
+        self._ticket: HeldTicket | None = None
+        self._snapshot: Snapshot | None = None
+        self._looked_at = 0.0
+        self.reasons: tuple[Reason, ...] = ()
+
+    def wait(
+        self,
+        max_wait_s: float,
+        poll_interval_s: float,
+        on_wait: Callable[[tuple[Reason, ...]], None] = lambda _: None,
+    ) -> HeldLease:
+        """The lease, as soon as it can be had; WaitedTooLong where that takes longer than `max_wait_s`."""
+        deadline = time.monotonic() + max_wait_s
+        held = self.attempt()
+        if held is not None:
+            return held
+        with contextlib.ExitStack() as stack:
+            notice = Notice(self._ledger.folder)
+            stack.callback(notice.give_back)
+            ticket = self._ticket = self._enter_line()
+            stack.callback(ticket.release)
+            while (held := self.attempt()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise WaitedTooLong(self._complaint(max_wait_s))
+                on_wait(self.reasons)
+                notice.wait(min(left, poll_interval_s))
+            return held
+
+    def attempt(self) -> HeldLease | None:
+        """The lease if it can be had now; otherwise `reasons` says why not."""
+        self._look_again()
+        return self._ledger.claim(self._holder, self._decide, self._mutex_timeout_s, self._ticket)
+
+    def _enter_line(self) -> HeldTicket:
+        return self._ledger.enter_line(self._holder, self._need, self._priority, self._mutex_timeout_s)
+
+    def _look_again(self) -> None:
+        """Before the ledger's mutex is taken: a slow driver must not hold up everybody.
+
+        What happens in between is safe: a new lease is charged what it reserves, and one that has ended since still
+        has its memory counted, as a stranger's, until the next look.
+        """
+        now = time.monotonic()
+        if self._snapshot is None or now - self._looked_at > _FRESH_S:
+            self._snapshot, self._looked_at = self._look(), now
+
+    def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
+        assert self._snapshot is not None
+        view = View(
+            now=time.time(),
+            snapshot=self._snapshot,
+            leases=leases,
+            measured=measure(self._snapshot, leases),
+            ahead=self._ahead(tickets),
+        )
+        choice: Choice = choose(self._need, view)
+        self.reasons = choice.reasons
+        return choice.claim
+
+    def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
+        """Those before us; whoever has no ticket yet comes after all of the same priority."""
+        line = in_line(tickets)
+        mine = self._ticket.id if self._ticket else None
+        for place, ticket in enumerate(line):
+            if ticket.id == mine or (mine is None and ticket.priority < self._priority):
+                return tuple(line[:place])
+        return tuple(line)
+
+    def _complaint(self, waited_s: float) -> str:
+        """What was missing on each device that would do; the others were never in question."""
+        lines = [
+            f"  {reason.device_id or 'machine'}: {reason.text}"
+            for reason in self.reasons
+            if reason.kind is not ReasonKind.NOT_ASKED_FOR
+        ]
+        count = self._need.devices
+        missed = f"{count} device{'' if count == 1 else 's'} could not be had" if count else "there was no room"
+        return "\n".join([f"{missed} within {waited_s:g} s", *lines])

@@ -1,0 +1,79 @@
+"""Why a piece of work does not start: a closed set, each with its figures, in words for people."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from gpuyard.core.model import Holder
+from gpuyard.core.units import format_size
+
+
+class ReasonKind(StrEnum):
+    NOT_ASKED_FOR = "not-asked-for"
+    BANNED = "banned"
+    UNHEALTHY = "unhealthy"
+    LEASED = "leased"
+    AWAITED = "awaited"
+    NO_ROOM = "no-room"
+    OCCUPIED = "occupied"
+    TOO_BUSY = "too-busy"
+    TOO_HUNGRY = "too-hungry"
+    TOO_FULL = "too-full"
+    HOST_TOO_BUSY = "host-too-busy"
+    HOST_TOO_FULL = "host-too-full"
+    TOO_FEW = "too-few"
+
+
+_MEASURES = {
+    ReasonKind.TOO_BUSY: ("GPU", "%"),
+    ReasonKind.TOO_HUNGRY: ("power", " W"),
+    ReasonKind.TOO_FULL: ("GPU memory", " MB"),
+    ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
+}
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """`device_id` is `None` where it concerns the machine as a whole; `had` and `needed` are what was compared."""
+
+    kind: ReasonKind
+    text: str
+    device_id: str | None = None
+    had: float | None = None
+    needed: float | None = None
+    holders: tuple[Holder, ...] = ()
+
+
+def name_of(holder: Holder) -> str:
+    label = f" ({holder.label})" if holder.label else ""
+    return f"{holder.user}, pid {holder.pid}{label}"
+
+
+def leased(device_id: str, holders: tuple[Holder, ...]) -> Reason:
+    text = f"held by {'; '.join(map(name_of, holders))}"
+    return Reason(kind=ReasonKind.LEASED, device_id=device_id, text=text, holders=holders)
+
+
+def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
+    text = f"kept for {'; '.join(map(name_of, holders))}, who came first"
+    return Reason(kind=ReasonKind.AWAITED, device_id=device_id, text=text, holders=holders)
+
+
+def no_room(device_id: str, had: float, needed: float, holders: tuple[Holder, ...]) -> Reason:
+    beside = f", beside {'; '.join(map(name_of, holders))}" if holders else ""
+    text = f"{format_size(max(0.0, had))} free, {format_size(needed)} needed{beside}"
+    return Reason(kind=ReasonKind.NO_ROOM, device_id=device_id, text=text, had=had, needed=needed, holders=holders)
+
+
+def occupied(device_id: str, foreign: float, allowed: float) -> Reason:
+    text = f"others hold {format_size(foreign)} of it without a lease, over {format_size(allowed)}"
+    return Reason(kind=ReasonKind.OCCUPIED, device_id=device_id, text=text, had=foreign, needed=allowed)
+
+
+def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
+    what, unit = _MEASURES[kind]
+    text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"
+    return Reason(kind=kind, device_id=device_id, text=text, had=had, needed=allowed)
+
+
+def plain(kind: ReasonKind, text: str, device_id: str | None = None) -> Reason:
+    return Reason(kind=kind, device_id=device_id, text=text)

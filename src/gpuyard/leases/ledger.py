@@ -1,0 +1,191 @@
+"""The ledger in a directory: leases and tickets as held files, changed under one short mutex.
+
+- `*.lease` is a lease, `*.ticket` somebody who waits; both are LockFiles, so the dead hold nothing.
+- The record inside is believed only as far as nobody could gain by forging it: the user is the owner of the file, the
+  time is the file's own, and what cannot be read as a record is no lease.
+- A claim is granted by asking `decide` under the mutex, with all that is live at that moment.
+- Whoever only reads takes the mutex too: a reader that tries a dead file's lock would make it seem held.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases import locks
+from gpuyard.leases.identity import tidy_label, user_name
+from gpuyard.leases.lockfile import Found, LockFile, held_files
+from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
+
+R = TypeVar("R", Lease, Ticket)
+_LEASE, _TICKET = ".lease", ".ticket"
+_READING_TIMEOUT_S = 10.0
+
+
+class _LeaseRecord(Struct, frozen=True, kw_only=True):
+    holder: Holder
+    shares: tuple[Share, ...]
+
+
+class _TicketRecord(Struct, frozen=True, kw_only=True):
+    holder: Holder
+    need: Need
+    priority: int
+
+
+K = TypeVar("K", _LeaseRecord, _TicketRecord)
+
+
+class HeldLease:
+    """A lease of this process's; a child that inherits `descriptor`, or takes over a shared one, keeps it."""
+
+    def __init__(self, file: LockFile, lease: Lease) -> None:
+        self._file = file
+        self.lease = lease
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.descriptor
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def share(self) -> None:
+        """Lets another process of this user's keep the lease too, with `take_over(path)`."""
+        self._file.share()
+
+    def leave(self) -> None:
+        """Goes, and leaves the lease to those who inherited it or took it over."""
+        self._file.leave()
+
+    def release(self) -> None:
+        """Ends the lease for all who keep it."""
+        self._file.release()
+
+
+class HeldTicket:
+    def __init__(self, file: LockFile) -> None:
+        self._file = file
+        self.id = file.path.name.removesuffix(_TICKET)
+
+    def release(self) -> None:
+        self._file.release()
+
+
+class Ledger:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def leases(self) -> tuple[Lease, ...]:
+        return self._read(self._leases)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        return self._read(self._tickets)
+
+    def enter_line(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> HeldTicket:
+        """A ticket, which keeps its place while this process lives."""
+        record = _TicketRecord(holder=holder, need=need, priority=priority)
+        with hold_mutex(self.folder, timeout_s):
+            return HeldTicket(self._make(_TICKET, record))
+
+    def claim(
+        self,
+        holder: Holder,
+        decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Claim | None],
+        timeout_s: float,
+        ticket: HeldTicket | None = None,
+    ) -> HeldLease | None:
+        """What `decide` says of the live leases and tickets, granted before anybody else can ask.
+
+        A lease ends its ticket in the same moment, so that nobody sees its holder wait for more.
+        """
+        with hold_mutex(self.folder, timeout_s):
+            table = locks.lock_table()
+            claim = decide(self._leases(table, may_clean=True), self._tickets(table, may_clean=True))
+            if claim is None:
+                return None
+            file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares))
+            if ticket is not None:
+                ticket.release()
+        lease_id = file.path.name.removesuffix(_LEASE)
+        return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
+
+    def end(self, lease_id: str) -> None:
+        """Takes the user's own lease out of the ledger, whoever of the user's processes holds it."""
+        lease = next((lease for lease in self.leases() if lease.id == lease_id), None)
+        if lease is None:
+            held = ", ".join(lease.id for lease in self.leases() if lease.holder.uid == os.getuid()) or "none"
+            raise UserError(f"there is no lease '{lease_id}'", hint=f"yours are: {held}")
+        if lease.holder.uid != os.getuid():
+            raise UserError(f"lease {lease_id} is {lease.holder.user}'s", hint="only they can end it")
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / f"{lease_id}{_LEASE}").unlink()
+
+    def _make(self, suffix: str, record: Struct) -> LockFile:
+        name = f"{os.getpid()}-{os.urandom(4).hex()}{suffix}"
+        try:
+            return LockFile(self.folder / name, msgspec.json.encode(record))
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+
+    def _read(self, read: Callable[..., tuple[R, ...]]) -> tuple[R, ...]:
+        if not (self.folder / MUTEX).exists():
+            return ()  # nobody has ever claimed anything
+        with hold_mutex(self.folder, _READING_TIMEOUT_S):
+            return read(locks.lock_table(), may_clean=False)
+
+    def _leases(self, table: locks.LockTable, *, may_clean: bool) -> tuple[Lease, ...]:
+        return tuple(
+            Lease(
+                id=found.path.name.removesuffix(_LEASE),
+                holder=_owner(found, record.holder),
+                shares=record.shares,
+                since=found.made_at,
+            )
+            for found, record in self._records(_LEASE, _LeaseRecord, table, may_clean=may_clean)
+            if record.shares
+        )
+
+    def _tickets(self, table: locks.LockTable, *, may_clean: bool) -> tuple[Ticket, ...]:
+        return tuple(
+            Ticket(
+                id=found.path.name.removesuffix(_TICKET),
+                holder=_owner(found, record.holder),
+                need=record.need,
+                since=found.made_at,
+                priority=record.priority,
+            )
+            for found, record in self._records(_TICKET, _TicketRecord, table, may_clean=may_clean)
+        )
+
+    def _records(
+        self, suffix: str, kind: type[K], table: locks.LockTable, *, may_clean: bool
+    ) -> Iterator[tuple[Found, K]]:
+        try:
+            for found in held_files(self.folder, suffix, may_clean=may_clean):
+                record = _record(found, kind)
+                if record is not None and locks.is_held_for(
+                    found.uid, record.holder.pid, found.device, found.inode, table
+                ):
+                    yield found, record
+        except OSError as error:
+            raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
+
+
+def _record(found: Found, kind: type[K]) -> K | None:
+    try:
+        return msgspec.json.decode(found.content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _owner(found: Found, told: Holder) -> Holder:
+    return msgspec.structs.replace(told, uid=found.uid, user=user_name(found.uid), label=tidy_label(told.label))

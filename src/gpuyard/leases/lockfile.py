@@ -1,0 +1,156 @@
+"""A file that its holder keeps locked: while the lock is held, somebody of the holder's is alive.
+
+Rules:
+- A file gets its name only when it is complete and locked, so whatever bears such a name and is not locked is dead.
+- Nobody truncates a file, and nobody but its holder removes a living one.
+- The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps it after its parent
+  is gone, and the kernel lets go when the last copy is closed.
+- To see whether a file is held, one has to try its lock, and for that moment it seems held to everybody else. So files
+  are looked at and made only by whoever keeps all others out.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from gpuyard.errors import EnvironmentFault
+
+_MAX_BYTES = 65536
+# Gone by now, another user's, a link, a socket.
+_NOT_OURS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """A file somebody holds; its owner is who made it, whatever stands in it."""
+
+    path: Path
+    uid: int
+    made_at: float
+    content: bytes
+    device: int
+    inode: int
+
+
+class LockFile:
+    """Held by this process and by the children that inherit it."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self.path = path
+        self.descriptor = _make_locked(path, content)
+        self._pid = os.getpid()
+
+    def share(self) -> None:
+        """Lets others of this user's keep it too, with `take_over`."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def leave(self) -> None:
+        """Closes this process's copy only: whoever inherited it or took it over keeps it."""
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Lets go for all who share the lock; in a forked child, only closes its own copy."""
+        if self.descriptor >= 0 and self._pid == os.getpid():
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self.leave()
+
+
+def take_over(path: Path) -> int:
+    """A descriptor that keeps the file held when its first holder, which has to `share` it before, is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_gone = os.fstat(descriptor).st_nlink == 0
+    except BlockingIOError:
+        os.close(descriptor)
+        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: its holder does not share it") from None
+    if is_gone:
+        os.close(descriptor)
+        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: it has ended")
+    return descriptor
+
+
+def held_files(folder: Path, suffix: str, *, may_clean: bool) -> Iterator[Found]:
+    """Those that are held. What the dead left is removed where `may_clean`."""
+    for name in sorted(os.listdir(folder)):
+        found = _look_if_ours(os.path.join(folder, name), may_clean=may_clean) if name.endswith(suffix) else None
+        if found is not None and not name.startswith("."):
+            yield found
+
+
+def _look_if_ours(path: str, *, may_clean: bool) -> Found | None:
+    try:
+        return _look_at(path, may_clean=may_clean)
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return None
+        raise  # no more descriptors, say: a lease that was not seen would be taken for free
+
+
+def _look_at(path: str, *, may_clean: bool) -> Found | None:
+    # Without O_NONBLOCK a pipe of that name would stop everybody.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if not _is_locked(descriptor):
+            if may_clean:
+                os.unlink(path)
+            return None
+        return Found(
+            path=Path(path),
+            uid=status.st_uid,
+            made_at=status.st_ctime,
+            content=os.pread(descriptor, _MAX_BYTES + 1, 0),
+            device=status.st_dev,
+            inode=status.st_ino,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    # Closing would not do where another thread has just forked.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _make_locked(path: Path, content: bytes) -> int:
+    unnamed = path.with_name(f".{path.name}")
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.fchmod(descriptor, 0o644)  # others have to see what is held, whatever our umask
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write_all(descriptor, content)
+        os.rename(unnamed, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unnamed.unlink()
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    """All or an error: nobody would believe half a record."""
+    if len(content) > _MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

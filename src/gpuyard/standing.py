@@ -1,0 +1,61 @@
+"""How the ledger stands on this machine: who holds what, who waits and why, and who uses a device without a lease."""
+
+import time
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gpuyard.core.model import Lease, Process, Snapshot, Ticket
+from gpuyard.core.placement import View, choose, in_line
+from gpuyard.core.reasons import Reason
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.measure import Measured, measure, owners
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    ticket: Ticket
+    reasons: tuple[Reason, ...]
+
+
+class Stranger(Struct, frozen=True, kw_only=True):
+    """A process on a device that belongs to no lease there."""
+
+    device_id: str
+    process: Process
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    snapshot: Snapshot
+    leases: tuple[Lease, ...]
+    measured: Measured
+    waiting: tuple[Waiting, ...]
+    strangers: tuple[Stranger, ...]
+
+
+def read_standing(ledger: Ledger, snapshot: Snapshot) -> Standing:
+    leases, tickets = ledger.leases(), in_line(ledger.tickets())
+    measured = measure(snapshot, leases)
+    return Standing(
+        snapshot=snapshot,
+        leases=leases,
+        measured=measured,
+        waiting=tuple(_waiting(tickets, snapshot, leases, measured)),
+        strangers=tuple(_strangers(snapshot, leases)),
+    )
+
+
+def _waiting(
+    line: list[Ticket], snapshot: Snapshot, leases: tuple[Lease, ...], measured: Measured
+) -> Iterator[Waiting]:
+    for place, ticket in enumerate(line):
+        ahead = tuple(line[:place])
+        view = View(now=time.time(), snapshot=snapshot, leases=leases, measured=measured, ahead=ahead)
+        yield Waiting(ticket=ticket, reasons=choose(ticket.need, view).reasons)
+
+
+def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[Stranger]:
+    for device in snapshot.devices:
+        find = owners([lease for lease in leases if lease.on(device.id)])
+        for process in device.processes or ():
+            if find(process.pid) is None:
+                yield Stranger(device_id=device.id, process=process)

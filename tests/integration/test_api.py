@@ -1,0 +1,348 @@
+"""`GPUScheduler` and its helpers as scripts use them, on simulated GPUs and with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard import GPUScheduler
+from gpuyard.api import (
+    BANNED_GPU_NAMES,
+    BANNED_GPUS,
+    find_free_gpus,
+    get_gpu_info,
+    get_gpu_memory_usage,
+    get_gpu_names,
+    get_gpu_power_usage,
+    get_gpu_utilization,
+    get_total_num_gpus,
+)
+from gpuyard.config import lease_dir
+from gpuyard.errors import UserError, WaitedTooLong
+from gpuyard.leases.ledger import Ledger
+from gpuyard.probes.simulated import Usage
+
+HOLD = (
+    "import sys\n"
+    "from gpuyard import GPUScheduler\n"
+    "with GPUScheduler(**eval(sys.argv[1])) as gpu_ids:\n"
+    "    print(gpu_ids, flush=True)\n"
+    "    sys.stdin.readline()\n"
+)
+Script = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+    BANNED_GPUS.clear()
+    BANNED_GPU_NAMES.clear()
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest) -> Script:
+    """A script of its own that takes GPUs, says which, and holds them until it is told to go on."""
+
+    def start(**options: object) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, repr(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        request.addfinalizer(process.communicate)
+        request.addfinalizer(process.kill)
+        return process
+
+    return start
+
+
+def held() -> list[str]:
+    folder = lease_dir()
+    leases = Ledger(folder).leases() if folder.exists() else ()
+    return sorted(share.device_id for lease in leases for share in lease.shares)
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def finish(process: "subprocess.Popen[str]") -> None:
+    process.communicate("\n", timeout=60)
+
+
+def test_a_block_has_a_gpu_of_its_own_and_gives_it_back() -> None:
+    with GPUScheduler() as gpu_ids:
+        assert gpu_ids == [0]
+        assert held() == ["SIM-0"]
+    assert held() == []
+    assert sorted(os.listdir(lease_dir())) == ["mutex"]
+
+
+def test_several_gpus_are_taken_all_or_none(script: Script) -> None:
+    with GPUScheduler(num_gpus=2) as gpu_ids:
+        assert gpu_ids == [0, 1]
+    other = script()
+    assert said(other) == "[0]"
+    with pytest.raises(TimeoutError):
+        GPUScheduler(num_gpus=2, max_wait_time=0.1).acquire()
+    assert held() == ["SIM-0"]
+
+
+def test_two_scripts_never_meet(script: Script) -> None:
+    first, second = script(), script()
+    assert sorted([said(first), said(second)]) == ["[0]", "[1]"]
+    third = script(label="third")
+    finish(first)
+    assert said(third) in ("[0]", "[1]")
+
+
+def test_a_script_that_is_killed_holds_nothing(script: Script) -> None:
+    victim = script(num_gpus=2)
+    assert said(victim) == "[0, 1]"
+    victim.send_signal(signal.SIGKILL)
+    victim.wait(30)
+    with GPUScheduler(num_gpus=2, max_wait_time=30) as gpu_ids:
+        assert gpu_ids == [0, 1]
+
+
+def test_waiting_too_long_says_what_was_free_and_what_was_missing(script: Script) -> None:
+    other = script(label="nightly", specific_gpus=[0])
+    said(other)
+    with Usage() as usage:
+        usage.allocate("SIM-1", 10240)
+        with pytest.raises(WaitedTooLong) as complaint:
+            GPUScheduler(max_wait_time=0.2).acquire()
+    assert isinstance(complaint.value, TimeoutError)
+    text = str(complaint.value)
+    assert f"SIM-0: held by {Ledger(lease_dir()).leases()[0].holder.user}, pid {other.pid} (nightly)" in text
+    assert "SIM-1: 14.0 GB free, 20.0 GB needed" in text
+    assert held() == ["SIM-0"]
+    assert not Ledger(lease_dir()).tickets()
+
+
+def test_a_shared_lease_takes_memory_beside_others(script: Script) -> None:
+    with GPUScheduler(vram="10G", specific_gpus=[0]), GPUScheduler(vram="10G", specific_gpus=[0]):
+        with pytest.raises(TimeoutError, match=r"4\.0 GB free, 10\.0 GB needed"):
+            GPUScheduler(vram="10G", specific_gpus=[0], max_wait_time=0.1).acquire()
+        with pytest.raises(TimeoutError, match="held by"):
+            GPUScheduler(specific_gpus=[0], memory_free_threshold_gb=1, max_wait_time=0.1).acquire()
+
+
+def test_busy_and_hungry_gpus_are_left_alone() -> None:
+    with Usage() as usage:
+        usage.set_load("SIM-0", 50)
+        with GPUScheduler() as gpu_ids:
+            assert gpu_ids == [1]
+        with pytest.raises(TimeoutError, match="GPU 50% > 1%"):
+            GPUScheduler(specific_gpus=[0], max_wait_time=0.1).acquire()
+        with pytest.raises(TimeoutError, match="power 162 W > 80 W"):
+            GPUScheduler(specific_gpus=[0], utilization_threshold_percent=None, max_wait_time=0.1).acquire()
+        with GPUScheduler(specific_gpus=[0], utilization_threshold_percent=60, power_threshold_w=None) as gpu_ids:
+            assert gpu_ids == [0]
+
+
+def test_debug_mode_takes_leases_without_health_checks() -> None:
+    with Usage() as usage:
+        usage.set_load("SIM-0", 100)
+        usage.allocate("SIM-0", 24000)
+        with GPUScheduler(specific_gpus=["SIM-0"], debug_mode=True) as gpu_ids:
+            assert gpu_ids == [0]
+            with pytest.raises(TimeoutError):
+                GPUScheduler(specific_gpus=["SIM-0"], debug_mode=True, max_wait_time=0.1).acquire()
+
+
+def test_an_exception_in_the_block_gives_the_gpu_back() -> None:
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), GPUScheduler():
+            raise error
+        assert held() == []
+
+
+def test_blocks_nest_and_end_in_their_order() -> None:
+    scheduler = GPUScheduler()
+    with scheduler as outer, scheduler as inner:
+        assert (outer, inner) == ([0], [1])
+        assert held() == ["SIM-0", "SIM-1"]
+    assert held() == []
+
+
+def test_a_decorated_function_has_its_gpu_for_the_time_of_each_call() -> None:
+    @GPUScheduler()
+    def train(factor: int) -> tuple[int, list[str]]:
+        """Doc."""
+        return 21 * factor, held()
+
+    assert train(2) == (42, ["SIM-0"])
+    assert (train.__name__, train.__doc__) == ("train", "Doc.")
+    assert held() == []
+
+
+def test_threads_each_have_their_own() -> None:
+    scheduler = GPUScheduler(max_wait_time=30)
+    both_hold = threading.Barrier(2, timeout=30)
+    taken: list[list[int]] = []
+
+    def work() -> None:
+        with scheduler as gpu_ids:
+            taken.append(gpu_ids)
+            both_hold.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken) == [[0], [1]]
+    assert held() == []
+
+
+def test_a_child_forked_in_the_block_does_not_end_its_parent_s_lease() -> None:
+    program = (
+        "import os, sys\n"
+        "from gpuyard import GPUScheduler\n"
+        "from gpuyard.leases.ledger import Ledger\n"
+        "from gpuyard.config import lease_dir\n"
+        "with GPUScheduler() as gpu_ids:\n"
+        "    pid = os.fork()\n"
+        "if pid == 0: os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(len(Ledger(lease_dir()).leases()))\n"
+        "scheduler = GPUScheduler(); scheduler.acquire()\n"
+        "if os.fork() == 0: scheduler.release(); os._exit(0)\n"
+        "os.wait()\n"
+        "print(len(Ledger(lease_dir()).leases()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split() == ["0", "1"]
+    assert sorted(os.listdir(lease_dir())) == ["mutex"], "a program that ends leaves no file behind"
+
+
+def test_the_more_important_one_goes_first(script: Script) -> None:
+    holder = script(num_gpus=2)
+    said(holder)
+    low = script(num_gpus=2, priority=0, label="low")
+    _wait_for_tickets(1)
+    high = script(num_gpus=2, priority=5, label="high")
+    _wait_for_tickets(2)
+    finish(holder)
+    assert said(high) == "[0, 1]"
+    assert [lease.holder.label for lease in Ledger(lease_dir()).leases()] == ["high"]
+    finish(high)
+    assert said(low) == "[0, 1]"
+
+
+def _wait_for_tickets(count: int) -> None:
+    deadline = threading.Event()
+    for _ in range(3000):
+        if len(Ledger(lease_dir()).tickets()) == count:
+            return
+        deadline.wait(0.01)
+    pytest.fail("nobody came to wait")
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("SIM-1,SIM-0", [1]), ("1", [-1]), (None, [0])])
+def test_numbers_are_those_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[int]
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if expected == [-1]:
+        with GPUScheduler() as gpu_ids:
+            assert gpu_ids == [0], "what CUDA does not see here is not offered, so the other one is number 0"
+            assert held() == ["SIM-1"]
+        return
+    with GPUScheduler(specific_gpus=["SIM-0"]) as gpu_ids:
+        assert gpu_ids == expected
+
+
+def test_banned_gpus_are_never_taken(own_home: Path) -> None:
+    BANNED_GPUS.append(0)
+    with GPUScheduler() as gpu_ids:
+        assert gpu_ids == [1]
+    BANNED_GPUS[:] = ["SIM-1"]
+    assert find_free_gpus() == [0]
+    BANNED_GPU_NAMES.append("Simulated")
+    assert find_free_gpus() == []
+    BANNED_GPU_NAMES.clear()
+    BANNED_GPUS.clear()
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text("[devices]\nbanned = [0]\n")
+    assert find_free_gpus() == [1]
+
+
+def test_a_script_may_put_a_new_list_in_the_old_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_scheduler.gpu_info
+
+    monkeypatch.setattr(gpu_scheduler.gpu_info, "BANNED_GPUS", [1])
+    assert find_free_gpus() == [0]
+
+
+def test_the_helpers_have_the_shapes_that_scripts_know() -> None:
+    with Usage() as usage:
+        usage.allocate("SIM-1", 8192)
+        usage.set_load("SIM-1", 40)
+        info = get_gpu_info()
+        assert info[1] == {
+            "gpu_id": 1,
+            "name": "Simulated 24 GB",
+            "memory_free": 16384.0,
+            "memory_total": 24576.0,
+            "memory_used": 8192.0,
+            "power_draw": 135.0,
+            "power_limit": 300.0,
+            "utilization": 40.0,
+            "uuid": "SIM-1",
+        }
+        assert get_gpu_memory_usage() == [0.0, 8192.0]
+        assert get_gpu_utilization() == [0.0, 40.0]
+        assert get_gpu_power_usage() == [25.0, 135.0]
+        assert get_gpu_names() == ["Simulated 24 GB"] * 2
+        assert get_total_num_gpus() == 2
+        assert find_free_gpus() == [0]
+        assert find_free_gpus(specific_gpus=[1]) == []
+        assert find_free_gpus(10, None, None) == [0, 1]
+
+
+def test_existing_scripts_find_their_names() -> None:
+    import gpu_scheduler
+    from gpu_scheduler import gpu_info
+
+    assert gpu_scheduler.GPUScheduler is GPUScheduler
+    assert gpu_info.BANNED_GPUS is BANNED_GPUS
+    for name in gpu_info.__all__:
+        assert hasattr(gpu_info, name)
+    for name in gpu_scheduler.__all__:
+        assert hasattr(gpu_scheduler, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"specific_gpus": [7]}, "there is no GPU '7'"),
+        ({"num_gpus": 0}, "num_gpus is 0"),
+        ({"vram": "lots"}, "not a size"),
+    ],
+)
+def test_a_mistake_is_told_at_once(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        GPUScheduler(**options).acquire()  # type: ignore[arg-type]
+
+
+def test_more_gpus_than_there_are_will_never_come() -> None:
+    with pytest.raises(UserError, match="3 GPUs"):
+        GPUScheduler(num_gpus=3).acquire()
+
+
+def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> None:
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text("[devices]\nbaned = [0]\n")
+    with pytest.raises(UserError) as mistake:
+        find_free_gpus()
+    assert "config.toml" in str(mistake.value)
+    assert mistake.value.hint == "did you mean `banned`?"

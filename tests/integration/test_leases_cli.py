@@ -1,0 +1,154 @@
+"""`gpuyard leases` as people and scripts use it."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GPUYARD = [sys.executable, "-m", "gpuyard"]
+HOLD = (
+    "import sys\n"
+    "from gpuyard import GPUScheduler\n"
+    "with GPUScheduler(**eval(sys.argv[1])) as gpu_ids:\n"
+    "    print(gpu_ids, flush=True)\n"
+    "    sys.stdin.readline()\n"
+)
+Script = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest) -> Script:
+    def start(*command: str, **options: object) -> "subprocess.Popen[str]":
+        words = [*command] if command else [sys.executable, "-c", HOLD, repr(options)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        request.addfinalizer(process.communicate)
+        request.addfinalizer(process.kill)
+        return process
+
+    return start
+
+
+def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    everything = {**os.environ, **environment}
+    return subprocess.run(
+        [*GPUYARD, "leases", *arguments], capture_output=True, text=True, timeout=60, check=False, env=everything
+    )
+
+
+def report() -> dict[str, Any]:
+    shape: dict[str, Any] = json.loads(run("--json").stdout)
+    return shape
+
+
+def wait_for(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    for _ in range(100):
+        shape = report()
+        if condition(shape):
+            return shape
+    pytest.fail(f"it never came to be: {shape}")
+
+
+def test_nobody_holds_anything_on_a_fresh_machine() -> None:
+    assert run().stdout == "Nobody holds a lease.\n"
+    shape = report()
+    assert (shape["leases"], shape["waiting"], shape["foreign"]) == ([], [], [])
+
+
+def test_holders_waiters_and_strangers_are_named(script: Script) -> None:
+    holder = script(label="nightly", vram="6G", specific_gpus=[0])
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "[0]\n"
+    stranger = script(*GPUYARD, "sim-job", "--device", "1", "--vram", "8G", "--seconds", "600")
+    assert stranger.stdout is not None
+    assert "holding" in stranger.stdout.readline()
+    waiter = script(label="big", num_gpus=2)
+    shape = wait_for(lambda shape: bool(shape["waiting"]))
+    (lease,) = shape["leases"]
+    assert (lease["pid"], lease["label"], lease["uid"]) == (holder.pid, "nightly", os.getuid())
+    assert lease["shares"] == [{"device_id": "SIM-0", "reserved_mb": 6144.0, "exclusive": False, "measured_mb": 0.0}]
+    (waiting,) = shape["waiting"]
+    assert (waiting["pid"], waiting["need"]["devices"]) == (waiter.pid, 2)
+    assert {reason["device_id"]: reason["kind"] for reason in waiting["reasons"]} == {
+        "SIM-0": "leased",
+        "SIM-1": "no-room",
+        None: "too-few",
+    }
+    (foreign,) = shape["foreign"]
+    assert (foreign["device_id"], foreign["pid"], foreign["memory_mb"]) == ("SIM-1", stranger.pid, 8192.0)
+    assert "sim-job" in foreign["command"]
+    assert foreign["idle_s"] >= 0
+    text = run(COLUMNS="200").stdout
+    assert "nightly" in text
+    assert f"pid {waiter.pid} (big)" in text
+    assert "held by" in text
+    assert "without a lease" in text
+
+
+def test_what_a_lease_s_processes_use_is_measured(script: Script) -> None:
+    program = (
+        "import sys\n"
+        "from gpuyard import GPUScheduler\n"
+        "from gpuyard.probes.simulated import Usage\n"
+        "with GPUScheduler(vram='4G', specific_gpus=[0]), Usage() as usage:\n"
+        "    usage.allocate('SIM-0', 5000)\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    holder = script(sys.executable, "-c", program)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "ready\n"
+    shape = report()
+    assert shape["leases"][0]["shares"][0]["measured_mb"] == 5000.0
+    assert shape["foreign"] == []
+
+
+def test_a_lease_of_one_s_own_can_be_ended_and_its_program_goes_on(script: Script) -> None:
+    holder = script(num_gpus=2)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    (lease,) = report()["leases"]
+    assert run("release", lease["id"]).returncode == 0
+    assert report()["leases"] == []
+    assert holder.poll() is None
+    holder.communicate("\n", timeout=60)
+    assert holder.returncode == 0
+
+
+def test_an_unknown_lease_is_told_with_those_there_are(script: Script) -> None:
+    holder = script()
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    (lease,) = report()["leases"]
+    refused = run("release", "nothing")
+    assert refused.returncode == 2
+    assert lease["id"] in refused.stderr
+
+
+def test_a_shared_directory_is_sticky_and_open_to_all(tmp_path: Path) -> None:
+    shared = tmp_path / "lab"
+    result = run("init-shared", str(shared))
+    assert result.returncode == 0
+    assert f"GPUYARD_LOCK_DIR={shared}" in result.stdout
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert json.loads(run("--json", GPUYARD_LOCK_DIR=str(shared)).stdout)["directory"] == str(shared)
+    assert run("init-shared", str(shared), "--group", "no-such-group").returncode == 2
+
+
+def test_a_directory_that_others_could_tamper_with_is_refused(tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    loose.chmod(0o777)
+    result = run(GPUYARD_LOCK_DIR=str(loose))
+    assert result.returncode == 1
+    assert "chmod +t" in result.stderr

@@ -1,0 +1,253 @@
+"""Two users share a directory: they wait for each other, and neither gets at what is the other's."""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuyard.acquire import Acquisition
+from gpuyard.core.model import Device, Host, Lease, Need, Snapshot, Vendor
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.leases.folder import make_shared, prepare
+from gpuyard.leases.identity import this_process, user_name
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.lockfile import take_over
+from tests.unit.leases import DEADLINE_S, as_root, child, nothing, take, wait_for_word
+
+pytestmark = as_root
+
+ANNE, BEN = 61001, 61002
+GROUP = 61000
+_PR_SET_DUMPABLE = 4
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not under pytest's own folder, which lets nobody else in."""
+    home = Path(tempfile.mkdtemp(prefix="gpuyard-users-"))
+    home.chmod(0o755)
+    yield make_shared(home / "ledger")
+    shutil.rmtree(home)
+
+
+def become(uid: int) -> None:
+    """After a rehearsal: what Python loads late may lie where the new user may not look."""
+    with tempfile.TemporaryDirectory() as scratch:
+        Acquisition(Ledger(Path(scratch)), one_device, Need()).wait(DEADLINE_S, 1.0).release()
+    os.setgroups([GROUP])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def one_device() -> Snapshot:
+    return Snapshot(taken_at=time.time(), host=Host(), devices=(Device(id="G0", vendor=Vendor.NVIDIA, index=0),))
+
+
+def hold_as(connection: Connection, folder: Path, uid: int) -> None:
+    """Takes the device, says so, and lets go when told to."""
+    become(uid)
+    with_label = Acquisition(Ledger(prepare(folder)), one_device, Need(), label=f"of {uid}")
+    lease = with_label.wait(DEADLINE_S, 1.0, lambda reasons: connection.send(reasons[0].text))
+    connection.send(str(lease.path))
+    word = wait_for_word(connection)
+    if word == "share":
+        lease.share()
+        connection.send("shared")
+        wait_for_word(connection)
+    lease.release()
+    connection.send("released")
+
+
+def hear_path(connection: Callable[[], str]) -> str:
+    """What is heard until the lease is there."""
+    while not (told := connection()).startswith("/"):
+        pass
+    return told
+
+
+def test_they_wait_for_each_other_and_are_told_for_whom(folder: Path) -> None:
+    with child(hold_as, folder, ANNE) as anne:
+        hear_path(anne.hear)
+        with child(hold_as, folder, BEN) as ben:
+            assert ben.hear() == f"held by {user_name(ANNE)}, pid {anne.pid} (of {ANNE})"
+            anne.tell("release")
+            hear_path(ben.hear)
+            (lease,) = Ledger(folder).leases()
+            assert (lease.holder.uid, lease.holder.pid) == (BEN, ben.pid)
+
+
+def attack(connection: Connection, path: Path, uid: int) -> None:
+    """Tries everything on another user's lease, and tells what the kernel said."""
+    become(uid)
+    own, ledger = path.parent / "own.lease", Ledger(path.parent)
+    own.touch()
+    ways: dict[str, Callable[[], object]] = {
+        "delete": path.unlink,
+        "truncate": lambda: os.truncate(path, 0),
+        "overwrite": lambda: path.write_text("{}"),
+        "append": lambda: path.open("a"),
+        "rename away": lambda: path.rename(path.with_suffix(".mine")),
+        "rename over": lambda: own.replace(path),
+        "change its mode": lambda: path.chmod(0o666),
+        "change its owner": lambda: os.chown(path, uid, uid),
+        "change its time": lambda: os.utime(path),
+        "remove the mutex": path.with_name("mutex").unlink,
+        "end": lambda: ledger.end(path.stem),
+        "take over": lambda: take_over(path),
+    }
+    said = {way: complaint(go) for way, go in ways.items()}
+    own.unlink()
+    connection.send(said)
+
+
+def complaint(go: Callable[[], object]) -> str:
+    try:
+        go()
+    except OSError as error:
+        return type(error).__name__
+    except GpuyardError as error:
+        return str(error)
+    return "done"
+
+
+def test_neither_can_delete_truncate_overwrite_rename_or_steal_the_others_lease(folder: Path) -> None:
+    with child(hold_as, folder, ANNE) as anne:
+        path = Path(hear_path(anne.hear))
+        before = (path.read_bytes(), path.stat().st_ctime_ns)
+        with child(attack, path, BEN) as ben:
+            said = ben.hear()
+        assert said.pop("end") == f"lease {path.stem} is {user_name(ANNE)}'s"
+        assert said.pop("take over") == f"the lease {path.stem} cannot be taken over: Permission denied"
+        assert said == dict.fromkeys(said, "PermissionError")
+        assert len(said) == 10
+        assert (path.read_bytes(), path.stat().st_ctime_ns) == before
+        assert [lease.holder.uid for lease in live(folder)] == [ANNE]
+
+
+def live(folder: Path) -> tuple[Lease, ...]:
+    seen: list[tuple[Lease, ...]] = []
+    Ledger(folder).claim(this_process(), lambda leases, _: seen.append(leases), DEADLINE_S)
+    return seen[0]
+
+
+def live_as(connection: Connection, folder: Path, uid: int) -> None:
+    become(uid)
+    connection.send([(lease.holder.uid, lease.id) for lease in live(folder)])
+
+
+def forge(connection: Connection, folder: Path, uid: int, victim: int, victims_pid: int) -> None:
+    """A lease of one's own that says it is another's."""
+    become(uid)
+    told = msgspec.structs.replace(
+        this_process("innocent"), uid=victim, user=user_name(victim), pid=victims_pid, boot_id="another"
+    )
+    lease = Ledger(folder).claim(told, take("G0"), DEADLINE_S)
+    assert lease is not None
+    connection.send(lease.path.read_bytes())
+    wait_for_word(connection)
+
+
+def test_a_forged_record_shows_its_true_owner(folder: Path) -> None:
+    with child(forge, folder, BEN, ANNE, os.getpid()) as forger:
+        assert f'"uid":{ANNE}'.encode() in forger.hear()
+        (lease,) = live(folder)
+        assert (lease.holder.uid, lease.holder.user) == (BEN, user_name(BEN))
+
+
+def keep_a_lock(connection: Connection, path: Path, uid: int, *, hides: bool) -> None:
+    """Opens another user's lease, which everybody may read, and locks it as soon as it can be."""
+    become(uid)
+    # To change the user makes a process hidden; it may show itself again, or not.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0 if hides else 1)
+    with path.open() as file:
+        connection.send("open")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        connection.send("locked")
+        wait_for_word(connection)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_lock_on_another_users_dead_lease_does_not_keep_it_alive(folder: Path, hides: bool) -> None:
+    with child(hold_as, folder, ANNE) as anne:
+        path = Path(hear_path(anne.hear))
+        keeper = child(keep_a_lock_hidden if hides else keep_a_lock_openly, path, BEN)
+        with keeper as ben:
+            ben.hear()
+            assert [lease.holder.uid for lease in live(folder)] == [ANNE]
+            anne.kill()
+            assert ben.hear() == "locked"
+            assert live(folder) == ()
+            for uid in (ANNE, BEN, 61003):
+                with child(live_as, folder, uid) as onlooker:
+                    assert onlooker.hear() == []
+    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
+    assert [path.name for path in folder.iterdir()] == ["mutex"]
+
+
+def keep_a_lock_openly(connection: Connection, path: Path, uid: int) -> None:
+    keep_a_lock(connection, path, uid, hides=False)
+
+
+def keep_a_lock_hidden(connection: Connection, path: Path, uid: int) -> None:
+    keep_a_lock(connection, path, uid, hides=True)
+
+
+def lock_beside(connection: Connection, path: Path, uid: int) -> None:
+    become(uid)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        connection.send("locked")
+        wait_for_word(connection)
+
+
+def test_a_lock_beside_the_holders_own_on_a_shared_lease_takes_nothing_away(folder: Path) -> None:
+    with child(hold_as, folder, ANNE) as anne:
+        path = Path(hear_path(anne.hear))
+        anne.tell("share")
+        assert anne.hear() == "shared"
+        with child(lock_beside, path, BEN) as ben:
+            assert ben.hear() == "locked"
+            for uid in (0, ANNE, 61003):
+                with child(live_as, folder, uid) as onlooker:
+                    assert onlooker.hear() == [(ANNE, path.stem)]
+
+
+def test_what_another_user_left_is_free_and_is_cleared_away_by_who_may(folder: Path) -> None:
+    with child(hold_as, folder, ANNE) as anne:
+        path = Path(hear_path(anne.hear))
+        anne.kill()
+    with child(hold_as, folder, BEN) as ben:
+        hear_path(ben.hear)
+        assert path.exists(), "it is not Ben's to remove"
+        with child(live_as, folder, ANNE) as again:
+            assert [uid for uid, _ in again.hear()] == [BEN]
+        assert not path.exists()
+
+
+def try_as(connection: Connection, folder: Path, uid: int) -> None:
+    become(uid)
+    try:
+        Acquisition(Ledger(prepare(folder)), one_device, Need()).wait(0.0, 1.0)
+    except EnvironmentFault as error:
+        connection.send(str(error))
+    else:
+        connection.send("had")
+
+
+def test_a_directory_for_a_group_is_for_its_members(folder: Path) -> None:
+    group_folder = make_shared(folder.parent / "group", GROUP)
+    for uid in (ANNE, BEN):
+        with child(try_as, group_folder, uid) as member:
+            assert member.hear() == "had"
+    os.chown(group_folder, 0, 0)
+    group_folder.chmod(0o3770)
+    with child(try_as, group_folder, BEN) as stranger:
+        assert stranger.hear() == f"the lease directory {group_folder} is not writable by you"
