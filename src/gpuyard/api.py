@@ -129,8 +129,9 @@ class GPUScheduler:
         seen_here = visible_devices(seen.usable_devices())
         only = tuple(device.id for device in seen_here) if names is None else find_devices(names, seen)
         if len(only) < self._num_gpus:
+            plural = "" if self._num_gpus == 1 else "s"
             raise UserError(
-                f"{self._num_gpus} GPUs are asked for, and this process can have {len(only)}",
+                f"{self._num_gpus} GPU{plural} asked for, and this process can have {len(only)}",
                 hint="`gpuyard devices` shows all; CUDA_VISIBLE_DEVICES may hide some",
             )
         return Need(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.probes.samples_nvidia import XML
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -26,6 +28,7 @@ def test_an_example_works_as_it_is_written(
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "usage.csv").write_text("kind,utilization_percent\ndevice,50\n")
+    (tmp_path / "saved.xml").write_text(XML)
     if language == "python":
         command = [sys.executable, "-c", code]
     else:
