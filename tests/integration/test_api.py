@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,15 +26,7 @@ from gpuyard.config import lease_dir
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated import Usage
-
-HOLD = (
-    "import sys\n"
-    "from gpuyard import GPUScheduler\n"
-    "with GPUScheduler(**eval(sys.argv[1])) as gpu_ids:\n"
-    "    print(gpu_ids, flush=True)\n"
-    "    sys.stdin.readline()\n"
-)
-Script = Callable[..., "subprocess.Popen[str]"]
+from tests.integration.conftest import Script
 
 
 @pytest.fixture(autouse=True)
@@ -44,21 +36,6 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     BANNED_GPUS.clear()
     BANNED_GPU_NAMES.clear()
-
-
-@pytest.fixture
-def script(request: pytest.FixtureRequest) -> Script:
-    """A script of its own that takes GPUs, says which, and holds them until it is told to go on."""
-
-    def start(**options: object) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, repr(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        request.addfinalizer(process.communicate)
-        request.addfinalizer(process.kill)
-        return process
-
-    return start
 
 
 def held() -> list[str]:

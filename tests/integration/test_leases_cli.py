@@ -11,32 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Script
+
 GPUYARD = [sys.executable, "-m", "gpuyard"]
-HOLD = (
-    "import sys\n"
-    "from gpuyard import GPUScheduler\n"
-    "with GPUScheduler(**eval(sys.argv[1])) as gpu_ids:\n"
-    "    print(gpu_ids, flush=True)\n"
-    "    sys.stdin.readline()\n"
-)
-Script = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(autouse=True)
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-
-
-@pytest.fixture
-def script(request: pytest.FixtureRequest) -> Script:
-    def start(*command: str, **options: object) -> "subprocess.Popen[str]":
-        words = [*command] if command else [sys.executable, "-c", HOLD, repr(options)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        request.addfinalizer(process.communicate)
-        request.addfinalizer(process.kill)
-        return process
-
-    return start
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

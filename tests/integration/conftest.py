@@ -1,0 +1,30 @@
+"""Scripts of their own that take GPUs, for tests about leases."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+HOLD = (
+    "import sys\n"
+    "from gpuyard import GPUScheduler\n"
+    "with GPUScheduler(**eval(sys.argv[1])) as gpu_ids:\n"
+    "    print(gpu_ids, flush=True)\n"
+    "    sys.stdin.readline()\n"
+)
+Script = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest) -> Script:
+    """Starts a command, or a script that takes GPUs, says which, and holds them until it is told to go on."""
+
+    def start(*command: str, **options: object) -> "subprocess.Popen[str]":
+        words = [*command] if command else [sys.executable, "-c", HOLD, repr(options)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        request.addfinalizer(process.communicate)
+        request.addfinalizer(process.kill)
+        return process
+
+    return start
