@@ -1,20 +1,50 @@
 """Waits in the ledger's line for devices, with an eye on the machine."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
-from gpuyard.core.model import Claim, Lease, Need, Snapshot, Ticket
+from msgspec.structs import replace
+
+from gpuyard.core.model import Claim, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.placement import Choice, View, choose, in_line
 from gpuyard.core.reasons import Reason, ReasonKind
-from gpuyard.errors import WaitedTooLong
-from gpuyard.leases.identity import this_process
+from gpuyard.errors import UserError, WaitedTooLong
+from gpuyard.leases.identity import is_stopped, this_process
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
-from gpuyard.leases.measure import measure
+from gpuyard.leases.measure import LEASE_VARIABLE, measure
 from gpuyard.leases.notice import Notice
 
 # Many waiters wake up at once; those that follow within this time go by the same look at the machine.
 _FRESH_S = 0.005
+
+
+def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
+    """The lease that this process was started with, where it has what is needed: to wait for oneself would be for ever.
+
+    UserError where it holds every device in question, and not enough of any.
+    """
+    lease_id = os.environ.get(LEASE_VARIABLE)
+    lease = next((lease for lease in ledger.leases() if lease.id == lease_id), None) if lease_id else None
+    if lease is None or lease.holder.uid != os.getuid() or not need.devices:
+        return None
+    held = [share for share in lease.shares if need.only is None or share.device_id in need.only]
+    enough = [share for share in held if _covers(share, need)]
+    if len(enough) >= need.devices:
+        return replace(lease, shares=tuple(enough[: need.devices]))
+    if need.only is not None and len(held) == len(need.only):
+        raise UserError(
+            f"this runs inside lease {lease.id}, which holds the GPUs asked for, and less of them than is asked for",
+            hint="ask for as much with `gpuyard run` around it, or for less inside",
+        )
+    return None
+
+
+def _covers(share: Share, need: Need) -> bool:
+    if share.is_exclusive:
+        return True
+    return not need.is_exclusive and (share.memory_mb or 0.0) >= (need.memory_mb or 0.0)
 
 
 class Acquisition:
@@ -97,8 +127,11 @@ class Acquisition:
         return choice.claim
 
     def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Those before us; whoever has no ticket yet comes after all of the same priority."""
-        line = in_line(tickets)
+        """Those before us; whoever has no ticket yet comes after all of the same priority.
+
+        One who was halted keeps its place in the line, and for that time nothing is kept for it.
+        """
+        line = [ticket for ticket in in_line(tickets) if not is_stopped(ticket.holder)]
         mine = self._ticket.id if self._ticket else None
         for place, ticket in enumerate(line):
             if ticket.id == mine or (mine is None and ticket.priority < self._priority):

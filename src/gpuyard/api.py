@@ -6,7 +6,9 @@ with GPUScheduler(num_gpus=2) as gpu_ids:
 
 import atexit
 import functools
+import inspect
 import math
+import operator
 import os
 import sys
 import threading
@@ -14,10 +16,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from gpuyard.acquire import Acquisition
+from gpuyard.acquire import Acquisition, enclosing_lease
 from gpuyard.config import lease_dir, load_config
-from gpuyard.core.model import Device, Need, Snapshot
-from gpuyard.core.units import parse_size
+from gpuyard.core.model import Device, Lease, Need, Snapshot
+from gpuyard.core.units import format_size, parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.folder import prepare
 from gpuyard.leases.ledger import HeldLease, Ledger
@@ -31,7 +33,12 @@ R = TypeVar("R")
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
 
+_SHORTEST_POLL_S = 0.05
+
 _forgotten: "weakref.WeakSet[HeldLease]" = weakref.WeakSet()
+
+
+_DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 class GPUScheduler:
@@ -48,9 +55,9 @@ class GPUScheduler:
         memory_free_threshold_gb: float = 20,
         power_threshold_w: float | None = 80,
         utilization_threshold_percent: float | None = 1,
-        max_wait_time: float = math.inf,
+        max_wait_time: float | None = math.inf,
         poll_interval: float = 10,
-        specific_gpus: Sequence[int | str] | None = None,
+        specific_gpus: Sequence[int | str] | int | str | None = None,
         timeout: float = 10,
         num_gpus: int = 1,
         debug_mode: bool = False,  # noqa: FBT001, FBT002
@@ -62,16 +69,18 @@ class GPUScheduler:
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="ask for at least one GPU")
         self._memory_mb = memory_free_threshold_gb * 1024 if vram is None else _megabytes(vram)
+        if vram is not None and not 0 < self._memory_mb < math.inf:
+            raise UserError(f"vram is {vram}", hint='write it as "8G"')
         self._is_exclusive = vram is None
         self._power_w = power_threshold_w if vram is None else None
         self._utilization = utilization_threshold_percent if vram is None else None
-        self._max_wait_s = max_wait_time
-        self._poll_interval_s = poll_interval
-        self._specific = None if specific_gpus is None else tuple(specific_gpus)
+        self._max_wait_s = math.inf if max_wait_time is None else max_wait_time
+        self._poll_interval_s = max(_SHORTEST_POLL_S, poll_interval)
+        self._specific = _names(specific_gpus)
         self._mutex_timeout_s = timeout
-        self._num_gpus = num_gpus
+        self._num_gpus = operator.index(num_gpus)
         self._ignores_health = debug_mode
-        self._priority = priority
+        self._priority = operator.index(priority)
         self._label = label or os.path.basename(sys.argv[0] or "python")
         self._own = threading.local()
 
@@ -80,6 +89,10 @@ class GPUScheduler:
         first = snapshot()
         need = self._need(first)
         ledger = Ledger(prepare(lease_dir()))
+        around = enclosing_lease(ledger, need)
+        if around is not None:
+            self._stack().append(None)
+            return _numbers(around, first)
         waiting = Acquisition(
             ledger,
             snapshot,
@@ -92,7 +105,7 @@ class GPUScheduler:
         _forgotten.add(held)
         self._stack().append(held)
         try:
-            return _numbers(held, first)
+            return _numbers(held.lease, first)
         except BaseException:
             self.release()
             raise
@@ -100,8 +113,9 @@ class GPUScheduler:
     def release(self) -> None:
         """Gives back what this thread took last; nothing where it holds nothing."""
         stack = self._stack()
-        if stack:
-            stack.pop().release()
+        held = stack.pop() if stack else None
+        if held is not None:
+            held.release()
 
     def __enter__(self) -> list[int]:
         return self.acquire()
@@ -111,6 +125,11 @@ class GPUScheduler:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: each call takes the GPUs and gives them back."""
+        if any(is_deferred(function) for is_deferred in _DEFERRED):
+            raise UserError(
+                f"GPUScheduler cannot decorate {function.__name__}: its body runs after the call has returned",
+                hint="write `with GPUScheduler() as gpu_ids:` inside it",
+            )
 
         @functools.wraps(function)
         def with_gpus(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,30 +138,55 @@ class GPUScheduler:
 
         return with_gpus
 
-    def _stack(self) -> list[HeldLease]:
-        stack: list[HeldLease] = self._own.__dict__.setdefault("held", [])
+    def _stack(self) -> list[HeldLease | None]:
+        """What this thread holds, the last on top; `None` for what belongs to the lease around this process."""
+        stack: list[HeldLease | None] = self._own.__dict__.setdefault("held", [])
         return stack
 
     def _need(self, seen: Snapshot) -> Need:
-        """Only of what CUDA sees in this process: a GPU that is hidden from it would be of no use."""
-        names = self._specific
-        seen_here = visible_devices(seen.usable_devices())
-        only = tuple(device.id for device in seen_here) if names is None else find_devices(names, seen)
-        if len(only) < self._num_gpus:
-            plural = "" if self._num_gpus == 1 else "s"
-            raise UserError(
-                f"{self._num_gpus} GPU{plural} asked for, and this process can have {len(only)}",
-                hint="`gpuyard devices` shows all; CUDA_VISIBLE_DEVICES may hide some",
-            )
+        banned = banned_devices(seen)
+        only = [device for device in self._candidates(seen) if device.id not in banned]
+        check_possible(self._num_gpus, None if self._ignores_health else self._memory_mb, only)
         return Need(
             devices=self._num_gpus,
             memory_mb=None if self._ignores_health and self._is_exclusive else self._memory_mb,
             is_exclusive=self._is_exclusive,
-            only=only,
-            banned=banned_devices(seen),
+            only=tuple(device.id for device in only),
+            banned=banned,
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
+        )
+
+    def _candidates(self, seen: Snapshot) -> list[Device]:
+        """Only what CUDA sees in this process: a GPU that is hidden from it would be of no use."""
+        visible = visible_devices(seen.usable_devices())
+        if self._specific is None:
+            return visible
+        asked = dict.fromkeys(find_devices(self._specific, seen))
+        hidden = [device_id for device_id in asked if device_id not in {device.id for device in visible}]
+        if hidden:
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES hides {', '.join(hidden)} from this process",
+                hint="unset it, or ask for GPUs that it shows",
+            )
+        return [device for device in visible if device.id in asked]
+
+
+def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Device]) -> None:
+    """What can never be had is not waited for."""
+    if len(candidates) < count:
+        plural = "" if count == 1 else "s"
+        raise UserError(
+            f"{count} GPU{plural} asked for, and there are {len(candidates)} to choose from",
+            hint="`gpuyard devices` shows all; CUDA_VISIBLE_DEVICES or a ban may leave some out",
+        )
+    needed = memory_mb or 0.0
+    large = [device for device in candidates if device.memory_total_mb is None or device.memory_total_mb >= needed]
+    if len(large) < count:
+        raise UserError(
+            f"{format_size(needed)} is more than the GPUs have ({len(large)} of {count} are large enough)",
+            hint="`gpuyard devices` shows how much they have",
         )
 
 
@@ -154,15 +198,20 @@ def find_devices(names: Sequence[int | str], seen: Snapshot) -> tuple[str, ...]:
 def banned_devices(seen: Snapshot) -> tuple[str, ...]:
     """Those that the script or the configuration file bans."""
     config = load_config().devices
-    # A script may also have put new lists into the module that it knows them by.
-    known_as = sys.modules.get("gpu_scheduler.gpu_info")
-    banned = {*BANNED_GPUS, *getattr(known_as, "BANNED_GPUS", ()), *config.banned}
-    names = {*BANNED_GPU_NAMES, *getattr(known_as, "BANNED_GPU_NAMES", ()), *config.banned_names}
+    banned = [*config.banned, *_listed("BANNED_GPUS", BANNED_GPUS)]
+    names = [*config.banned_names, *_listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES)]
     return tuple(
         device.id
         for device in seen.devices
-        if device.index in banned or device.id in banned or any(name in (device.name or "") for name in names)
+        if any(_is_called(name, device) for name in banned)
+        or any(name and str(name) in (device.name or "") for name in names)
     )
+
+
+def _listed(name: str, own: list[Any]) -> list[Any]:
+    """A script may also have put a new list into any of the modules that it knows it by."""
+    homes = (sys.modules.get(module) for module in ("gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info"))
+    return [*own, *(entry for home in homes if home is not None for entry in vars(home).get(name, ()))]
 
 
 def get_gpu_info() -> list[dict[str, Any]]:
@@ -195,16 +244,18 @@ def find_free_gpus(
     memory_free_threshold_gb: float = 20,
     power_threshold_w: float | None = 80,
     utilization_threshold_percent: float | None = 1,
-    specific_gpus: Sequence[int | str] | None = None,
+    specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
     """The numbers of the GPUs that are free by these bounds and that nobody holds a lease on."""
     from gpuyard.core.placement import View, choose
 
     seen = snapshot()
     leases = Ledger(prepare(lease_dir())).leases()
+    names = _names(specific_gpus)
+    asked = None if names is None else find_devices(names, seen)
     free = []
     for device in seen.usable_devices():
-        if specific_gpus is not None and device.id not in find_devices(specific_gpus, seen):
+        if asked is not None and device.id not in asked:
             continue
         need = Need(
             memory_mb=memory_free_threshold_gb * 1024,
@@ -219,12 +270,23 @@ def find_free_gpus(
 
 
 def _find(name: int | str, seen: Snapshot) -> Device:
-    text = str(name)
     for device in seen.usable_devices():
-        if text in (str(device.index), device.id) or (len(text) > 4 and device.id.startswith(text)):
+        if _is_called(name, device):
             return device
     known = ", ".join(f"{device.index} ({device.id})" for device in seen.usable_devices()) or "none"
     raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known}")
+
+
+def _is_called(name: int | str, device: Device) -> bool:
+    """By its index, its id, or enough of the beginning of its id to mean something."""
+    text = str(name)
+    return text in (str(device.index), device.id) or (len(text) > 4 and device.id.startswith(text))
+
+
+def _names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, ...] | None:
+    if gpus is None:
+        return None
+    return (gpus,) if isinstance(gpus, int | str) else tuple(gpus)
 
 
 def _info(device: Device) -> dict[str, Any]:
@@ -241,14 +303,15 @@ def _info(device: Device) -> dict[str, Any]:
     }
 
 
-def _numbers(held: HeldLease, seen: Snapshot) -> list[int]:
-    ids = [share.device_id for share in held.lease.shares]
+def _numbers(lease: Lease, seen: Snapshot) -> list[int]:
+    ids = [share.device_id for share in lease.shares]
     devices = {device.id: device for device in seen.devices}
     numbers = cuda_numbers(ids, seen.devices)
     chosen = []
     for device_id, number in zip(ids, numbers, strict=True):
-        index = devices[device_id].index
-        chosen.append(number if number is not None else -1 if index is None else index)
+        device = devices[device_id]
+        # Only CUDA's devices have CUDA's numbers; others go by their vendor's.
+        chosen.append(number if number is not None else device.index or 0)
     _select_in_torch(chosen[0])
     return chosen
 

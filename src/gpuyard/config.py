@@ -61,7 +61,13 @@ def lease_dir() -> Path:
     """GPUYARD_LOCK_DIR, else the configuration's, else one of this user's own."""
     named = os.environ.get("GPUYARD_LOCK_DIR") or load_config().leases.directory
     if named:
-        return Path(named).expanduser().absolute()
+        path = Path(named).expanduser()
+        if not path.is_absolute():
+            raise UserError(
+                f"the lease directory '{named}' is not an absolute path",
+                hint="each working directory would have a ledger of its own",
+            )
+        return path
     home = _home()
     return home / "locks" if home else Path.home() / ".gpu_locks"
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from gpuyard.core.model import Lease, Process, Snapshot, Ticket
 from gpuyard.core.placement import View, choose, in_line
 from gpuyard.core.reasons import Reason
+from gpuyard.leases.identity import is_stopped
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measure import Measured, measure, owners
 
@@ -48,7 +49,7 @@ def _waiting(
     line: list[Ticket], snapshot: Snapshot, leases: tuple[Lease, ...], measured: Measured
 ) -> Iterator[Waiting]:
     for place, ticket in enumerate(line):
-        ahead = tuple(line[:place])
+        ahead = tuple(other for other in line[:place] if not is_stopped(other.holder))
         view = View(now=time.time(), snapshot=snapshot, leases=leases, measured=measured, ahead=ahead)
         yield Waiting(ticket=ticket, reasons=choose(ticket.need, view).reasons)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuyard import GPUScheduler
@@ -323,3 +324,123 @@ def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> No
         find_free_gpus()
     assert "config.toml" in str(mistake.value)
     assert mistake.value.hint == "did you mean `banned`?"
+
+
+def test_a_gpu_that_is_hidden_from_this_process_is_not_leased_under_another_s_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES hides SIM-0"):
+        GPUScheduler(specific_gpus=[0]).acquire()
+    assert held() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"vram": "30G"}, r"30\.0 GB is more than the GPUs have"),
+        ({"memory_free_threshold_gb": 30}, "more than the GPUs have"),
+        ({"num_gpus": 2, "specific_gpus": [0, 0]}, "2 GPUs asked for, and there are 1"),
+        ({"vram": float("nan")}, "vram is nan"),
+        ({"vram": 0}, "vram is 0"),
+    ],
+)
+def test_what_can_never_be_had_is_told_and_not_waited_for(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        GPUScheduler(**options).acquire()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"priority": 5.5}, {"priority": "high"}, {"num_gpus": 1.5}])
+def test_a_number_that_is_none_is_refused_at_once(options: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        GPUScheduler(**options)  # type: ignore[arg-type]
+
+
+def test_a_single_gpu_may_be_named_without_a_list() -> None:
+    for name in (1, "1", "SIM-1"):
+        with GPUScheduler(specific_gpus=name) as gpu_ids:
+            assert gpu_ids == [1]
+
+
+def test_functions_whose_body_runs_later_cannot_be_decorated() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    for function in (coroutine, generator):
+        with pytest.raises(UserError, match="cannot decorate"):
+            GPUScheduler()(function)
+
+
+@pytest.mark.parametrize("banned", [[0], ["0"], ["SIM-0"]])
+def test_a_ban_is_understood_in_every_spelling(own_home: Path, banned: list[object]) -> None:
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text(f"[devices]\nbanned = {banned!r}\n")
+    assert find_free_gpus() == [1]
+
+
+def test_a_relative_lease_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", "locks")
+    with pytest.raises(UserError, match="not an absolute path"):
+        GPUScheduler().acquire()
+
+
+@pytest.mark.parametrize("options", ["", "vram='4G'"])
+def test_a_script_inside_gpuyard_run_uses_the_lease_around_it(options: str) -> None:
+    program = (
+        f"from gpuyard import GPUScheduler\nwith GPUScheduler(max_wait_time=20, {options}) as gpu_ids: print(gpu_ids)\n"
+    )
+    run = [sys.executable, "-m", "gpuyard", "run", "--device", "1", "--"]
+    for around in (run, [*run, *run[:4], "--"]):
+        command = [*around, sys.executable, "-c", program]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (result.stdout, result.returncode) == ("[0]\n", 0), result.stderr
+    assert held() == []
+
+
+def test_more_than_the_lease_around_has_is_told_and_not_waited_for() -> None:
+    program = "from gpuyard import GPUScheduler; GPUScheduler(vram='20G').acquire()"
+    command = [sys.executable, "-m", "gpuyard", "run", "--vram", "4G", "--", sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "inside lease" in result.stderr
+    assert result.returncode == 1
+
+
+def test_a_waiter_that_is_halted_does_not_hold_up_those_behind_it(script: Script) -> None:
+    holder = script(num_gpus=2)
+    said(holder)
+    halted = script(num_gpus=2, label="halted")
+    _wait_for_tickets(1)
+    halted.send_signal(signal.SIGSTOP)
+    finish(holder)
+    behind = script(label="behind")
+    assert said(behind) in ("[0]", "[1]")
+    finish(behind)
+    halted.send_signal(signal.SIGCONT)
+    assert said(halted) == "[0, 1]"
+
+
+def test_a_child_forked_while_waiting_does_not_keep_a_dead_parent_s_place(script: Script) -> None:
+    holder = script(num_gpus=2)
+    said(holder)
+    program = (
+        "import os, signal, sys, threading\n"
+        "from gpuyard import GPUScheduler\n"
+        "from gpuyard.config import lease_dir\n"
+        "threading.Thread(target=GPUScheduler(num_gpus=2).acquire, daemon=True).start()\n"
+        "while not any(n.endswith('.ticket') and n[0] != '.' for n in os.listdir(lease_dir())): pass\n"
+        "if os.fork() == 0: signal.pause()\n"
+        "print('waiting', flush=True)\n"
+        "signal.pause()\n"
+    )
+    ghost = script(sys.executable, "-c", program)
+    assert said(ghost) == "waiting"
+    children = psutil.Process(ghost.pid).children()
+    ghost.kill()
+    ghost.wait(30)
+    try:
+        assert Ledger(lease_dir()).tickets() == ()
+    finally:
+        for child in children:
+            child.kill()

@@ -4,7 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from gpuyard.errors import EnvironmentFault
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.mutex import MUTEX
 
 # A lock on a file of another machine's is not known to all who see the file.
 _NETWORK = frozenset(
@@ -47,12 +48,25 @@ def make_shared(folder: Path, group: int | None = None) -> Path:
     """A directory in which all users, or those of a group, see each other's leases and can remove only their own."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_used(folder)
         if group is not None:
             os.chown(folder, -1, group)
         folder.chmod(0o1777 if group is None else 0o3770)
     except OSError as error:
         raise EnvironmentFault(f"{folder} cannot be made a shared lease directory: {error.strerror}") from error
     return prepare(folder)
+
+
+def _refuse_used(folder: Path) -> None:
+    """A home or a project must not become writable by all because of a slip."""
+    strange = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
+    if strange:
+        raise UserError(f"{folder} holds other things, such as {strange[0]}", hint="name a new directory")
+
+
+def shut_above(folder: Path) -> Path | None:
+    """The first folder on the way that keeps other users out."""
+    return next((above for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH), None)
 
 
 def file_system(folder: Path, mountinfo: Path) -> str | None:

@@ -59,6 +59,16 @@ def is_alive(holder: Holder) -> bool:
     return same_start and uid == holder.uid and holder.boot_id in (None, boot_id())
 
 
+def is_stopped(holder: Holder) -> bool:
+    """Whether the process was halted, as Ctrl-Z does: it will not take what is kept for it."""
+    import psutil
+
+    try:
+        return psutil.Process(holder.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
 @lru_cache(maxsize=1)
 def boot_id() -> str | None:
     try:

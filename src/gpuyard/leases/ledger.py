@@ -10,9 +10,10 @@
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -72,12 +73,26 @@ class HeldLease:
 
 
 class HeldTicket:
+    """A place in the line, of this process alone: a child forked meanwhile does not keep it."""
+
+    _of_this_process: ClassVar["weakref.WeakSet[HeldTicket]"] = weakref.WeakSet()
+
     def __init__(self, file: LockFile) -> None:
         self._file = file
+        self._of_this_process.add(self)
         self.id = file.path.name.removesuffix(_TICKET)
 
     def release(self) -> None:
         self._file.release()
+
+
+def _forget_tickets() -> None:
+    for ticket in list(HeldTicket._of_this_process):  # noqa: SLF001
+        ticket.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_tickets)
 
 
 class Ledger:

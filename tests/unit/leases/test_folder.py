@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.folder import file_system, make_shared, prepare
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.folder import file_system, make_shared, prepare, shut_above
 from tests.unit.leases import as_root, child
 
 MOUNTS = """\
@@ -126,3 +126,17 @@ def test_a_shared_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match="cannot be made a shared lease directory: Not a directory"):
         make_shared(tmp_path / "file" / "locks")
+
+
+def test_a_folder_that_holds_other_things_is_not_opened_to_all(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    mode = tmp_path.stat().st_mode
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        make_shared(tmp_path)
+    assert tmp_path.stat().st_mode == mode
+
+
+def test_a_folder_that_others_cannot_reach_is_found(tmp_path: Path) -> None:
+    (tmp_path / "shut" / "lab").mkdir(parents=True)
+    (tmp_path / "shut").chmod(0o700)
+    assert shut_above(tmp_path / "shut" / "lab") == tmp_path / "shut"

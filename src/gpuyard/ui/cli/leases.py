@@ -64,13 +64,16 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     """
     import grp
 
-    from gpuyard.leases.folder import make_shared
+    from gpuyard.leases.folder import make_shared, shut_above
 
     try:
         number = grp.getgrnam(group).gr_gid if group else None
     except KeyError:
         raise UserError(f"there is no group '{group}'", hint="see `getent group`") from None
     made = make_shared(folder.absolute(), number)
+    shut = shut_above(made)
+    if shut is not None:
+        click.echo(f"! other users cannot get into {shut}: choose a place such as /var/lib/gpuyard", err=True)
     click.echo(f"{made} is ready. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
 
 

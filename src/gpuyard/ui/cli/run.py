@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import shutil
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ import click
 from msgspec import Struct
 
 from gpuyard.core.reasons import Reason, ReasonKind
-from gpuyard.core.units import format_size, parse_size
+from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.output import seconds
 
 if TYPE_CHECKING:
-    from gpuyard.core.model import Device, Need, Snapshot
-    from gpuyard.leases.ledger import HeldLease
+    from gpuyard.core.model import Device, Lease, Need, Snapshot
+    from gpuyard.leases.ledger import HeldLease, Ledger
 
 # Other processes' memory and load come and go without notice; leases are noticed at once.
 _LOOK_AGAIN_S = 1.0
@@ -64,10 +65,9 @@ def command(**typed: Any) -> int:
     not be had in time, 126 or 127 where the program cannot be run. The GPUs stay taken until everything that the
     program started has ended, even if gpuyard itself is killed.
     """
+    from gpuyard.acquire import enclosing_lease
     from gpuyard.engines.foreground import Program, run_program, signals_for_the_main_thread
-    from gpuyard.leases.measure import LEASE_VARIABLE
     from gpuyard.probes.local import snapshot
-    from gpuyard.visibility import visible_variables
 
     asked = _Asked(**typed)
     _check(asked)
@@ -76,11 +76,30 @@ def command(**typed: Any) -> int:
         return status
     with signals_for_the_main_thread():
         seen = snapshot()
-    held = _wait(asked, _need(asked, seen), seen)
-    devices = [device for share in held.lease.shares if (device := seen.device(share.device_id))]
-    environment = {**os.environ, **visible_variables(devices), LEASE_VARIABLE: held.lease.id}
-    program = Program(path=path, arguments=asked.program, environment=environment)
+    need = _need(asked, seen)
+    around = enclosing_lease(_ledger(), need)
+    if around is not None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
+        os.execve(path, asked.program, _environment(around, seen))  # noqa: S606 - others keep the lease around us
+    held = _wait(asked, need, seen)
+    program = Program(path=path, arguments=asked.program, environment=_environment(held.lease, seen))
     return run_program(program, held.path, held.descriptor)
+
+
+def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
+    from gpuyard.leases.measure import LEASE_VARIABLE
+    from gpuyard.visibility import visible_variables
+
+    devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
+    return {**os.environ, **visible_variables(devices), LEASE_VARIABLE: lease.id}
+
+
+def _ledger() -> "Ledger":
+    from gpuyard.config import lease_dir
+    from gpuyard.leases.folder import prepare
+    from gpuyard.leases.ledger import Ledger
+
+    return Ledger(prepare(lease_dir()))
 
 
 def _check(asked: _Asked) -> None:
@@ -107,12 +126,14 @@ def _find_program(name: str) -> tuple[str, int]:
 
 
 def _need(asked: _Asked, seen: "Snapshot") -> "Need":
-    from gpuyard.api import banned_devices
+    from gpuyard.api import banned_devices, check_possible
     from gpuyard.core.model import Need
 
     banned = banned_devices(seen)
     only = [device for device in _candidates(asked, seen) if device.id not in banned]
-    _check_possible(asked, only)
+    if asked.gpus and not only and asked.device is None:
+        raise EnvironmentFault("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
+    check_possible(asked.gpus, asked.vram_mb, only)
     return Need(
         devices=asked.gpus,
         memory_mb=asked.vram_mb,
@@ -142,33 +163,12 @@ def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
     return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
 
 
-def _check_possible(asked: _Asked, only: list["Device"]) -> None:
-    """What can never be had is not waited for."""
-    if asked.gpus and not only and asked.device is None:
-        raise EnvironmentFault("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
-    if len(only) < asked.gpus:
-        raise UserError(
-            f"--gpus {asked.gpus} is more than there are to choose from ({len(only)})",
-            hint="`gpuyard devices` shows all; --device, CUDA_VISIBLE_DEVICES or the configuration may leave some out",
-        )
-    needed = asked.vram_mb or 0.0
-    large = [device for device in only if device.memory_total_mb is None or device.memory_total_mb >= needed]
-    if len(large) < asked.gpus:
-        raise UserError(
-            f"--vram {format_size(needed)} is more than the GPUs have ({len(large)} of {asked.gpus} are large enough)",
-            hint="`gpuyard devices` shows how much they have",
-        )
-
-
 def _wait(asked: _Asked, need: "Need", seen: "Snapshot") -> "HeldLease":
     from gpuyard.acquire import Acquisition
-    from gpuyard.config import lease_dir
-    from gpuyard.leases.folder import prepare
-    from gpuyard.leases.ledger import Ledger
     from gpuyard.probes.local import snapshot
 
     label = asked.label or os.path.basename(asked.program[0])
-    acquisition = Acquisition(Ledger(prepare(lease_dir())), snapshot, need, label=label)
+    acquisition = Acquisition(_ledger(), snapshot, need, label=label)
     line = _WaitingLine(need, seen)
     try:
         wait_s = math.inf if asked.wait_s is None else asked.wait_s
