@@ -10,10 +10,9 @@
 import contextlib
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -73,26 +72,14 @@ class HeldLease:
 
 
 class HeldTicket:
-    """A place in the line, of this process alone: a child forked meanwhile does not keep it."""
-
-    _of_this_process: ClassVar["weakref.WeakSet[HeldTicket]"] = weakref.WeakSet()
+    """A place in the line, of this process alone."""
 
     def __init__(self, file: LockFile) -> None:
         self._file = file
-        self._of_this_process.add(self)
         self.id = file.path.name.removesuffix(_TICKET)
 
     def release(self) -> None:
         self._file.release()
-
-
-def _forget_tickets() -> None:
-    for ticket in list(HeldTicket._of_this_process):  # noqa: SLF001
-        ticket.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_tickets)
 
 
 class Ledger:
@@ -147,7 +134,7 @@ class Ledger:
     def _make(self, suffix: str, record: Struct) -> LockFile:
         name = f"{os.getpid()}-{os.urandom(4).hex()}{suffix}"
         try:
-            return LockFile(self.folder / name, msgspec.json.encode(record))
+            return LockFile(self.folder / name, msgspec.json.encode(record), is_inherited=suffix == _LEASE)
         except OSError as error:
             raise unwritable(self.folder, error) from error
 

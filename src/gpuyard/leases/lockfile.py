@@ -14,8 +14,10 @@ import errno
 import fcntl
 import os
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -40,10 +42,21 @@ class Found(Struct, frozen=True, kw_only=True):
 class LockFile:
     """Held by this process and by the children that inherit it."""
 
-    def __init__(self, path: Path, content: bytes) -> None:
+    _of_this_process: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
+
+    def __init__(self, path: Path, content: bytes, *, is_inherited: bool = True) -> None:
+        """One that is not inherited is this process's alone: a child forked meanwhile does not keep it."""
         self.path = path
-        self.descriptor = _make_locked(path, content)
+        self.descriptor = -1
         self._pid = os.getpid()
+        if not is_inherited:
+            self._of_this_process.add(self)
+        self._make(content)
+
+    @classmethod
+    def leave_in_child(cls) -> None:
+        for file in list(cls._of_this_process):
+            file.leave()
 
     def share(self) -> None:
         """Lets others of this user's keep it too, with `take_over`."""
@@ -62,6 +75,24 @@ class LockFile:
                 self.path.unlink()
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.leave()
+
+    def _make(self, content: bytes) -> None:
+        unnamed = self.path.with_name(f".{self.path.name}")
+        self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.fchmod(self.descriptor, 0o644)  # others have to see what is held, whatever our umask
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_all(self.descriptor, content)
+            os.rename(unnamed, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unnamed.unlink()
+            self.leave()
+            raise
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LockFile.leave_in_child)
 
 
 def take_over(path: Path) -> int:
@@ -130,22 +161,6 @@ def _is_locked(descriptor: int) -> bool:
     # Closing would not do where another thread has just forked.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def _make_locked(path: Path, content: bytes) -> int:
-    unnamed = path.with_name(f".{path.name}")
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        os.fchmod(descriptor, 0o644)  # others have to see what is held, whatever our umask
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _write_all(descriptor, content)
-        os.rename(unnamed, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unnamed.unlink()
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
