@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from gpuyard.acquire import Acquisition, enclosing_lease
-from gpuyard.config import lease_dir, load_config
+from gpuyard.config import load_config
 from gpuyard.core.model import Device, Lease, Need, Snapshot
 from gpuyard.core.units import format_size, parse_size
 from gpuyard.errors import UserError
-from gpuyard.leases.folder import prepare
-from gpuyard.leases.ledger import HeldLease, Ledger
+from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local import snapshot
 from gpuyard.visibility import cuda_numbers, visible_devices
 
@@ -88,7 +87,7 @@ class GPUScheduler:
         """Waits for the GPUs and takes them; `release()` gives back those taken last in this thread."""
         first = snapshot()
         need = self._need(first)
-        ledger = Ledger(prepare(lease_dir()))
+        ledger = open_ledger()
         around = enclosing_lease(ledger, need)
         if around is not None:
             self._stack().append(None)
@@ -250,7 +249,7 @@ def find_free_gpus(
     from gpuyard.core.placement import View, choose
 
     seen = snapshot()
-    leases = Ledger(prepare(lease_dir())).leases()
+    leases = open_ledger().leases()
     names = _names(specific_gpus)
     asked = None if names is None else find_devices(names, seen)
     free = []

@@ -17,9 +17,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from gpuyard.config import lease_dir
 from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import locks
+from gpuyard.leases.folder import prepare
 from gpuyard.leases.identity import tidy_label, user_name
 from gpuyard.leases.lockfile import Found, LockFile, held_files
 from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
@@ -180,6 +182,11 @@ class Ledger:
                     yield found, record
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
+
+
+def open_ledger() -> Ledger:
+    """The one that the environment or the configuration names, else this user's own."""
+    return Ledger(prepare(lease_dir()))
 
 
 def _record(found: Found, kind: type[K]) -> K | None:

@@ -22,12 +22,13 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     """Show who holds which GPUs, who waits and why, and who uses them without a lease."""
     if ctx.invoked_subcommand is not None:
         return
+    from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.activity import idle_seconds
     from gpuyard.probes.local import snapshot
     from gpuyard.probes.processes import describe_processes
     from gpuyard.standing import read_standing
 
-    ledger = _ledger()
+    ledger = open_ledger()
     seen = snapshot(deadline_s)
     standing = read_standing(ledger, seen)
     people = describe_processes({stranger.process.pid for stranger in standing.strangers})
@@ -48,7 +49,9 @@ def release_command(lease_id: str) -> None:
 
     Its GPUs can be taken by others from then on. A program that still runs is not ended: it goes on without a lease.
     """
-    _ledger().end(lease_id)
+    from gpuyard.leases.ledger import open_ledger
+
+    open_ledger().end(lease_id)
     click.echo(f"{lease_id} is released")
 
 
@@ -75,14 +78,6 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     if shut is not None:
         click.echo(f"! other users cannot get into {shut}: choose a place such as /var/lib/gpuyard", err=True)
     click.echo(f"{made} is ready. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
-
-
-def _ledger() -> "Ledger":
-    from gpuyard.config import lease_dir
-    from gpuyard.leases.folder import prepare
-    from gpuyard.leases.ledger import Ledger
-
-    return Ledger(prepare(lease_dir()))
 
 
 def _as_dict(

@@ -18,7 +18,7 @@ from gpuyard.ui.cli.output import seconds
 
 if TYPE_CHECKING:
     from gpuyard.core.model import Device, Lease, Need, Snapshot
-    from gpuyard.leases.ledger import HeldLease, Ledger
+    from gpuyard.leases.ledger import HeldLease
 
 # Other processes' memory and load come and go without notice; leases are noticed at once.
 _LOOK_AGAIN_S = 1.0
@@ -67,6 +67,7 @@ def command(**typed: Any) -> int:
     """
     from gpuyard.acquire import enclosing_lease
     from gpuyard.engines.foreground import Program, run_program, signals_for_the_main_thread
+    from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local import snapshot
 
     asked = _Asked(**typed)
@@ -77,7 +78,7 @@ def command(**typed: Any) -> int:
     with signals_for_the_main_thread():
         seen = snapshot()
     need = _need(asked, seen)
-    around = enclosing_lease(_ledger(), need)
+    around = enclosing_lease(open_ledger(), need)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
         os.execve(path, asked.program, _environment(around, seen))  # noqa: S606 - others keep the lease around us
@@ -92,14 +93,6 @@ def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
 
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
     return {**os.environ, **visible_variables(devices), LEASE_VARIABLE: lease.id}
-
-
-def _ledger() -> "Ledger":
-    from gpuyard.config import lease_dir
-    from gpuyard.leases.folder import prepare
-    from gpuyard.leases.ledger import Ledger
-
-    return Ledger(prepare(lease_dir()))
 
 
 def _check(asked: _Asked) -> None:
@@ -165,10 +158,11 @@ def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
 
 def _wait(asked: _Asked, need: "Need", seen: "Snapshot") -> "HeldLease":
     from gpuyard.acquire import Acquisition
+    from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local import snapshot
 
     label = asked.label or os.path.basename(asked.program[0])
-    acquisition = Acquisition(_ledger(), snapshot, need, label=label)
+    acquisition = Acquisition(open_ledger(), snapshot, need, label=label)
     line = _WaitingLine(need, seen)
     try:
         wait_s = math.inf if asked.wait_s is None else asked.wait_s
