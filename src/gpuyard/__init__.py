@@ -4,9 +4,13 @@ The names below are loaded when they are first used, so that importing the packa
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+from gpuyard.version import __version__
+
+TYPE_CHECKING = False  # not from typing: importing that takes a third of what a command may take
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpuyard.api import (
         BANNED_GPU_NAMES,
         BANNED_GPUS,
@@ -21,8 +25,6 @@ if TYPE_CHECKING:
     )
     from gpuyard.core.model import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local import snapshot
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BANNED_GPUS",
@@ -50,7 +52,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'gpuyard' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -19,7 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 from gpuyard.acquire import Acquisition, enclosing_lease
 from gpuyard.config import load_config
 from gpuyard.core.model import Device, Lease, Need, Snapshot
-from gpuyard.core.units import format_size, parse_size
+from gpuyard.core.naming import ban, check_possible, find_devices
+from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local import snapshot
@@ -172,39 +173,12 @@ class GPUScheduler:
         return [device for device in visible if device.id in asked]
 
 
-def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Device]) -> None:
-    """What can never be had is not waited for."""
-    if len(candidates) < count:
-        plural = "" if count == 1 else "s"
-        raise UserError(
-            f"{count} GPU{plural} asked for, and there are {len(candidates)} to choose from",
-            hint="`gpuyard devices` shows all; CUDA_VISIBLE_DEVICES or a ban may leave some out",
-        )
-    needed = memory_mb or 0.0
-    large = [device for device in candidates if device.memory_total_mb is None or device.memory_total_mb >= needed]
-    if len(large) < count:
-        raise UserError(
-            f"{format_size(needed)} is more than the GPUs have ({len(large)} of {count} are large enough)",
-            hint="`gpuyard devices` shows how much they have",
-        )
-
-
-def find_devices(names: Sequence[int | str], seen: Snapshot) -> tuple[str, ...]:
-    """The ids of devices given as indexes, ids, or beginnings of ids."""
-    return tuple(_find(name, seen).id for name in names)
-
-
 def banned_devices(seen: Snapshot) -> tuple[str, ...]:
     """Those that the script or the configuration file bans."""
     config = load_config().devices
     banned = [*config.banned, *_listed("BANNED_GPUS", BANNED_GPUS)]
     names = [*config.banned_names, *_listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES)]
-    return tuple(
-        device.id
-        for device in seen.devices
-        if any(_is_called(name, device) for name in banned)
-        or any(name and str(name) in (device.name or "") for name in names)
-    )
+    return ban(banned, names, seen)
 
 
 def _listed(name: str, own: list[Any]) -> list[Any]:
@@ -266,20 +240,6 @@ def find_free_gpus(
         if choose(need, View(now=0.0, snapshot=seen, leases=leases)).claim and device.index is not None:
             free.append(device.index)
     return free
-
-
-def _find(name: int | str, seen: Snapshot) -> Device:
-    for device in seen.usable_devices():
-        if _is_called(name, device):
-            return device
-    known = ", ".join(f"{device.index} ({device.id})" for device in seen.usable_devices()) or "none"
-    raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known}")
-
-
-def _is_called(name: int | str, device: Device) -> bool:
-    """By its index, its id, or enough of the beginning of its id to mean something."""
-    text = str(name)
-    return text in (str(device.index), device.id) or (len(text) > 4 and device.id.startswith(text))
 
 
 def _names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, ...] | None:

@@ -9,16 +9,23 @@
 
     [leases]
     directory = "/var/lib/gpuyard"   # one that several users share
+
+    [queue]
+    cpu_jobs = 4                     # how many jobs without a GPU at once [the number of CPUs]
+    max_cpu_percent = 95             # nothing starts while the CPU is busier than this, smoothed [no bound]
+    min_free_memory_mb = 512         # nothing starts while less RAM than this is available
+    [queue.tags]
+    download = 2                     # how many jobs of a tag at once
 """
 
 import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpuyard.errors import UserError
 
@@ -32,9 +39,17 @@ class Leases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: str | None = None
 
 
+class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cpu_jobs: Annotated[int, Meta(ge=1)] | None = None
+    max_cpu_percent: Annotated[float, Meta(gt=0)] | None = None
+    min_free_memory_mb: Annotated[float, Meta(ge=0)] = 512.0
+    tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: Devices = Devices()
     leases: Leases = Leases()
+    queue: Queue = Queue()
 
 
 def load_config() -> Config:
@@ -105,6 +120,7 @@ def _nearest(complaint: str) -> str | None:
     """For a key that is not known, the one that was probably meant."""
     _, found, rest = complaint.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    known = [*Config.__struct_fields__, *Devices.__struct_fields__, *Leases.__struct_fields__]
+    sections = (Config, Devices, Leases, Queue)
+    known = [name for section in sections for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

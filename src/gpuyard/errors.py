@@ -5,6 +5,7 @@
     └── EnvironmentFault      the machine's fault: the message says what to try
         ├── SimulatedOutOfMemory  a simulated device is full
         ├── WaitedTooLong     no device could be had in time; also a TimeoutError
+        ├── StoreFault        the queue's database is damaged or cannot be written
         └── ProbeError        one way of reading devices did not work
             ├── ProbeMissing    the tool or library is not installed
             ├── ProbeDenied     it is there, but this user may not use it
@@ -14,8 +15,6 @@
 
 Anything else that escapes is a bug of ours.
 """
-
-from typing import ClassVar
 
 
 class GpuyardError(Exception):
@@ -43,10 +42,18 @@ class WaitedTooLong(EnvironmentFault, TimeoutError):
     """No device could be had in time; the message says what was free and what was missing on each."""
 
 
+class StoreFault(EnvironmentFault):
+    """The queue's database is damaged, or cannot be written because the disk is full."""
+
+    def __init__(self, message: str, *, hint: str | None = None, is_damage: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_damage = is_damage
+
+
 class ProbeError(EnvironmentFault):
     """One way of reading devices did not work; `source` names the tool or library."""
 
-    kind: ClassVar[str] = "failed"
+    kind = "failed"
 
     def __init__(self, source: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -1,8 +1,12 @@
 """The seams between what decides and what touches the world, as Protocols."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gpuyard.core.model import Host, Reading, Vendor
+from msgspec import Struct
+
+from gpuyard.core.jobs import Attempt, Outcome
+from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
 
 
 class Clock(Protocol):
@@ -35,3 +39,99 @@ class Probe(Protocol):
 
 class HostProbe(Protocol):
     def read(self) -> Host: ...
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """All that an engine needs to run one attempt. The environment may hold secrets."""
+
+    job_id: int
+    attempt: int
+    command: tuple[str, ...]
+    cwd: str
+    environment: dict[str, str]
+    stdin: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Launch({self.job_id}.{self.attempt})"
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A supervisor that exists and waits for its word; nothing of the program has run yet."""
+
+    job_id: int
+    attempt: int
+    pid: int
+    pid_started: float | None
+    log: str
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """An attempt whose supervisor is gone, and what became of the program."""
+
+    job_id: int
+    attempt: int
+    outcome: Outcome
+
+
+class Engine(Protocol):
+    """Runs attempts that outlive whoever started them.
+
+    `prepare` makes the supervisor, `begin` lets all that were prepared run. Whoever dies between the two leaves
+    nothing behind: a supervisor that never hears its word ends without running anything, and its outcome is UNBEGUN.
+    """
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        """EnvironmentFault where the system will not make another process."""
+
+    def begin(self) -> None:
+        """Lets run what was prepared since the last `begin` or `abandon`."""
+
+    def abandon(self) -> None:
+        """Ends what was prepared since, without running it; nobody will hear of it from `ended`."""
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None:
+        """Watches attempts that an earlier daemon began; `ended` tells of those that are over, or will be."""
+
+    def ended(self) -> list[Ended]:
+        """Those that have ended since it was last asked; never blocks."""
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        """Sends it to every process of the attempt that can be found, but its supervisor: to how many."""
+
+
+class HeldClaim(Protocol):
+    """A lease in this process's hands, until a supervisor has inherited it."""
+
+    @property
+    def lease(self) -> Lease: ...
+
+    @property
+    def descriptor(self) -> int: ...
+
+    def leave(self) -> None:
+        """Closes this process's hold; whoever inherited it keeps the lease."""
+
+    def release(self) -> None:
+        """Ends the lease for all."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    claim: Claim
+    label: str
+
+
+class LeaseBook(Protocol):
+    """The ledger as the queue uses it."""
+
+    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldClaim]:
+        """Leases for all that `decide` wants of what is live, before anybody else can ask."""
+
+    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
+        """Memory that each lease's processes hold on each device."""
+
+    def enter_line(self, need: Need, priority: int, label: str) -> None:
+        """Lets others know what we wait for; in place of what we waited for before."""
+
+    def leave_line(self) -> None: ...
+
+    def my_ticket(self) -> str | None: ...

@@ -1,4 +1,4 @@
-"""Smoothing: what a figure has been like of late, so that one spike or one lull decides nothing.
+"""Smoothing: what a figure has been like of late, so that one spike or one lull decides nothing; gates that go by it.
 
 An exponential average that knows how much time passed: a reading loses half of its weight per half-life, however far
 apart the samples are. A figure that stays unknown is remembered for a while, then unknown again.
@@ -28,3 +28,23 @@ def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: flo
         return Smoothed(value=reading, at=now)
     kept = 0.5 ** (max(0.0, elapsed) / half_life_s)
     return Smoothed(value=kept * before.value + (1 - kept) * reading, at=now)
+
+
+class Gate(Struct, frozen=True, kw_only=True):
+    """Closed while a figure is beyond its bound; it opens again only when the figure is well within."""
+
+    is_closed: bool = False
+
+
+def judge_above(gate: Gate, figure: float | None, bound: float | None, margin: float) -> Gate:
+    """For a figure that must not be too high. What is unknown closes nothing."""
+    if figure is None or bound is None:
+        return Gate()
+    return Gate(is_closed=figure > (bound - margin if gate.is_closed else bound))
+
+
+def judge_below(gate: Gate, figure: float | None, bound: float | None, margin: float) -> Gate:
+    """For a figure that must not be too low."""
+    if figure is None or bound is None:
+        return Gate()
+    return Gate(is_closed=figure < (bound + margin if gate.is_closed else bound))

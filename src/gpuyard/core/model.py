@@ -114,6 +114,7 @@ class Need(Struct, frozen=True, kw_only=True):
 
     `memory_mb` is on each device: what a shared lease reserves, and what must be free for an exclusive one. A bound
     that is `None` does not apply, and one whose figure is unknown is passed: what nobody can read keeps nobody waiting.
+    `model` is a part of the device's name.
     """
 
     devices: int = 1
@@ -121,6 +122,8 @@ class Need(Struct, frozen=True, kw_only=True):
     is_exclusive: bool = True
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
+    vendor: Vendor | None = None
+    model: str | None = None
     max_utilization_percent: float | None = None
     max_power_w: float | None = None
     max_memory_used_mb: float | None = None

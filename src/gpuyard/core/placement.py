@@ -11,6 +11,7 @@ use once leases end, so that a stream of small work does not hold up a large one
 leases would not help (a stranger is in its way, or the machine is too busy for it) holds up nobody.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -24,6 +25,8 @@ PATIENCE_S = 60.0
 # A screen or an idle notebook on a card does not make it a taken one.
 _TINY_MB, _TINY_SHARE = 1024.0, 0.05
 _IDLE_PERCENT = 10.0
+# A driver may hide processes, but not what they hold.
+_NOBODY_MB = 64.0
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -58,14 +61,79 @@ _Promises = dict[str, list[_Promise]]
 
 def choose(need: Need, view: View) -> Choice:
     """The devices that suit `need` best, all of them or none."""
-    promises = _granted(view)
-    choice = _choose(need, view.snapshot, promises)
+    board = Board(view)
+    choice = board.choose(need)
     for ticket in view.ahead:
         if choice.claim is None:
             break  # whoever else is ahead only takes more away
-        _keep_for(ticket, view, promises)
-        choice = _choose(need, view.snapshot, promises)
+        board.keep_for(ticket)
+        choice = board.choose(need)
     return choice
+
+
+class Board:
+    """Who has what, and for whom what is kept, on paper: one who plans several starts notes each before the next."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._devices = _whole_or_parts(view.snapshot)
+        self._promises = _granted(view)
+
+    def copy(self) -> "Board":
+        other = copy.copy(self)
+        other._promises = {device_id: list(promises) for device_id, promises in self._promises.items()}  # noqa: SLF001
+        return other
+
+    def without(self, lease_ids: frozenset[str]) -> "Board":
+        """As it will be when these leases have ended."""
+        view = self._view
+        gone = [lease for lease in view.leases if lease.id in lease_ids]
+        devices = []
+        for device in view.snapshot.devices:
+            granted = _granted(view).get(device.id, [])
+            frees = any(lease.on(device.id) for lease in gone)
+            devices.append(_without(granted, device) if frees else device)
+        left = tuple(lease for lease in view.leases if lease.id not in lease_ids)
+        snapshot = msgspec.structs.replace(view.snapshot, devices=tuple(devices))
+        return Board(msgspec.structs.replace(view, snapshot=snapshot, leases=left))
+
+    def has_room(self) -> bool:
+        """Whether there is a device that nobody has alone: otherwise nothing that needs one can start."""
+        promises = self._promises
+        return any(
+            not any(promise.share.is_exclusive for promise in promises.get(device.id, ())) for device in self._devices
+        )
+
+    def choose(self, need: Need) -> Choice:
+        return _choose(need, self._view.snapshot, self._devices, self._promises)
+
+    def take(self, claim: Claim, holder: Holder) -> None:
+        """Notes a start: it has its shares, and has not used any memory yet."""
+        self._note(claim.shares, holder, measured_mb=0.0)
+
+    def keep_for(self, ticket: Ticket) -> None:
+        """Notes what nobody behind may take from one who waits in the ledger's line."""
+        claim = self.choose(ticket.need).claim
+        shares = claim.shares if claim is not None else _awaited(ticket, self._view, self._promises)
+        self._note(shares, ticket.holder, is_kept=True)
+
+    def reserve(self, need: Need, holder: Holder) -> None:
+        """Notes every device that would serve the first in the queue once leases end: nothing may delay it."""
+        granted = _granted(self._view)
+        devices = [
+            device
+            for device in self._devices
+            if _refusal(need, _without(granted.get(device.id, []), device), []) is None
+        ]
+        if len(devices) >= need.devices:
+            self._note(tuple(_share_of(need, device) for device in devices), holder, is_kept=True)
+
+    def _note(
+        self, shares: Sequence[Share], holder: Holder, *, measured_mb: float | None = None, is_kept: bool = False
+    ) -> None:
+        for share in shares:
+            promise = _Promise(share=share, holder=holder, measured_mb=measured_mb, is_kept=is_kept)
+            self._promises.setdefault(share.device_id, []).append(promise)
 
 
 def free_memory(device: Device, view: View) -> float | None:
@@ -86,13 +154,6 @@ def _granted(view: View) -> _Promises:
             promise = _Promise(share=share, holder=lease.holder, measured_mb=measured)
             promises.setdefault(share.device_id, []).append(promise)
     return promises
-
-
-def _keep_for(ticket: Ticket, view: View, promises: _Promises) -> None:
-    claim = _choose(ticket.need, view.snapshot, promises).claim
-    shares = claim.shares if claim is not None else _awaited(ticket, view, promises)
-    for share in shares:
-        promises.setdefault(share.device_id, []).append(_Promise(share=share, holder=ticket.holder, is_kept=True))
 
 
 def _awaited(ticket: Ticket, view: View, promises: _Promises) -> tuple[Share, ...]:
@@ -123,11 +184,13 @@ def _without(granted: Sequence[_Promise], device: Device) -> Device:
     )
 
 
-def _choose(need: Need, snapshot: Snapshot, promises: _Promises) -> Choice:
+def _choose(need: Need, snapshot: Snapshot, devices: Sequence[Device], promises: _Promises) -> Choice:
     told = _host_refusals(need, snapshot.host)
     is_held_up = bool(told)
+    if not need.devices:
+        return Choice(claim=None if is_held_up else Claim(shares=()), reasons=tuple(told))
     fitting = []
-    for device in _whole_or_parts(snapshot):
+    for device in devices:
         refusal = _refusal(need, device, promises.get(device.id, []))
         if refusal is None:
             fitting.append(device)
@@ -171,19 +234,31 @@ def _host_refusals(need: Need, host: Host) -> list[Reason]:
 
 def _refusal(need: Need, device: Device, promises: Sequence[_Promise]) -> Reason | None:
     """The first thing that speaks against the device."""
-    if need.only is not None and device.id not in need.only:
-        return reasons.plain(ReasonKind.NOT_ASKED_FOR, "not among those asked for", device.id)
-    if device.id in need.banned:
-        return reasons.plain(ReasonKind.BANNED, "banned", device.id)
-    taken = _taken(need, device, promises)
-    if taken is not None:
-        return taken
+    unsuitable = _unsuitable(need, device) or _taken(need, device, promises)
+    if unsuitable is not None:
+        return unsuitable
     if need.ignores_health:
         # What a shared lease reserves has to be there all the same.
         return None if need.is_exclusive else _crowded(need, device, promises)
     if not device.healthy:
         return reasons.plain(ReasonKind.UNHEALTHY, f"unhealthy: {device.fault}", device.id)
     return _beyond_bounds(need, device) or _crowded(need, device, promises)
+
+
+def _unsuitable(need: Need, device: Device) -> Reason | None:
+    if need.only is not None and device.id not in need.only:
+        return reasons.plain(ReasonKind.NOT_ASKED_FOR, "not among those asked for", device.id)
+    if device.id in need.banned:
+        return reasons.plain(ReasonKind.BANNED, "banned", device.id)
+    if not is_of_kind(need, device):
+        return reasons.plain(ReasonKind.NOT_ASKED_FOR, "of another make than asked for", device.id)
+    return None
+
+
+def is_of_kind(need: Need, device: Device) -> bool:
+    if need.vendor is not None and device.vendor is not need.vendor:
+        return False
+    return need.model is None or need.model.lower() in (device.name or "").lower()
 
 
 def _taken(need: Need, device: Device, promises: Sequence[_Promise]) -> Reason | None:
@@ -224,6 +299,8 @@ def _strangers(device: Device) -> Reason | None:
     allowed = max(_TINY_MB, _TINY_SHARE * capacity) if capacity is not None else _TINY_MB
     if used is not None and used > allowed:
         return reasons.occupied(device.id, used, allowed)
+    if device.processes == () and used is not None and used < _NOBODY_MB:
+        return None  # how busy it was a moment ago was the doing of somebody who has left
     if _exceeds(device.utilization_percent, _IDLE_PERCENT):
         return reasons.over(ReasonKind.TOO_BUSY, device.utilization_percent, _IDLE_PERCENT, device.id)
     return None

@@ -22,6 +22,16 @@ class ReasonKind(StrEnum):
     HOST_TOO_BUSY = "host-too-busy"
     HOST_TOO_FULL = "host-too-full"
     TOO_FEW = "too-few"
+    PAUSED = "paused"
+    HELD = "held"
+    BLOCKED = "blocked"
+    DELAYED = "delayed"
+    BEHIND = "behind"
+    TAG_LIMIT = "tag-limit"
+    ARRAY_LIMIT = "array-limit"
+    CPU_LIMIT = "cpu-limit"
+    NO_STORE = "no-store"
+    NO_ENGINE = "no-engine"
 
 
 _MEASURES = {

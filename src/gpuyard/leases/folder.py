@@ -25,8 +25,8 @@ def prepare(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Pat
             f"the lease directory {folder} cannot be made: {error.strerror}",
             hint="name another with GPUYARD_LOCK_DIR",
         ) from error
-    kind = file_system(folder, mountinfo)
-    if kind in _NETWORK:
+    kind = network_file_system(folder, mountinfo)
+    if kind is not None:
         raise EnvironmentFault(
             f"the lease directory {folder} is on a network file system ({kind}), where locks are not kept reliably",
             hint="name one on a local disk with GPUYARD_LOCK_DIR",
@@ -67,6 +67,12 @@ def _refuse_used(folder: Path) -> None:
 def shut_above(folder: Path) -> Path | None:
     """The first folder on the way that keeps other users out."""
     return next((above for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH), None)
+
+
+def network_file_system(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """The kind of file system, where it is one that other machines have a part in."""
+    kind = file_system(folder, mountinfo)
+    return kind if kind in _NETWORK else None
 
 
 def file_system(folder: Path, mountinfo: Path) -> str | None:

@@ -10,7 +10,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,14 +111,37 @@ class Ledger:
 
         A lease ends its ticket in the same moment, so that nobody sees its holder wait for more.
         """
+
+        def decide_one(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
+            claim = decide(leases, tickets)
+            return [] if claim is None else [(holder, claim)]
+
+        return next(iter(self.claim_all(decide_one, timeout_s, ticket)), None)
+
+    def claim_all(
+        self,
+        decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]],
+        timeout_s: float,
+        ticket: HeldTicket | None = None,
+    ) -> list[HeldLease]:
+        """As `claim`, for several at once: all that `decide` says is granted, or nothing is."""
+        granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
             table = locks.lock_table()
-            claim = decide(self._leases(table, may_clean=True), self._tickets(table, may_clean=True))
-            if claim is None:
-                return None
-            file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares))
-            if ticket is not None:
+            wanted = decide(self._leases(table, may_clean=True), self._tickets(table, may_clean=True))
+            try:
+                for holder, claim in wanted:
+                    granted.append(self._grant(holder, claim))
+            except BaseException:
+                for held in granted:
+                    held.release()
+                raise
+            if granted and ticket is not None:
                 ticket.release()
+        return granted
+
+    def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
+        file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares))
         lease_id = file.path.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
 

@@ -50,6 +50,14 @@ class Notice:
             _drain(self._descriptor)
             self._settling = 0
 
+    def fileno(self) -> int:
+        """For an event loop, which calls `clear` when it is readable; -1 where the system has no notices."""
+        return -1 if self._descriptor is None else self._descriptor
+
+    def clear(self) -> None:
+        if self._descriptor is not None:
+            _drain(self._descriptor)
+
     def give_back(self) -> None:
         self._idle[self._key].append(self._descriptor)
 

@@ -119,8 +119,9 @@ def _find_program(name: str) -> tuple[str, int]:
 
 
 def _need(asked: _Asked, seen: "Snapshot") -> "Need":
-    from gpuyard.api import banned_devices, check_possible
+    from gpuyard.api import banned_devices
     from gpuyard.core.model import Need
+    from gpuyard.core.naming import check_possible
 
     banned = banned_devices(seen)
     only = [device for device in _candidates(asked, seen) if device.id not in banned]
@@ -143,7 +144,7 @@ def _need(asked: _Asked, seen: "Snapshot") -> "Need":
 
 def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
     """Those named; else those that a CUDA_VISIBLE_DEVICES from outside lets us use."""
-    from gpuyard.api import find_devices
+    from gpuyard.core.naming import find_devices
     from gpuyard.visibility import visible_devices
 
     if asked.gpus == 0:

@@ -1,0 +1,262 @@
+"""What people ask for: submit, cancel, hold, release, retry, priority, pause, clean.
+
+Large requests are done in pieces, each a transaction of its own; between two of them others are served. They are
+generators: each `yield` is such a moment, what they return is the answer.
+"""
+
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.control.controller import Controller
+from gpuyard.core.dependencies import Prospect, prospect_of_all
+from gpuyard.core.jobs import Dependency, DependencyKind, Job, OutcomeKind
+from gpuyard.core.lifecycle import FINISHED, LIVE, JobEvent, JobState
+from gpuyard.core.model import Snapshot
+from gpuyard.core.naming import check_possible, find_devices
+from gpuyard.core.placement import is_of_kind
+from gpuyard.core.selection import Selection
+from gpuyard.core.submission import Element, Submission
+from gpuyard.errors import UserError
+from gpuyard.ports import Clock
+from gpuyard.store.catalogue import Catalogue
+from gpuyard.store.jobs import JobStore
+from gpuyard.store.rows import lane_of
+
+T = TypeVar("T")
+InPieces: TypeAlias = Generator[None, None, T]
+Act: TypeAlias = Callable[[Job, float], None]
+
+# So many rows are written in about ten milliseconds.
+_PIECE = 1000
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    id: int
+    reason: str
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    ids: tuple[int, ...]
+    unchanged: tuple[Refused, ...] = ()
+
+
+class _Batch(Struct, frozen=True, kw_only=True):
+    """What the jobs of one submission have in common."""
+
+    like: Job
+    on: tuple[Dependency, ...]
+    spec_id: int
+    lane_id: int
+
+
+class Requests:
+    def __init__(self, controller: Controller, store: JobStore, catalogue: Catalogue, clock: Clock) -> None:
+        self._controller = controller
+        self._desk = controller.desk
+        self._store = store
+        self._catalogue = catalogue
+        self._clock = clock
+
+    # Submit
+
+    def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
+        """The first and the last id, once all of them are on disk."""
+        before = self._store.submitted(submission.token) if submission.token else None
+        if before is not None:
+            return before
+        is_small = submission.count <= _PIECE
+        like, on = self._first_job(submission, user)
+        elements = iter(submission.elements)
+        with self._store.transaction(is_synced=is_small):
+            number, first = self._store.begin_submission(submission.token, submission.count)
+            like = replace(like, id=first, group=first if submission.spec.is_array else None)
+            batch = _Batch(
+                like=like,
+                on=tuple(on),
+                spec_id=self._store.add_spec(submission.spec),
+                lane_id=self._store.lane_id(lane_of(like, None if is_small else number)),
+            )
+            if is_small:
+                self._add(batch, first, list(elements))
+                self._store.complete_submission(number)
+        if not is_small:
+            for start, piece in _pieces(elements, first):
+                yield
+                with self._store.transaction():
+                    self._add(batch, start, piece)
+            yield
+            with self._store.transaction(is_synced=True):
+                self._store.complete_submission(number)
+                for other in on:  # it may have ended in the meantime
+                    self._desk.settle_dependants(other.job_id, self._clock.now())
+        return first, first + submission.count - 1
+
+    def _add(self, batch: _Batch, first: int, piece: list[Element]) -> None:
+        self._store.add_jobs(batch.like, batch.spec_id, batch.lane_id, first, piece)
+        if batch.on:
+            self._store.add_dependencies(range(first, first + len(piece)), batch.on)
+
+    def _first_job(self, submission: Submission, user: str) -> tuple[Job, list[Dependency]]:
+        """What all of its jobs are like, and what they wait for."""
+        on = self._dependencies(submission.dependencies)
+        others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
+        found, why = prospect_of_all(others)
+        now = self._clock.now()
+        state = {Prospect.MET: JobState.QUEUED, Prospect.PENDING: JobState.BLOCKED, Prospect.NEVER: JobState.REJECTED}
+        first = state[found]
+        if submission.is_held and first is not JobState.REJECTED:
+            first, why = JobState.HELD, "held when it was submitted"
+        job = Job(
+            id=0,
+            spec=submission.spec,
+            state=first,
+            priority=submission.priority,
+            user=user,
+            submitted_at=now,
+            group_limit=submission.group_limit,
+            reason=why,
+            ended_at=now if first is JobState.REJECTED else None,
+        )
+        return job, on
+
+    def _dependencies(self, asked: Iterable[tuple[DependencyKind, Selection]]) -> list[Dependency]:
+        found = []
+        for kind, selection in asked:
+            ids = [job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last)]
+            found += [Dependency(job_id=job_id, kind=kind) for job_id in ids]
+        return found
+
+    # Changes
+
+    def cancel(self, selection: Selection) -> InPieces[Changed]:
+        return (yield from self._each(selection, self._cancel))
+
+    def hold(self, selection: Selection) -> InPieces[Changed]:
+        return (yield from self._each(selection, self._hold))
+
+    def release(self, selection: Selection) -> InPieces[Changed]:
+        return (yield from self._each(selection, self._release))
+
+    def retry(self, selection: Selection) -> InPieces[Changed]:
+        return (yield from self._each(selection, self._retry))
+
+    def prioritise(self, selection: Selection, priority: int) -> InPieces[Changed]:
+        def move(job: Job, now: float) -> None:
+            if job.state in FINISHED:
+                raise UserError(f"it is {job.state} already")
+            self._store.move(job.id, priority)
+            self._store.tell(job.id, now, "priority", f"{job.priority} -> {priority}")
+
+        return (yield from self._each(selection, move))
+
+    def _cancel(self, job: Job, now: float) -> None:
+        if job.state in FINISHED:
+            raise UserError(f"it is {job.state} already")
+        if job.state is JobState.STOPPING:
+            raise UserError("it is being stopped already")
+        if job.state in LIVE:
+            self._controller.stop(job.id, OutcomeKind.CANCELLED, now)
+        else:
+            self._desk.apply(job, JobEvent.CANCEL, now, "cancelled")
+
+    def _hold(self, job: Job, now: float) -> None:
+        if job.state in LIVE:
+            raise UserError("it runs already: `gpuyard cancel` would stop it")
+        self._desk.apply(job, JobEvent.HOLD, now, "held: `gpuyard release` lets it go on")
+
+    def _release(self, job: Job, now: float) -> None:
+        if job.state is not JobState.HELD:
+            raise UserError(f"it is {job.state}, not held")
+        self._desk.queue_or_block(job, JobEvent.RELEASE, now)
+
+    def _retry(self, job: Job, now: float) -> None:
+        if job.state is JobState.DELAYED:
+            self._desk.apply(job, JobEvent.DUE, now)
+        elif job.state in FINISHED:
+            self._desk.queue_or_block(job, JobEvent.REQUEUE, now)
+            self._store.forgive(job.id)
+        else:
+            raise UserError(f"it is {job.state}: only what has ended can be run again")
+
+    def _each(self, selection: Selection, act: Act) -> InPieces[Changed]:
+        changed: list[int] = []
+        refused: list[Refused] = []
+        ids = (job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last))
+        for piece in _batched(ids, _PIECE):
+            now = self._clock.now()
+            with self._store.transaction(is_synced=True):
+                for job_id in piece:
+                    job = self._store.job(job_id)
+                    try:
+                        if job is not None:
+                            act(job, now)
+                            changed.append(job_id)
+                    except UserError as error:
+                        refused.append(Refused(id=job_id, reason=str(error)))
+            yield
+        return Changed(ids=tuple(changed), unchanged=tuple(refused))
+
+    def stretches(self, selection: Selection) -> list[tuple[int, int]]:
+        """The ids that are meant; UserError for those that do not exist."""
+        if selection.is_empty:
+            raise UserError("no job is named", hint="write an id as 17, a range as 17-20, or name=big, tag=night, all")
+        found = self._catalogue.ranges(selection)
+        for first, last in selection.ranges:
+            if next(self._catalogue.ids(first, last), None) is None:
+                what = f"job {first}" if first == last else f"job in {first}-{last}"
+                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` shows those there are")
+        if not found and not selection.is_all:
+            wanted = [f"name={name}" for name in selection.names] + [f"tag={tag}" for tag in selection.tags]
+            raise UserError(f"there is no job with {' or '.join(wanted)}", hint="`gpuyard queue --all` shows all")
+        return found
+
+    # The queue as a whole
+
+    def set_paused(self, *, paused: bool, draining: bool = False) -> None:
+        with self._store.transaction(is_synced=True):
+            self._store.set_setting("paused", "1" if paused else "")
+            self._store.set_setting("draining", "1" if draining else "")
+
+    def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:
+        """The jobs that were forgotten, and how many attempts each had; their logs are the caller's to remove."""
+        before = self._clock.now() - older_than_s
+        gone: list[tuple[int, int]] = []
+        while piece := self._catalogue.forgettable(before, _PIECE):
+            with self._store.transaction():
+                self._catalogue.forget([job_id for job_id, _ in piece])
+            gone += piece
+            yield
+        return gone
+
+
+def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
+    """With devices by their ids; UserError for what this machine could never give."""
+    need = submission.spec.need
+    if not need.devices:
+        return submission
+    if submission.devices is not None:
+        need = replace(need, only=tuple(dict.fromkeys(find_devices(submission.devices, snapshot))))
+    suitable = [
+        device
+        for device in snapshot.usable_devices()
+        if (need.only is None or device.id in need.only) and device.id not in banned and is_of_kind(need, device)
+    ]
+    if not snapshot.usable_devices():
+        raise UserError("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
+    check_possible(need.devices, need.memory_mb, suitable)
+    return replace(submission, spec=replace(submission.spec, need=replace(need, banned=banned)))
+
+
+def _pieces(elements: Iterator[Element], first: int) -> Iterator[tuple[int, list[Element]]]:
+    while piece := list(itertools.islice(elements, _PIECE)):
+        yield first, piece
+        first += len(piece)
+
+
+def _batched(ids: Iterator[int], size: int) -> Iterator[list[int]]:
+    while piece := list(itertools.islice(ids, size)):
+        yield piece

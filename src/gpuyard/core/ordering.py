@@ -1,0 +1,117 @@
+"""Who is next: priority, then fair share, then submission; and who waits long rises, so that nobody starves.
+
+Ready jobs stand in lanes. All jobs of a lane have the same priority, owner, tag, need and array, so only its first job
+has to be looked at: where it cannot start, none behind it can. A step costs what it starts and how many kinds of jobs
+there are, not how many wait.
+
+- A job gains one level of priority for each AGEING_S that it has waited, whatever it was submitted with.
+- Within a level, those go first whose user and tag have used the least of late: use loses half of its weight per
+  HALF_LIFE_S, and what runs counts as it goes.
+- Then whoever was submitted first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from gpuyard.core.model import Need
+
+AGEING_S = 600.0
+HALF_LIFE_S = 86_400.0
+# Lanes beyond this many are not looked at in one step; their jobs rise as those before them start.
+MOST_LANES = 256
+# What a start counts for until the job has run for a while, so that two tags take turns within one step.
+STARTING_S = 1.0
+
+Party = tuple[str, str]
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """`group` is the array whose `group_limit` holds for it; a large submission is a `batch` with lanes of its own."""
+
+    id: int
+    priority: int
+    user: str
+    tag: str
+    need: Need
+    group: int | None = None
+    group_limit: int | None = None
+    batch: int | None = None
+
+    @property
+    def party(self) -> Party:
+        return self.user, self.tag
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A job that could start now, if there is room."""
+
+    job_id: int
+    submitted_at: float
+
+
+class LaneQueue(Struct, frozen=True, kw_only=True):
+    """A lane and its jobs, first come first; they are fetched as they are asked for."""
+
+    lane: Lane
+    jobs: Iterator[Candidate]
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """Device-seconds (for work without devices: seconds), as they weighed `at` that time."""
+
+    seconds: float = 0.0
+    at: float = 0.0
+
+
+def weight(use: Use, now: float) -> float:
+    return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / HALF_LIFE_S))
+
+
+def add_use(use: Use, seconds: float, now: float) -> Use:
+    return Use(seconds=weight(use, now) + seconds, at=now)
+
+
+def level(priority: int, submitted_at: float, now: float) -> int:
+    """The priority that a job has by now."""
+    return priority + max(0, int((now - submitted_at) // AGEING_S))
+
+
+class Line:
+    """The lanes' first jobs in their order; a start or a refusal brings the next one forward."""
+
+    def __init__(self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> None:
+        self._now = now
+        self._used = dict(used)
+        heads = ((queue, next(queue.jobs, None)) for queue in queues)
+        self._heads = [(queue, head) for queue, head in heads if head is not None]
+        if len(self._heads) > MOST_LANES:
+            self._heads = sorted(self._heads, key=self._rank)[:MOST_LANES]
+
+    def first(self) -> tuple[Lane, Candidate] | None:
+        if not self._heads:
+            return None
+        queue, head = min(self._heads, key=self._rank)
+        return queue.lane, head
+
+    def advance(self, lane: Lane) -> None:
+        """Its first job starts: its next one stands in line now."""
+        self._used[lane.party] = self._used.get(lane.party, 0.0) + STARTING_S * max(1, lane.need.devices)
+        for place, (queue, _) in enumerate(self._heads):
+            if queue.lane is lane:
+                following = next(queue.jobs, None)
+                if following is None:
+                    del self._heads[place]
+                else:
+                    self._heads[place] = (queue, following)
+                return
+
+    def drop(self, lane: Lane) -> None:
+        """Nothing of it can start now."""
+        self._heads = [entry for entry in self._heads if entry[0].lane is not lane]
+
+    def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, float, int]:
+        queue, head = entry
+        lane = queue.lane
+        now_at = level(lane.priority, head.submitted_at, self._now)
+        return -now_at, self._used.get(lane.party, 0.0), head.submitted_at, head.job_id

@@ -1,0 +1,27 @@
+"""What a new daemon makes of attempts that an earlier one left behind.
+
+Those of this boot are watched on: their supervisors live, or their ends are in the journal. Those of an earlier boot
+died with the machine, and their jobs go the way that was asked for when they were submitted.
+"""
+
+from gpuyard.core.jobs import Attempt, Job, OnReboot, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import JobEvent
+from gpuyard.core.retry import Verdict
+
+REBOOTED = Outcome(kind=OutcomeKind.LOST, reason="the machine was restarted while it ran")
+
+
+def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
+    return attempt.boot_id is not None and boot_id is not None and attempt.boot_id != boot_id
+
+
+def after_reboot(job: Job) -> Verdict:
+    """Requeued where it was made to be run again; otherwise a person should look at it first."""
+    spec = job.spec
+    wish = spec.on_reboot or (OnReboot.REQUEUE if spec.retries or spec.is_array else OnReboot.HOLD)
+    if wish is OnReboot.REQUEUE:
+        return Verdict(event=JobEvent.REQUEUE, text="the machine was restarted; it is queued again")
+    if wish is OnReboot.HOLD:
+        hint = f"see what it had done, then `gpuyard release {job.id}`"
+        return Verdict(event=JobEvent.HOLD, text=f"the machine was restarted while it ran: {hint}")
+    return Verdict(event=JobEvent.FAIL, counts=True, text="the machine was restarted while it ran")

@@ -1,0 +1,48 @@
+"""What an attempt's outcome leads to: done, again after a while, or given up. The decision is a value."""
+
+from msgspec import Struct
+
+from gpuyard.core.jobs import Job, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import JobEvent
+
+# The first pause and the longest, by cause: a program that fails may need what others are about to make; one that
+# could not start needs a person; one that was lost or took too long needs no pause at all.
+_PAUSES_S = {
+    OutcomeKind.FAILED: (1.0, 300.0),
+    OutcomeKind.CANNOT_START: (10.0, 600.0),
+    OutcomeKind.OUT_OF_MEMORY: (1.0, 60.0),
+    OutcomeKind.TIMED_OUT: (0.0, 0.0),
+    OutcomeKind.LOST: (0.0, 60.0),
+}
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """`counts` says whether the attempt uses up one of the job's retries."""
+
+    event: JobEvent
+    delay_s: float = 0.0
+    counts: bool = False
+    text: str = ""
+
+
+def judge(job: Job, outcome: Outcome) -> Verdict:
+    """What becomes of a job whose attempt has ended so."""
+    if outcome.kind is OutcomeKind.UNBEGUN:
+        return Verdict(event=JobEvent.REQUEUE, text="it had not begun, and is queued again")
+    if outcome.kind is OutcomeKind.CANCELLED:
+        return Verdict(event=JobEvent.CANCEL, text="cancelled")
+    if outcome.kind is OutcomeKind.SUCCEEDED:
+        return Verdict(event=JobEvent.SUCCEED, text="succeeded")
+    why = outcome.reason or outcome.kind
+    left = job.spec.retries - job.failures
+    if left <= 0:
+        return Verdict(event=JobEvent.FAIL, counts=True, text=why)
+    delay_s = pause_s(outcome.kind, job.failures)
+    when = f"in {delay_s:g} s" if delay_s else "at once"
+    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; again {when}, {left} left")
+
+
+def pause_s(kind: OutcomeKind, failures: int) -> float:
+    """Twice as long each time, up to the longest."""
+    first, longest = _PAUSES_S[kind]
+    return min(longest, first * float(2 ** min(failures, 32)))

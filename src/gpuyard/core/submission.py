@@ -1,0 +1,343 @@
+"""What was typed after `gpuyard submit`, made into jobs: one spec that they share, and what differs between them.
+
+Values arrive as they were typed, from the command line or from whoever speaks to the socket, and are checked here.
+"""
+
+import csv
+import io
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnReboot
+from gpuyard.core.model import Need, Vendor
+from gpuyard.core.selection import Selection, parse_selection
+from gpuyard.core.units import parse_duration, parse_size
+from gpuyard.errors import UserError
+
+MOST_JOBS = 1_000_000
+_ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
+_SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
+_PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# What a shell would not take as it stands; a line without any of these needs no shell.
+_FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
+
+
+class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A submission as it comes in. `token` makes it count once, however often it is sent."""
+
+    cwd: str
+    environment: dict[str, str]
+    token: str = ""
+    command: tuple[str, ...] | None = None
+    list: str | None = None
+    table: str | None = None
+    options: dict[str, Any] = {}
+
+
+class Element(Struct, frozen=True, kw_only=True):
+    """What sets one job of a submission apart."""
+
+    index: int | None = None
+    values: dict[str, str] = {}
+    command: tuple[str, ...] | None = None
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """`devices` are the names of those it may use, to be looked up on the machine."""
+
+    token: str
+    spec: JobSpec
+    priority: int
+    count: int
+    elements: Iterable[Element]
+    dependencies: tuple[tuple[DependencyKind, Selection], ...] = ()
+    devices: tuple[str, ...] | None = None
+    group_limit: int | None = None
+    is_held: bool = False
+
+
+def parse_submission(asked: Asked) -> Submission:
+    options = _Options(asked.options)
+    need = _need(options)
+    count, elements, group_limit = _elements(asked, options)
+    is_many = count > 1 or group_limit is not None or options.text("array") is not None
+    spec = JobSpec(
+        command=asked.command or (),
+        cwd=_directory(asked.cwd),
+        environment={**asked.environment, **dict(map(_variable, options.texts("env")))},
+        need=need,
+        name=_one_line(options.text("name"), "--name"),
+        tag=_one_line(options.text("tag"), "--tag") or "",
+        retries=options.whole("retries", 0, least=0),
+        time_limit_s=options.seconds("time-limit"),
+        grace_s=_or(options.seconds("grace", may_be_zero=True), DEFAULT_GRACE_S),
+        duration_s=options.seconds("duration"),
+        on_reboot=options.choice("on-reboot", OnReboot),
+        stdin=options.text("stdin"),
+        log_cap_mb=_or(options.size("log-cap"), DEFAULT_LOG_CAP_MB),
+        is_array=is_many,
+    )
+    kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
+    dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))
+    devices = options.text("device")
+    submission = Submission(
+        token=asked.token,
+        spec=spec,
+        priority=options.whole("priority", 0, least=-1_000_000, most=1_000_000),
+        count=count,
+        elements=elements,
+        dependencies=dependencies,
+        devices=None if devices is None else tuple(filter(None, map(str.strip, devices.split(",")))),
+        group_limit=group_limit,
+        is_held=options.flag("hold"),
+    )
+    options.refuse_the_rest()
+    return submission
+
+
+def _need(options: "_Options") -> Need:
+    gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
+    is_exclusive = options.flag("exclusive")
+    vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
+    asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or "device" in options
+    if gpus == 0 and asks_for_gpu:
+        raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
+    return Need(
+        devices=gpus,
+        memory_mb=vram_mb,
+        is_exclusive=is_exclusive or vram_mb is None,
+        vendor=vendor,
+        model=model,
+        max_utilization_percent=options.number("max-gpu"),
+        max_power_w=options.number("max-power-w"),
+        max_memory_used_mb=options.number("max-gpu-mem-mb"),
+        max_cpu_percent=options.number("max-cpu"),
+        min_host_memory_mb=options.number("min-free-mem-mb"),
+    )
+
+
+# The jobs of one submission
+
+
+def _elements(asked: Asked, options: "_Options") -> tuple[int, Iterable[Element], int | None]:
+    """How many, which, and how many of them at once."""
+    array = options.text("array")
+    ways = {
+        "--array": array,
+        "--sweep": options.texts("sweep") or None,
+        "--from": asked.list if asked.list is not None else asked.table,
+    }
+    chosen = [way for way, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise UserError(f"{' and '.join(chosen)} do not go together", hint="submit them one after the other")
+    if asked.list is None and not asked.command:
+        raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
+    if asked.list is not None and asked.command:
+        raise UserError("a list of commands goes with no program", hint="a CSV file's columns fill in one")
+    if array is not None:
+        return _array(array)
+    found = list(_many(asked, options))
+    if len(found) > MOST_JOBS:
+        raise UserError(f"{len(found):,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
+    return len(found), found, None
+
+
+def _many(asked: Asked, options: "_Options") -> Iterator[Element]:
+    if asked.list is not None:
+        return _lines(asked.list)
+    if asked.table is not None:
+        return _rows(asked.table)
+    if sweep := options.texts("sweep"):
+        return _sweep(sweep)
+    return iter([Element()])
+
+
+def _array(text: str) -> tuple[int, Iterable[Element], int | None]:
+    match = _ARRAY.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"'{text}' is not a range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
+    first, last, step, limit = (int(group) if group is not None else None for group in match.groups())
+    assert first is not None
+    assert last is not None
+    if step == 0 or limit == 0 or last < first:
+        raise UserError(f"'{text}' is an empty range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
+    indexes = range(first, last + 1, step or 1)
+    if len(indexes) > MOST_JOBS:
+        raise UserError(f"{len(indexes):,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
+    return len(indexes), (Element(index=index) for index in indexes), limit
+
+
+def _sweep(texts: list[str]) -> Iterator[Element]:
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not _PLACEHOLDER.fullmatch(name) or not values or name in axes:
+            raise UserError(f"'{text}' is not a sweep", hint="write it once for each name: --sweep lr=1e-3,1e-4")
+        axes[name] = list(itertools.chain.from_iterable(map(_span, values.split(","))))
+    for point in itertools.product(*axes.values()):
+        yield Element(values=dict(zip(axes, point, strict=True)))
+
+
+def _span(word: str) -> Iterable[str]:
+    """`0-4` is five values; `1e-4` is one."""
+    match = _SPAN.fullmatch(word)
+    if match is None:
+        return [word]
+    first, last = int(match[1]), int(match[2])
+    if last < first or last - first >= MOST_JOBS:
+        raise UserError(f"'{word}' is not a range that can be swept", hint="write it as 0-4")
+    return map(str, range(first, last + 1))
+
+
+def _lines(text: str) -> Iterator[Element]:
+    lines = [line.strip() for line in text.splitlines()]
+    commands = [line for line in lines if line and not line.startswith("#")]
+    if not commands:
+        raise UserError("the file has no command in it", hint="write one on each line; lines with # are left out")
+    for line in commands:
+        yield Element(command=_command(line))
+
+
+def _command(line: str) -> tuple[str, ...]:
+    if _FOR_A_SHELL.search(line):
+        return ("/bin/sh", "-c", line)
+    try:
+        return tuple(shlex.split(line))
+    except ValueError as error:
+        raise UserError(f"'{line}' cannot be split into words: {error}", hint="close its quotes") from error
+
+
+def _rows(text: str) -> Iterator[Element]:
+    rows = csv.reader(io.StringIO(text), strict=True)
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        bad = next((name for name in names if not _PLACEHOLDER.fullmatch(name)), None)
+        if bad is not None or not names or len(set(names)) < len(names):
+            raise UserError("the CSV file's first line has to name its columns", hint="such as lr,seed")
+        for row in filter(None, rows):
+            if len(row) != len(names):
+                raise UserError(f"line {rows.line_num} of the CSV file has {len(row)} values for {len(names)} columns")
+            yield Element(values=dict(zip(names, row, strict=True)))
+    except csv.Error as error:
+        raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
+
+
+# Single values
+
+
+def _directory(path: str) -> str:
+    if not path.startswith("/"):
+        raise UserError(f"the working directory '{path}' is not an absolute path")
+    return path
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
+    return name, value
+
+
+def _one_line(text: str | None, what: str) -> str | None:
+    if text is not None and (not text.isprintable() or any(letter in text for letter in " ,=") or len(text) > 100):
+        raise UserError(f"{what} takes a word without spaces, commas and equals signs, of at most 100 letters")
+    return text
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+class _Options:
+    """What was typed, by its name; each is taken once, and whatever nobody takes is not known."""
+
+    def __init__(self, typed: dict[str, Any]) -> None:
+        self._typed = typed
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self._typed.get(name) is not None
+
+    def text(self, name: str) -> str | None:
+        value = self._take(name)
+        if isinstance(value, bool | list | dict):
+            raise UserError(f"--{name} takes one value")
+        return None if value is None else str(value)
+
+    def texts(self, name: str) -> list[str]:
+        value = self._take(name)
+        if value is None:
+            return []
+        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+    def flag(self, name: str) -> bool:
+        return bool(self._take(name))
+
+    def whole(self, name: str, default: int, *, least: int, most: int = 1_000_000_000) -> int:
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            raise UserError(f"--{name} takes a whole number, not '{text}'") from None
+        if not least <= value <= most:
+            raise UserError(f"--{name} {value} is out of range", hint=f"give it from {least} to {most:,}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        text = self.text(name)
+        try:
+            value = None if text is None else float(text)
+        except ValueError:
+            raise UserError(f"--{name} takes a number, not '{text}'") from None
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"--{name} {text} is out of range", hint="give it 0 or more")
+        return value
+
+    def size(self, name: str) -> float | None:
+        text = self.text(name)
+        size = None if text is None else parse_size(text)
+        if size is not None and size <= 0:
+            raise UserError(f"--{name} is nothing", hint="give it at least 1M")
+        return size
+
+    def seconds(self, name: str, *, may_be_zero: bool = False) -> float | None:
+        text = self.text(name)
+        seconds = None if text is None else parse_duration(text)
+        if seconds == 0 and not may_be_zero:
+            raise UserError(f"--{name} is no time at all", hint="write it as 30s, 10m or 4h")
+        return seconds
+
+    def choice(self, name: str, kinds: Any) -> Any:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return kinds(text)
+        except ValueError:
+            raise UserError(f"--{name} cannot be '{text}'", hint=f"it can be {', '.join(kinds)}") from None
+
+    def refuse_the_rest(self) -> None:
+        strange = sorted(set(self._typed) - self._taken)
+        if strange:
+            raise UserError(f"there is no option '{strange[0]}'", hint="see `gpuyard submit --help`")
+
+    def _take(self, name: str) -> Any:
+        self._taken.add(name)
+        return self._typed.get(name)
+
+
+def decode_asked(body: bytes) -> Asked:
+    """Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which it refuses."""
+    try:
+        return msgspec.convert(json.loads(body), Asked)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the submission cannot be understood: {error}") from error

@@ -1,0 +1,5 @@
+import sys
+
+from gpuyard.daemon.main import run_daemon
+
+sys.exit(run_daemon())

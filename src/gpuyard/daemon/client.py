@@ -1,0 +1,248 @@
+"""The way to the daemon, for a command that has to be done in a few milliseconds.
+
+Importing is what costs: `json` and `socket` as much as a bare interpreter's start, each. So this module goes without:
+it takes their C parts (`_json`, `_socket`), which have kept their shape since Python 3.2, and writes HTTP by hand.
+
+What may have been done is not done again: a request that got no answer is repeated only where that is harmless, which
+is where it reads (`GET`), or where the caller says so because it carries a token the daemon knows it by.
+"""
+
+import _json
+import _socket
+import time
+
+from gpuyard.daemon import places
+from gpuyard.errors import EnvironmentFault, UserError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+_USERS_MISTAKES = frozenset({400, 404, 405, 409, 411, 413, 422})
+_CHUNK = 256 * 1024
+_PLAIN_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+class NoDaemon(EnvironmentFault):
+    """Nobody listens at the daemon's socket."""
+
+
+class Client:
+    """A connection to the daemon, kept from one request to the next. Not for several threads at once."""
+
+    def __init__(self, path: str, *, may_start: bool) -> None:
+        self._path, self._may_start = path, may_start
+        self._socket: _socket.socket | None = None
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(  # noqa: PLR0913 - a request has these parts
+        self,
+        method: str,
+        path: str,
+        query: "dict[str, str] | None" = None,
+        body: object = None,
+        timeout_s: "float | None" = None,
+        *,
+        is_repeatable: bool = False,
+    ) -> "Any":
+        """The answer, decoded. An error answer is raised: as the user's mistake, or as the machine's fault."""
+        message = _render(method, path, query, body)
+        try:
+            status, content = self._exchange(message, timeout_s)
+        except ConnectionError as error:
+            if method != "GET" and not is_repeatable:
+                raise _gone("the daemon ended before it answered; whether it has done it is not known") from error
+            status, content = self._exchange_again(message, timeout_s)
+        return _read(status, content)
+
+    def open(self) -> None:
+        if self._socket is None:
+            self._socket = _dial(self._path) or self._start_and_dial()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _start_and_dial(self) -> "_socket.socket":
+        if self._may_start:
+            from gpuyard.daemon.launch import start_daemon
+
+            start_daemon()
+            connection = _dial(self._path)
+            if connection is not None:
+                return connection
+        raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
+
+    def _exchange_again(self, message: bytes, timeout_s: "float | None") -> "tuple[int, bytes]":
+        try:
+            return self._exchange(message, timeout_s)
+        except ConnectionError as error:
+            raise _gone("the daemon ended twice before it answered") from error
+
+    def _exchange(self, message: bytes, timeout_s: "float | None") -> "tuple[int, bytes]":
+        self.open()
+        assert self._socket is not None
+        is_kept = False
+        try:
+            exchange = _Exchange(self._socket, timeout_s)
+            exchange.send(message)
+            status, content, is_kept = exchange.receive()
+        except TimeoutError as error:
+            raise EnvironmentFault(
+                f"the daemon did not answer within {timeout_s:g} s", hint=f"{places.log_path()} may say why"
+            ) from error
+        finally:
+            if not is_kept:  # also when interrupted: the next request must not read this one's answer
+                self.close()
+        return status, content
+
+
+def connect(*, start: bool, path: "str | None" = None) -> Client:
+    """A client that is connected; where no daemon runs, it is started, or `NoDaemon` raised."""
+    client = Client(path or places.socket_path(), may_start=start)
+    client.open()
+    return client
+
+
+class _Exchange:
+    """One request and its answer, under one deadline."""
+
+    def __init__(self, connection: "_socket.socket", timeout_s: "float | None") -> None:
+        self._connection = connection
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def send(self, message: bytes) -> None:
+        self._keep_time()
+        try:  # noqa: SIM105 - contextlib is not for free
+            self._connection.sendall(message)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # who does not listen to the end has perhaps said why
+
+    def receive(self) -> "tuple[int, bytes, bool]":
+        """Status, content, and whether the connection may be used again."""
+        received = bytearray()
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += self._next()
+        status, length, is_kept = _read_head(received[:end])
+        while len(received) < end + 4 + length:
+            received += self._next()
+        return status, bytes(received[end + 4 :]), is_kept
+
+    def _next(self) -> bytes:
+        self._keep_time()
+        data = self._connection.recv(_CHUNK)
+        if not data:
+            raise ConnectionResetError
+        return data
+
+    def _keep_time(self) -> None:
+        if self._deadline is None:
+            self._connection.settimeout(None)
+            return
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+
+
+def _dial(path: str) -> "_socket.socket | None":
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        places.reach(path, connection.connect)
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except OSError as error:
+        connection.close()
+        raise EnvironmentFault(
+            f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
+            hint="it has to be in a folder of your own; GPUYARD_HOME names another",
+        ) from error
+    return connection
+
+
+def _render(method: str, path: str, query: "dict[str, str] | None", body: object) -> bytes:
+    target = _quote(path, b"/")
+    if query:
+        target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
+    content = b"" if body is None else encode(body).encode()
+    return f"{method} {target} HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _quote(text: str, also_plain: bytes = b"") -> str:
+    told = text.encode("utf-8", "surrogateescape")
+    return "".join(chr(byte) if byte in _PLAIN_LETTERS or byte in also_plain else f"%{byte:02X}" for byte in told)
+
+
+def _read_head(head: bytearray) -> "tuple[int, int, bool]":
+    line, *fields = head.decode("latin-1").split("\r\n")
+    told = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+    try:
+        return int(line.split(" ")[1]), int(told["content-length"]), told.get("connection") != "close"
+    except (LookupError, ValueError) as error:
+        raise _strange(head) from error
+
+
+def _read(status: int, content: bytes) -> "Any":
+    try:
+        answer = decode(content.decode()) if content else None
+    except ValueError as error:
+        raise _strange(content) from error
+    if status < 400:
+        return answer
+    said = answer if isinstance(answer, dict) else {}
+    kind = UserError if status in _USERS_MISTAKES else EnvironmentFault
+    raise kind(said.get("error") or f"the daemon answered with status {status}", hint=said.get("hint"))
+
+
+def _gone(message: str) -> EnvironmentFault:
+    return EnvironmentFault(message, hint=f"see `gpuyard queue`; {places.log_path()} may say why")
+
+
+def _strange(told: "bytes | bytearray") -> EnvironmentFault:
+    return EnvironmentFault(
+        f"the daemon answered with something that cannot be read: {bytes(told[:60])!r}",
+        hint="it may be of another version: end it, and the next command starts a new one",
+    )
+
+
+# JSON, as `json.dumps` and `json.loads` have it
+
+
+def encode(value: object) -> str:
+    return "".join(_encoder(value, 0))
+
+
+def decode(text: str) -> "Any":
+    """ValueError where it is not JSON, or not only."""
+    try:
+        value, end = _scanner(text, len(text) - len(text.lstrip()))
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if text[end:].strip():
+        raise ValueError("more than one value")
+    return value
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+class _Plainly:
+    """How the scanner is to take things: as Python's own."""
+
+    strict = True
+    object_hook = object_pairs_hook = array_hook = None
+    parse_float = parse_constant = float
+    parse_int = int
+    memo: "dict[str, str]" = {}
+
+
+_scanner = _json.make_scanner(_Plainly)  # type: ignore[arg-type]
+_encoder = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)  # noqa: FBT003

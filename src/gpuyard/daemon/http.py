@@ -1,0 +1,310 @@
+"""The daemon's socket: HTTP/1.1 over a unix socket that only its owner (and root) can use.
+
+Rules:
+- A connection's requests are answered one after another, in order. A handler that answers at once costs no task.
+- Nobody holds others up: who says nothing, sends half a request or does not read is let go when its time is up.
+- A client that closes its end has gone: the handler it waits for is cancelled.
+- Whatever a handler raises becomes an answer, and the daemon lives on: `UserError` 400, `EnvironmentFault` 503,
+  anything else 500 and a line in the log.
+- Whoever serves holds the daemon's lock: a socket file that is there already is a dead daemon's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+from gpuyard.daemon.places import reach
+from gpuyard.daemon.wire import (
+    CONTINUE,
+    MAX_HEAD_BYTES,
+    Parser,
+    Refused,
+    Request,
+    Response,
+    error_response,
+    render,
+)
+from gpuyard.errors import EnvironmentFault, UserError
+
+__all__ = ["Handler", "Limits", "Refused", "Request", "Response", "Server", "serve"]
+
+Handler = Callable[[Request], Response | Awaitable[Response]]
+_log = logging.getLogger(__name__)
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How many may be connected, and for how long they may keep the daemon waiting."""
+
+    connections: int = 512
+    silent_s: float = 60.0  # before the first request; afterwards a connection may rest as long as it likes
+    half_request_s: float = 30.0
+    unread_answer_s: float = 30.0
+    # A refused client is left this long to read why: closing at once would break what it is still sending.
+    refused_s: float = 2.0
+
+
+class Server:
+    """Serves until it is closed."""
+
+    def __init__(self, path: Path, handler: Handler, limits: Limits) -> None:
+        self.path, self.handler, self.limits = path, handler, limits
+        self._open: set[_Connection] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        listening = _bind(self.path)
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(
+            lambda: _Connection(self), sock=listening, backlog=self.limits.connections
+        )
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
+
+    def close(self) -> None:
+        """Nobody new gets in, handlers that are awaited are cancelled, and answers already given are still sent."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            self.path.unlink(missing_ok=True)
+        for connection in list(self._open):
+            connection.close()
+
+    def join(self, connection: "_Connection") -> None:
+        self._open.add(connection)
+
+    def leave(self, connection: "_Connection") -> None:
+        self._open.discard(connection)
+
+
+async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
+    server = Server(Path(path), handler, limits or Limits())
+    await server.start()
+    return server
+
+
+class _Connection(asyncio.Protocol):
+    """One client's; it goes on with its next request when the last one is answered and the answer is on its way."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._parser = Parser()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_spoken = False
+        self._is_handling = False
+        self._is_blocked = False  # by a client that does not read
+        self._is_over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.join(self)
+        limits = self._server.limits
+        if not _is_same_user(self._transport):
+            self._refuse(Refused(403, "this daemon is another user's"))
+        elif self._server.connections > limits.connections:
+            message = f"the daemon has {limits.connections} connections, and takes no more"
+            self._refuse(Refused(503, message, hint="try again when others have gone"))
+        else:
+            self._allow(limits.silent_s, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        if not self._has_spoken:
+            self._has_spoken = True
+            self._allow_any_time()
+        self._parser.feed(data)
+        if self._task is None and not self._is_blocked:
+            self._go_on()
+        elif self._parser.unread_bytes > MAX_HEAD_BYTES:
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self.close()
+
+    def pause_writing(self) -> None:
+        self._is_blocked = True
+        self._allow(self._server.limits.unread_answer_s, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        self._is_blocked = False
+        if not self._is_over:
+            self._allow_any_time()
+            self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
+        self._is_over = True
+        self._server.leave(self)
+        self._allow_any_time()
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """After what is being answered at this moment; a handler that is awaited is cancelled."""
+        if self._is_handling:
+            self._is_over = True
+            return
+        if self._task is not None:
+            self._task.cancel()
+        self._end()
+
+    def _go_on(self) -> None:
+        """Handles what has come so far."""
+        while self._task is None and not self._is_blocked and not self._is_over:
+            try:
+                request = self._parser.take()
+            except Refused as refused:
+                self._refuse(refused)
+                return
+            if request is None:
+                self._await_more()
+                return
+            if self._timer is not None:
+                self._allow_any_time()
+            self._handle(request)
+
+    def _await_more(self) -> None:
+        if self._parser.awaits_consent:
+            self._transport.write(CONTINUE)
+        if self._parser.is_amid_request and self._timer is None:
+            self._allow(self._server.limits.half_request_s, self._refuse_half)
+        self._transport.resume_reading()
+
+    def _refuse_half(self) -> None:
+        self._refuse(Refused(408, "the rest of the request did not come in time"))
+
+    def _handle(self, request: Request) -> None:
+        is_last = self._parser.is_last
+        self._is_handling = True
+        try:
+            answer = self._server.handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the daemon lives on
+            answer = _failure(request, error)
+        self._is_handling = False
+        if isinstance(answer, Response):
+            self._answer(request, answer, is_last=is_last)
+        else:
+            task = self._answer_later(request, answer, is_last=is_last)
+            self._task = asyncio.get_running_loop().create_task(task)
+            if self._is_over:  # the handler closed the server; what it began is to begin before it is cancelled
+                asyncio.get_running_loop().call_soon(self.close)
+
+    async def _answer_later(self, request: Request, answer: Awaitable[Response], *, is_last: bool) -> None:
+        try:
+            response = await answer
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            response = _failure(request, error)
+        self._task = None
+        self._answer(request, response, is_last=is_last)
+        self._go_on()
+
+    def _answer(self, request: Request, response: Response, *, is_last: bool) -> None:
+        if self._transport.is_closing():
+            return
+        is_last = is_last or self._is_over
+        self._transport.write(render(response, is_last=is_last, has_body=request.method != "HEAD"))
+        if is_last:
+            self._end()
+
+    def _refuse(self, refused: Refused) -> None:
+        self._is_over = True
+        response = error_response(refused.status, refused.message, refused.hint)
+        self._transport.write(render(response, is_last=True))
+        self._transport.write_eof()
+        self._allow(self._server.limits.refused_s, self._transport.abort)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._allow(self._server.limits.unread_answer_s, self._transport.abort)
+
+    def _allow(self, seconds: float, then: Callable[[], None]) -> None:
+        self._allow_any_time()
+        self._timer = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _allow_any_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _failure(request: Request, error: Exception) -> Response:
+    if isinstance(error, Refused):
+        return error_response(error.status, error.message, error.hint)
+    if isinstance(error, UserError):
+        return error_response(400, error.message, error.hint)
+    if isinstance(error, EnvironmentFault):
+        return error_response(503, error.message, error.hint)
+    _log.error("%s %s failed", request.method, request.path, exc_info=error)
+    message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
+    return error_response(500, message, "this is a bug; daemon.log says more")
+
+
+def _is_same_user(transport: asyncio.Transport) -> bool:
+    """Where the system tells who called; elsewhere the file's mode has to do."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    size = struct.calcsize("3i")
+    told = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = struct.unpack("3i", told)
+    return uid in (os.getuid(), 0)
+
+
+def _bind(path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _clear_way(path)
+        _bind_for_this_user(listening, path)
+    except OSError as error:
+        listening.close()
+        raise EnvironmentFault(
+            f"the daemon's socket {path} cannot be made: {error.strerror or error}",
+            hint="name another folder with GPUYARD_HOME",
+        ) from error
+    except EnvironmentFault:
+        listening.close()
+        raise
+    return listening
+
+
+def _bind_for_this_user(listening: socket.socket, path: Path) -> None:
+    """The file must not be open to others for a single moment, and the umask is what gives it its mode."""
+    umask = os.umask(0o177)
+    try:
+        reach(str(path), listening.bind)
+    finally:
+        os.umask(umask)
+
+
+def _clear_way(path: Path) -> None:
+    """A folder that nobody else can put a socket of theirs into, and no dead daemon's socket in it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = path.parent.stat()
+    is_open_to_others = folder.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & stat.S_ISVTX
+    if is_open_to_others or folder.st_uid not in (os.getuid(), 0):
+        raise EnvironmentFault(
+            f"in {path.parent} others could put a socket of theirs in the daemon's place",
+            hint=f"chmod go-w {path.parent}, or name a folder of your own with GPUYARD_HOME",
+        )
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise EnvironmentFault(f"{path} is in the way: it is no socket", hint="move it away")
+        path.unlink()

@@ -1,0 +1,109 @@
+"""The daemon's life: one per user; it takes over what runs, serves until it is told to stop, and jobs go on."""
+
+import asyncio
+import gc
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpuyard.clock import SystemClock
+from gpuyard.daemon import places
+from gpuyard.daemon.http import serve
+from gpuyard.daemon.lock import hold_daemon_lock
+from gpuyard.daemon.looks import Looks
+from gpuyard.daemon.routes import Routes
+from gpuyard.daemon.yard import Yard
+from gpuyard.engines.local import LocalEngine
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.leases.book import Book
+from gpuyard.leases.folder import network_file_system
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import open_ledger
+from gpuyard.probes.local import local_machine
+from gpuyard.probes.sampler import Sampler
+from gpuyard.store.database import open_database
+
+_log = logging.getLogger("gpuyard")
+_LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
+
+
+def run_daemon() -> int:
+    """Until it is told to stop; the exit status."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    try:
+        _prepare_folder(Path(places.state_folder()))
+        with hold_daemon_lock(places.lock_path()):
+            return asyncio.run(_serve())
+    except GpuyardError as error:
+        _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
+        return 1
+
+
+async def _serve() -> int:
+    started_at = time.time()
+    folder = Path(places.state_folder())
+    clock = SystemClock()
+    database, notice = open_database(folder / "queue.db")
+    me = this_process("gpuyard queue")
+    yard = Yard(database, Book(open_ledger(), me), LocalEngine(folder), clock, me)
+    if notice is not None:
+        _log.error(notice)
+        yard.notices.append(notice)
+    _begin_ids_after_logs(yard, folder / "logs")
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    server = await serve(places.socket_path(), Routes(yard, stop.set, started_at).handle)
+    yard.start(Looks(Sampler(local_machine(), clock), clock, yard.saw))
+    _log.info("the daemon runs, pid %d, on %s", os.getpid(), places.socket_path())
+    gc.freeze()  # what is there now stays; the collector need not look at it again
+    try:
+        return await _until_over(yard, stop)
+    finally:
+        server.close()
+        yard.close()
+        database.close()
+        _log.info("the daemon ends; jobs go on")
+
+
+async def _until_over(yard: Yard, stop: asyncio.Event) -> int:
+    yard.broken.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    if yard.broken.done():
+        _log.error("%s", yard.broken.result())
+        return 1
+    return 0
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started us may log out
+
+
+def _prepare_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kind = network_file_system(folder)
+    except OSError as error:
+        raise EnvironmentFault(f"{folder} cannot be used: {error.strerror}", hint="set GPUYARD_HOME") from error
+    if kind is not None:
+        raise EnvironmentFault(
+            f"{folder} is on a network file system ({kind}), where a queue cannot be kept safely",
+            hint="name a folder on a local disk with GPUYARD_HOME",
+        )
+
+
+def _begin_ids_after_logs(yard: Yard, logs: Path) -> None:
+    """A new database beside old logs: no job gets the id, and so the log, of one before."""
+    if yard.catalogue.last_id() == 0:
+        found = (match for name in os.listdir(logs) if (match := _LOG_NAME.fullmatch(name)))
+        highest = max((int(match[1]) for match in found), default=0)
+        with yard.store.transaction():
+            yard.store.begin_ids_after(highest)

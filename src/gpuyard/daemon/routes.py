@@ -1,0 +1,312 @@
+"""The daemon's routes: what can be asked over the socket, by the command line, by a page, by `curl`."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuyard.control.requests import Changed, InPieces, fit_to_machine
+from gpuyard.core.jobs import Job
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.selection import Selection, format_ids, parse_selection
+from gpuyard.core.shape import iso_time
+from gpuyard.core.submission import Submission, decode_asked, parse_submission
+from gpuyard.core.units import parse_duration
+from gpuyard.daemon import places, shape, telling
+from gpuyard.daemon.http import Refused, Request, Response
+from gpuyard.daemon.waiting import Waiting
+from gpuyard.daemon.yard import Yard, read_rules
+from gpuyard.engines.logs import path_of, remove_logs
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.identity import user_name
+from gpuyard.version import __version__
+
+T = TypeVar("T")
+Answer = dict[str, Any]
+
+_LONGEST_WAIT_S = 30.0
+_LOOK_FOR_SUBMIT_S = 10.0
+_LOOK_FOR_PEOPLE_S = 0.5
+_MOST_ROWS = 10_000
+
+
+class Routes:
+    def __init__(self, yard: Yard, stop: Callable[[], None], started_at: float) -> None:
+        self._yard = yard
+        self._stop = stop
+        self._started_at = started_at
+        self._user = user_name(os.getuid())
+        self._arriving: dict[str, asyncio.Task[Answer]] = {}
+        self._routes: dict[tuple[str, str], Callable[[Request], Answer | Awaitable[Answer]]] = {
+            ("GET", "/status"): self._status,
+            ("GET", "/jobs"): self._jobs,
+            ("GET", "/wait"): self._wait,
+            ("POST", "/submissions"): self._submit,
+            ("POST", "/jobs/cancel"): self._change(yard.requests.cancel),
+            ("POST", "/jobs/hold"): self._change(yard.requests.hold),
+            ("POST", "/jobs/release"): self._change(yard.requests.release),
+            ("POST", "/jobs/retry"): self._change(yard.requests.retry),
+            ("POST", "/jobs/priority"): self._priority,
+            ("POST", "/pause"): lambda _: self._pause(paused=True),
+            ("POST", "/unpause"): lambda _: self._pause(paused=False),
+            ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
+            ("POST", "/clean"): self._clean,
+            ("POST", "/stop"): self._end,
+        }
+
+    def handle(self, request: Request) -> Response | Awaitable[Response]:
+        route = self._routes.get((request.method, request.path)) or self._route_of_job(request)
+        answer = route(request)
+        return _as_json(answer) if isinstance(answer, dict) else _later(answer)
+
+    def _route_of_job(self, request: Request) -> Callable[[Request], Answer | Awaitable[Answer]]:
+        """`/jobs/17`, `/jobs/17/why`, `/jobs/17/story`."""
+        words = request.path.strip("/").split("/")
+        known: dict[str, Callable[[Job, Request], Answer | Awaitable[Answer]]] = {
+            "": self._show,
+            "why": self._why,
+            "story": self._story,
+        }
+        is_known_path = any(path == request.path for _, path in self._routes)
+        view = words[2] if len(words) == 3 else ""
+        if words[0] != "jobs" or not 2 <= len(words) <= 3 or view not in known or is_known_path:
+            status = 405 if is_known_path else 404
+            raise Refused(status, f"there is no {request.method} {request.path}", hint="see the reference on routes")
+        if request.method != "GET":
+            raise Refused(405, f"{request.path} is only there to be read")
+        if not words[1].isdecimal() or (job := self._yard.store.job(int(words[1]))) is None:
+            raise Refused(404, f"there is no job {words[1]}", hint="`gpuyard queue --all` shows those there are")
+        return lambda asked: known[view](job, asked)
+
+    # The queue as a whole
+
+    def _status(self, _: Request) -> Answer:
+        yard = self._yard
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "started_at": iso_time(self._started_at),
+            "uptime_s": time.time() - self._started_at,
+            "socket": places.socket_path(),
+            "state_dir": places.state_folder(),
+            **self._standing(),
+            "step_us": None if yard.step_s is None else yard.step_s * 1e6,
+            "notices": [*yard.notices, *([yard.trouble] if yard.trouble else [])],
+        }
+
+    def _standing(self) -> Answer:
+        store = self._yard.store
+        return {
+            "paused": bool(store.setting("paused")),
+            "draining": bool(store.setting("draining")),
+            "counts": {str(state): count for state, count in store.counts().items()},
+        }
+
+    def _pause(self, *, paused: bool, draining: bool = False) -> Answer:
+        self._yard.requests.set_paused(paused=paused, draining=draining)
+        self._yard.wake()
+        return {**self._standing(), "running": len(self._yard.controller.desk.live)}
+
+    def _end(self, _: Request) -> Answer:
+        asyncio.get_running_loop().call_soon(self._stop)
+        return {"stopping": True, "running": len(self._yard.controller.desk.live)}
+
+    async def _clean(self, request: Request) -> Answer:
+        older_than_s = _body(request).get("older_than_s")
+        if isinstance(older_than_s, str):
+            older_than_s = parse_duration(older_than_s)
+        if not isinstance(older_than_s, int | float) or older_than_s < 0:
+            raise UserError("older_than_s is missing", hint="say how old they have to be, such as 30d")
+        gone = await _in_pieces(self._yard.requests.clean(float(older_than_s)))
+        folder = Path(places.state_folder()) / "logs"
+        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folder, gone)
+        return {"jobs": len(gone), "bytes": freed}
+
+    # Submit and change
+
+    def _submit(self, request: Request) -> Awaitable[Answer]:
+        asked = decode_asked(request.body)
+        submission = parse_submission(asked)
+        task = self._arriving.get(asked.token) if asked.token else None
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._take_in(submission))
+            if asked.token:
+                self._arriving[asked.token] = task
+                task.add_done_callback(lambda _: self._arriving.pop(asked.token, None))
+        return asyncio.shield(task)  # a client that goes away does not leave half a submission behind
+
+    async def _take_in(self, submission: Submission) -> Answer:
+        yard = self._yard
+        if submission.spec.need.devices:
+            look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
+            yard.controller.rules, banned = read_rules(look.snapshot)
+            submission = fit_to_machine(submission, look.snapshot, banned)
+        first, last = await _in_pieces(yard.requests.submit(submission, self._user))
+        yard.wake()
+        job = yard.store.job(first)
+        notes = []
+        if job is not None and job.state is JobState.REJECTED:
+            notes.append(f"it will never start: {job.reason}")
+        ids = str(first) if first == last else f"{first}-{last}"
+        return {"ids": ids, "first": first, "last": last, "count": last - first + 1, "notes": notes}
+
+    def _change(self, act: Callable[[Selection], InPieces[Changed]]) -> Callable[[Request], Awaitable[Answer]]:
+        return lambda request: self._do(act(_selection(_body(request).get("ids"))))
+
+    def _priority(self, request: Request) -> Awaitable[Answer]:
+        body = _body(request)
+        try:
+            priority = int(body["priority"])
+        except (KeyError, TypeError, ValueError):
+            raise UserError("the priority is no whole number", hint="gpuyard priority 17 50") from None
+        if abs(priority) > 1_000_000:
+            raise UserError(f"the priority {priority} is out of range", hint="give it from -1,000,000 to 1,000,000")
+        return self._do(self._yard.requests.prioritise(_selection(body.get("ids")), priority))
+
+    async def _do(self, changing: InPieces[Changed]) -> Answer:
+        changed = await _in_pieces(changing)
+        self._yard.finishing.tell()
+        self._yard.wake()
+        return {
+            "changed": format_ids(changed.ids),
+            "count": len(changed.ids),
+            "unchanged": [msgspec.to_builtins(refused) for refused in changed.unchanged[:100]],
+            "unchanged_count": len(changed.unchanged),
+        }
+
+    # Read
+
+    def _jobs(self, request: Request) -> Answer:
+        query = request.query
+        limit = min(_whole(query.get("limit"), 50), _MOST_ROWS)
+        offset = _whole(query.get("after"), 0)
+        states = [_state(word) for word in query.get("state", "").split(",") if word]
+        jobs = self._listed(query.get("ids"), states, show_all=query.get("all") == "1")
+        page = list(_slice(jobs, offset, limit + 1))
+        more = len(page) > limit
+        now, snapshot = time.time(), self._yard.looks.latest.snapshot
+        rows = [shape.row(job, self._last_attempt(job), snapshot, now) for job in page[:limit]]
+        return {"jobs": rows, **self._standing(), "next": offset + limit if more else None}
+
+    def _listed(self, ids: str | None, states: list[JobState], *, show_all: bool) -> Iterator[Job]:
+        listing = telling.Listing(self._yard)
+        if ids:
+            ranges = self._yard.requests.stretches(parse_selection(ids))
+            return listing.of_ids(ranges, states or None)
+        return listing.all(states or None, show_all=show_all)
+
+    def _last_attempt(self, job: Job) -> Any:
+        live = self._yard.controller.desk.live.get(job.id)
+        if live is not None:
+            return live.attempt
+        attempts = self._yard.store.attempts(job.id) if job.attempts else []
+        return attempts[-1] if attempts else None
+
+    def _show(self, job: Job, request: Request) -> Answer:
+        store = self._yard.store
+        row = shape.row(job, self._last_attempt(job), self._yard.looks.latest.snapshot, time.time())
+        with_environment = request.query.get("environment") == "1"
+        attempts, after = store.attempts(job.id), store.dependencies(job.id)
+        return {**row, **shape.details(job, attempts, after, with_environment=with_environment)}
+
+    async def _why(self, job: Job, _: Request) -> Answer:
+        await self._yard.looks.fresh(_LOOK_FOR_PEOPLE_S)
+        return telling.why(self._yard, job)
+
+    def _story(self, job: Job, _: Request) -> Answer:
+        events = [{"id": 0, "at": iso_time(job.submitted_at), "kind": "submitted", "text": f"by {job.user}"}]
+        for event_id, at, kind, text in self._yard.catalogue.story(job.id):
+            events.append({"id": event_id, "at": iso_time(at), "kind": kind, "text": text})
+        return {"id": job.id, "events": events}
+
+    async def _wait(self, request: Request) -> Answer:
+        yard, text = self._yard, request.query.get("ids", "")
+        ranges = yard.requests.stretches(parse_selection(text)) if text else [(1, yard.catalogue.last_id())]
+        waiting = Waiting(yard.catalogue, yard.store, ranges)
+        await yard.finishing.wait(waiting, min(_LONGEST_WAIT_S, _number(request.query.get("timeout"), _LONGEST_WAIT_S)))
+        return waiting.answer()
+
+
+async def _in_pieces(pieces: InPieces[T]) -> T:
+    """Does it piece by piece; others are served in between."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await asyncio.sleep(0)
+
+
+def _as_json(answer: Answer) -> Response:
+    return Response(body=json.dumps(answer).encode())
+
+
+async def _later(answer: Awaitable[Answer]) -> Response:
+    return _as_json(await answer)
+
+
+def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(request.body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the request's body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UserError("the request's body is no JSON object")
+    return body
+
+
+def _selection(ids: object) -> Selection:
+    if isinstance(ids, list):
+        ids = " ".join(map(str, ids))
+    return parse_selection(str(ids or ""))
+
+
+def _state(word: str) -> JobState:
+    try:
+        return JobState(word)
+    except ValueError:
+        raise UserError(f"'{word}' is no state", hint=f"it can be {', '.join(JobState)}") from None
+
+
+def _whole(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"'{text}' is no whole number")
+    return int(text)
+
+
+def _number(text: str | None, default: float) -> float:
+    try:
+        return default if text is None else max(0.0, float(text))
+    except ValueError:
+        raise UserError(f"'{text}' is no number") from None
+
+
+def _slice(jobs: Iterator[Job], offset: int, count: int) -> Iterator[Job]:
+    for place, job in enumerate(jobs):
+        if place >= offset + count:
+            return
+        if place >= offset:
+            yield job
+
+
+def _remove_logs(folder: Path, gone: list[tuple[int, int]]) -> int:
+    freed = 0
+    for job_id, attempts in gone:
+        for attempt in range(1, attempts + 1):
+            path = path_of(folder, job_id, attempt)
+            try:
+                freed += path.stat().st_size
+                remove_logs(folder, job_id, attempt)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise EnvironmentFault(f"{path} cannot be removed: {error.strerror}") from error
+    return freed

@@ -1,0 +1,133 @@
+"""What people are told about the queue: its jobs in the order in which they will go, and why one does not start."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import to_builtins
+
+from gpuyard.core.dependencies import Prospect, prospect
+from gpuyard.core.jobs import Job
+from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.core.ordering import Line
+from gpuyard.core.reasons import Reason, ReasonKind, plain
+from gpuyard.core.shape import iso_time
+from gpuyard.core.units import format_duration
+from gpuyard.daemon.yard import Yard
+
+_RECENTLY_FINISHED = 10
+_PAGE = 200
+
+
+class Listing:
+    """Jobs as they are asked for, fetched as they are needed."""
+
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._store = yard.store
+        self._catalogue = yard.catalogue
+
+    def of_ids(self, ranges: Sequence[tuple[int, int]], states: list[JobState] | None) -> Iterator[Job]:
+        for first, last in ranges:
+            for job_id in self._catalogue.ids(first, last, states):
+                job = self._store.job(job_id)
+                if job is not None:
+                    yield job
+
+    def all(self, states: list[JobState] | None, *, show_all: bool) -> Iterator[Job]:
+        """What runs, what waits in its order, what stands apart, and the last that finished."""
+        wanted = set(states or JobState)
+        yield from self._apart([state for state in (JobState.RUNNING, JobState.STOPPING) if state in wanted])
+        if JobState.QUEUED in wanted:
+            yield from self._queued()
+        apart = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
+        yield from self._apart([state for state in apart if state in wanted])
+        if wanted & FINISHED:
+            yield from self._finished(wanted, None if show_all or states else _RECENTLY_FINISHED)
+
+    def _queued(self) -> Iterator[Job]:
+        now = self._yard.looks.now()
+        line = Line(self._store.ready_queues(), self._yard.controller.desk.used(now), now)
+        while (first := line.first()) is not None:
+            lane, candidate = first
+            line.advance(lane)
+            job = self._store.job(candidate.job_id)
+            if job is not None:
+                yield job
+
+    def _apart(self, states: list[JobState]) -> Iterator[Job]:
+        offset = 0
+        while states and (page := self._catalogue.in_state(states, _PAGE, offset)):
+            yield from page
+            offset += len(page)
+
+    def _finished(self, wanted: set[JobState], most: int | None) -> Iterator[Job]:
+        offset = 0
+        while page := self._catalogue.finished(most or _PAGE, offset):
+            yield from (job for job in page if job.state in wanted)
+            offset += len(page)
+            if most is not None:
+                return
+
+
+def why(yard: Yard, job: Job) -> dict[str, Any]:
+    """Why it does not start, or how it ended."""
+    ahead = starts_at = None
+    estimate = ""
+    if job.state is JobState.QUEUED:
+        told = yard.controller.explain(job, yard.looks.latest)
+        ahead, starts_at = told.ahead, told.starts_at
+        reasons = told.reasons
+        if ahead:
+            text = (
+                f"{ahead} job{'' if ahead == 1 else 's'} like it came before it, the first of them is {told.first_id}"
+            )
+            reasons = (plain(ReasonKind.BEHIND, text), *reasons)
+        summary = f"job {job.id} waits for {_what(job)}" if reasons else f"job {job.id} is about to start"
+        estimate = _estimate(starts_at, yard.looks.now())
+    else:
+        reasons = tuple(_plain_reasons(yard, job))
+        summary = f"job {job.id} {_how_it_is(job)}"
+    return {
+        "id": job.id,
+        "state": str(job.state),
+        "summary": summary,
+        "ahead": ahead,
+        "reasons": [to_builtins(reason) for reason in reasons],
+        "estimated_start": iso_time(starts_at),
+        "estimate": estimate,
+    }
+
+
+def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:
+    if job.state is JobState.BLOCKED:
+        for other, kind, state in yard.store.dependencies(job.id):
+            if prospect(kind, state) is Prospect.PENDING:
+                until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
+                yield plain(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
+    elif job.state is JobState.DELAYED:
+        left = max(0.0, (job.due_at or 0.0) - yard.looks.now())
+        yield plain(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
+    elif job.state is JobState.HELD:
+        yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
+
+
+def _how_it_is(job: Job) -> str:
+    if job.state in LIVE:
+        return "runs" if job.state is JobState.RUNNING else f"is {job.reason or 'stopping'}"
+    if job.state in FINISHED:
+        return f"has {job.state}" if job.state is JobState.SUCCEEDED else f"{_ENDED[job.state]}: {job.reason}"
+    return {"held": "is held", "blocked": "waits for other jobs", "delayed": "will be tried again"}[job.state]
+
+
+_ENDED = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobState.REJECTED: "was rejected"}
+
+
+def _what(job: Job) -> str:
+    count = job.spec.need.devices
+    return f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
+
+
+def _estimate(starts_at: float | None, now: float) -> str:
+    if starts_at is None:
+        return "nobody knows when: say how long jobs take with --duration, or let some like it finish"
+    return f"it should start in about {format_duration(max(0.0, starts_at - now))}"

@@ -1,0 +1,217 @@
+"""The yard: the controller in its event loop. It steps when something has happened, and otherwise sleeps.
+
+What makes it step: an attempt's end, a request, a look at the machine, a lease of somebody else's that ended, a time
+that has come. A step that fails for want of disk is tried again; nothing that was acknowledged is lost by it.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+from gpuyard.config import load_config
+from gpuyard.control.controller import Controller, Rules, Step
+from gpuyard.control.requests import Requests
+from gpuyard.core.model import Holder, Snapshot
+from gpuyard.core.naming import ban
+from gpuyard.core.policy import Limits
+from gpuyard.daemon.looks import NOTHING_SEEN, Looks
+from gpuyard.daemon.waiting import Finishing
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.logs import rotate_if_over
+from gpuyard.errors import StoreFault
+from gpuyard.leases.book import Book
+from gpuyard.leases.notice import Notice
+from gpuyard.ports import Clock
+from gpuyard.store.catalogue import Catalogue
+from gpuyard.store.database import Database
+from gpuyard.store.jobs import JobStore
+
+_log = logging.getLogger(__name__)
+# A look this old will do for a start; where it does not, a new one is taken.
+_FRESH_S = 0.25
+# A step waits so long for a look; what needs none is done then, and starts wait on.
+_LOOK_TAKES_S = 0.05
+_SETTLE_S = (0.002, 0.01, 0.05, 0.25)
+_LOOK_AGAIN_S = 1.0
+_TRY_AGAIN_S = 1.0
+_LOGS_EVERY_S = 5.0
+_WITHOUT_PIDFD_S = 0.1
+
+
+class Yard:
+    def __init__(self, database: Database, book: Book, engine: LocalEngine, clock: Clock, me: Holder) -> None:
+        self.store = JobStore(database)
+        self.catalogue = Catalogue(database, self.store)
+        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(NOTHING_SEEN.snapshot)[0], me=me)
+        self.requests = Requests(self.controller, self.store, self.catalogue, clock)
+        self.finishing = Finishing()
+        self.looks: Looks
+        self.notices: list[str] = []
+        self.step_s: float | None = None
+        self.broken: asyncio.Future[StoreFault]
+        self._book = book
+        self._engine = engine
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._notice: Notice | None = None
+        self._finished = 0
+        self._settled = len(_SETTLE_S)
+        self._logs_timer: asyncio.TimerHandle | None = None
+        self._trouble: str | None = None
+
+    def start(self, looks: Looks) -> None:
+        """Takes over what runs, and begins to step."""
+        self._loop = asyncio.get_running_loop()
+        self.broken = self._loop.create_future()
+        self.looks = looks
+        self.controller.recover()
+        if self._engine.fileno() >= 0:
+            self._loop.add_reader(self._engine.fileno(), self.wake)
+        self.wake()
+
+    def close(self) -> None:
+        if self._engine.fileno() >= 0:
+            self._loop.remove_reader(self._engine.fileno())
+        self._watch_ledger(is_wanted=False)
+        for handle in (self._soon, self._timer, self._logs_timer):
+            if handle is not None:
+                handle.cancel()
+        self._book.leave_line()
+        self.looks.close()
+        self._engine.close()
+
+    def wake(self) -> None:
+        """Something has happened: a step follows, one for all that happens until then."""
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._step)
+
+    def saw(self) -> None:
+        """A look has come; a step that waited for it need wait no longer."""
+        if self._soon is not None:
+            self._soon.cancel()
+        self._soon = self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        if self.looks.age() > _FRESH_S and self.store.has_ready() and not self.store.setting("paused"):
+            self.looks.request()
+            self._soon = self._loop.call_later(_LOOK_TAKES_S, self._do_step, False)  # noqa: FBT003
+        else:
+            self._do_step(True)  # noqa: FBT003
+
+    def _do_step(self, may_start: bool) -> None:  # noqa: FBT001 - the loop passes it by its place
+        self._soon = None
+        began = time.perf_counter()
+        try:
+            step = self.controller.step(self.looks.latest, may_start=may_start)
+        except StoreFault as error:
+            self._suffer(error)
+            return
+        self._trouble = None
+        self.step_s = time.perf_counter() - began
+        if self.controller.desk.finished != self._finished:
+            self._finished = self.controller.desk.finished
+            self._settled = 0
+            self.finishing.tell()
+        self._rest(step)
+
+    def _rest(self, step: Step) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
+        if step.waits_for_room:
+            waits.append(self._next_look())
+        if self.controller.desk.live and self._engine.fileno() < 0:
+            waits.append(_WITHOUT_PIDFD_S)
+        self._timer = self._loop.call_later(min(waits), self._look) if waits else None
+        self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
+        if self.controller.desk.live and self._logs_timer is None:
+            self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
+
+    def _next_look(self) -> float:
+        """Soon after a job has ended: a driver takes a while to give back its memory."""
+        if self._settled < len(_SETTLE_S):
+            self._settled += 1
+            return _SETTLE_S[self._settled - 1]
+        return _LOOK_AGAIN_S
+
+    def _look(self) -> None:
+        if self.store.has_ready():
+            self.looks.request()
+        else:
+            self.wake()
+
+    def _suffer(self, error: StoreFault) -> None:
+        """Nothing was changed. A full disk may have room again; a damaged database needs a new start."""
+        if error.is_damage:
+            if not self.broken.done():
+                self.broken.set_result(error)
+            return
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            _log.error("%s; tried again every %g s", error, _TRY_AGAIN_S)
+        self._timer = self._loop.call_later(_TRY_AGAIN_S, self.wake)
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps it from working, where something does."""
+        return self._trouble
+
+    # Others who hold devices
+
+    def _others_are_in_the_way(self) -> bool:
+        plan, me = self.controller.plan, self.controller.me
+        return any(holder.pid != me.pid for hold in plan.holds for reason in hold.reasons for holder in reason.holders)
+
+    def _watch_ledger(self, *, is_wanted: bool) -> None:
+        if is_wanted == (self._notice is not None):
+            return
+        if self._notice is not None:
+            self._loop.remove_reader(self._notice.fileno())
+            self._notice.give_back()
+            self._notice = None
+            return
+        notice = Notice(self._book.ledger.folder)
+        if notice.fileno() < 0:
+            notice.give_back()
+            return
+        self._notice = notice
+        self._loop.add_reader(notice.fileno(), self._ledger_changed)
+
+    def _ledger_changed(self) -> None:
+        if self._notice is not None:
+            self._notice.clear()
+        self._settled = 0
+        self.looks.request()
+
+    # Logs
+
+    def _trim_logs(self) -> None:
+        self._logs_timer = None
+        live = list(self.controller.desk.live.values())
+        capped = [(Path(each.attempt.log), each.job.spec.log_cap_mb) for each in live if each.attempt.log]
+        self._loop.run_in_executor(None, _trim, capped)
+        if live:
+            self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
+
+
+def _trim(capped: list[tuple[Path, float]]) -> None:
+    for path, cap_mb in capped:
+        try:
+            rotate_if_over(path, int(cap_mb * 1048576))
+        except OSError as error:
+            _log.warning("the log %s cannot be shortened: %s", path, error.strerror)
+
+
+def read_rules(snapshot: Snapshot) -> tuple[Rules, tuple[str, ...]]:
+    """What the configuration says now, and which devices it bans."""
+    config = load_config()
+    queue = config.queue
+    limits = Limits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags))
+    rules = Rules(
+        limits=limits, max_cpu_percent=queue.max_cpu_percent, min_free_memory_mb=queue.min_free_memory_mb or None
+    )
+    return rules, ban(config.devices.banned, config.devices.banned_names, snapshot)

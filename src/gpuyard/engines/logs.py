@@ -1,0 +1,268 @@
+"""Job logs: where they are, how they are kept short, how they are read while they grow.
+
+A log that passes its cap is cut: all but its newest part moves to `17.1.log.1`, in place of what was there. Its writers
+notice nothing, as each of them appends wherever the end is. So the two files together are the newest part of what the
+program wrote, of up to about twice the cap. `17.1.log.cut` counts the bytes that were ever cut off, by which a reader
+finds its place again.
+
+Where the file system can take a range out of a file (ext4, XFS), nothing is lost. Elsewhere the log is copied and
+emptied: what is written in the microseconds between the two is gone.
+
+A reader holds a shared lock on the log while it reads, and whoever cuts an exclusive one, so that nobody sees the text
+in both files or in neither. Writers know nothing of it.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+_COLLAPSE_RANGE = 0x08
+_CHUNK = 1 << 16
+_POLL_S = 0.05
+
+
+def name_of(job_id: int, attempt: int) -> str:
+    return f"{job_id}.{attempt}.log"
+
+
+def path_of(folder: Path, job_id: int, attempt: int) -> Path:
+    return folder / name_of(job_id, attempt)
+
+
+def remove_logs(folder: Path, job_id: int, attempt: int) -> None:
+    """Whatever is left of one attempt's output."""
+    path = path_of(folder, job_id, attempt)
+    for one in (path, _old(path), _count(path)):
+        one.unlink(missing_ok=True)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+def _count(path: Path) -> Path:
+    return path.with_name(f"{path.name}.cut")
+
+
+# Cutting
+
+
+def rotate_if_over(path: Path, cap_bytes: int) -> bool:
+    """Whether it was cut. It copies up to the log's size, so it is not for a thread that others wait for.
+
+    False also where somebody reads at this moment: then it is for next time. OSError where the disk is full.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if os.fstat(descriptor).st_size <= cap_bytes:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _cut(path, descriptor)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _cut(path: Path, descriptor: int) -> bool:
+    status = os.fstat(descriptor)
+    # Whole blocks, and not all of them: no more can be taken out of a file.
+    length = (status.st_size - 1) // status.st_blksize * status.st_blksize
+    if length <= 0:
+        return False
+    before = _cut_so_far(path)
+    _old(path).unlink(missing_ok=True)  # first, to make room
+    with _new_file(_old(path)) as old:
+        _copy(descriptor, old, 0, length)
+        _set_cut_so_far(path, before + length)
+        if not _collapse(descriptor, length):
+            _empty(path, descriptor, old, length, before)
+    return True
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[int]:
+    """It is gone again where it could not be filled."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        yield descriptor
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _copy(source: int, target: int, start: int, end: int | None) -> int:
+    """Up to where it came: to `end`, or to wherever the writers have come by then."""
+    at = start
+    while end is None or at < end:
+        chunk = os.pread(source, _CHUNK if end is None else min(_CHUNK, end - at), at)
+        if not chunk:
+            break
+        at += len(chunk)
+        while chunk:
+            chunk = chunk[os.write(target, chunk) :]
+    return at
+
+
+def _collapse(descriptor: int, length: int) -> bool:
+    call = _fallocate()
+    return call is not None and call(descriptor, _COLLAPSE_RANGE, 0, length) == 0
+
+
+@functools.lru_cache(maxsize=1)
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    library = ctypes.CDLL(None)
+    call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if call is None:
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function: Callable[[int, int, int, int], int] = call
+    return function
+
+
+def _empty(path: Path, descriptor: int, old: int, copied: int, before: int) -> None:
+    """The count comes last: what is written in between makes the moment longer in which lines are lost."""
+    reached = _copy(descriptor, old, copied, None)
+    os.ftruncate(descriptor, 0)
+    _set_cut_so_far(path, before + reached)
+
+
+def _cut_so_far(path: Path) -> int:
+    try:
+        return int(_count(path).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _set_cut_so_far(path: Path, count: int) -> None:
+    descriptor = os.open(_count(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.pwrite(descriptor, b"%020d" % count, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _open_if_there(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+
+
+# Reading
+
+
+def read_tail(path: Path, lines: int) -> bytes:
+    """The last lines of what is kept; nothing where there is no log."""
+    try:
+        with _Kept(path) as kept:
+            start = kept.start_of_last(lines)
+            return b"".join(kept.chunks(start))
+    except FileNotFoundError:
+        return b""
+
+
+def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) -> Iterator[bytes]:
+    """What is kept, or its last lines, then what is written until it is over; nothing twice, and nothing left out.
+
+    But for what was cut off twice before this reader came to it.
+    """
+    at: int | None = None
+    while True:
+        ends_here = is_over()  # asked before: what was written until then is still to be read
+        at, chunk = _next(path, at, lines)
+        if chunk:
+            yield chunk
+        elif ends_here:
+            return
+        else:
+            time.sleep(_POLL_S)
+
+
+def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
+    try:
+        with _Kept(path) as kept:
+            if at is None:
+                at = kept.first if lines is None else kept.start_of_last(lines)
+            at = max(at, kept.first)
+            chunk = kept.read(at)
+            return at + len(chunk), chunk
+    except FileNotFoundError:
+        return at, b""
+
+
+class _Kept:
+    """Both files as one text, in which a place is counted from the very beginning of the output."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._old = -1
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_SH)
+            self._cut = _cut_so_far(path)
+            self._old = _open_if_there(_old(path))
+            self.first = self._cut - (os.fstat(self._old).st_size if self._old >= 0 else 0)
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._log, self._old):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @property
+    def end(self) -> int:
+        return self._cut + os.fstat(self._log).st_size
+
+    def read(self, at: int, most: int = _CHUNK) -> bytes:
+        if at < self._cut:
+            return os.pread(self._old, min(most, self._cut - at), at - self.first)
+        return os.pread(self._log, most, at - self._cut)
+
+    def chunks(self, at: int) -> Iterator[bytes]:
+        while chunk := self.read(at):
+            at += len(chunk)
+            yield chunk
+
+    def start_of_last(self, lines: int) -> int:
+        """Where the last lines begin; one without an end counts too."""
+        end = self.end
+        if lines <= 0:
+            return end
+        at, missing = end, lines + (self.read(end - 1, 1) == b"\n" if end > self.first else 0)
+        while at > self.first:
+            start = max(self.first, at - _CHUNK)
+            chunk = b"".join(self.read_all(start, at))
+            found = chunk.count(b"\n")
+            if found >= missing:
+                for _ in range(found - missing):
+                    chunk = chunk[chunk.index(b"\n") + 1 :]
+                return at - len(chunk) + chunk.index(b"\n") + 1
+            missing -= found
+            at = start
+        return self.first
+
+    def read_all(self, start: int, end: int) -> Iterator[bytes]:
+        while start < end and (chunk := self.read(start, end - start)):
+            start += len(chunk)
+            yield chunk

@@ -1,0 +1,49 @@
+"""The ledger as the queue uses it: many claims at one look, and one place in the line for all that waits."""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Claim, Holder, Lease, Need, Snapshot, Ticket
+from gpuyard.leases.identity import is_stopped
+from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
+from gpuyard.leases.measure import Measured, measure
+from gpuyard.ports import Wanted
+
+# The daemon has others to answer: it looks again a moment later.
+_MUTEX_TIMEOUT_S = 0.2
+
+
+class Book:
+    def __init__(self, ledger: Ledger, holder: Holder) -> None:
+        self.ledger = ledger
+        self._holder = holder
+        self._ticket: HeldTicket | None = None
+        self._waits_for: tuple[Need, int] | None = None
+
+    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldLease]:
+        def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
+            # One who was halted keeps its place in the line, and for that time nothing is kept for it.
+            alert = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
+            return [(replace(self._holder, label=wanted.label), wanted.claim) for wanted in decide(leases, alert)]
+
+        return self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
+
+    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> Measured:
+        return measure(snapshot, leases)
+
+    def enter_line(self, need: Need, priority: int, label: str) -> None:
+        if self._waits_for == (need, priority):
+            return
+        self.leave_line()
+        holder = replace(self._holder, label=label)
+        self._ticket = self.ledger.enter_line(holder, need, priority, _MUTEX_TIMEOUT_S)
+        self._waits_for = (need, priority)
+
+    def leave_line(self) -> None:
+        if self._ticket is not None:
+            self._ticket.release()
+        self._ticket = self._waits_for = None
+
+    def my_ticket(self) -> str | None:
+        return self._ticket.id if self._ticket is not None else None

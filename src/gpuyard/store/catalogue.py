@@ -1,0 +1,112 @@
+"""Catalogue: what people ask of the queue, in SQL: which jobs are meant, what stands where, what may be forgotten."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpuyard.core.jobs import Job
+from gpuyard.core.lifecycle import FINISHED, JobState
+from gpuyard.core.selection import Selection
+from gpuyard.store import rows
+from gpuyard.store.database import Database
+from gpuyard.store.jobs import JobStore
+
+_FINISHED = f"({', '.join(repr(str(state)) for state in sorted(FINISHED))})"
+
+
+class Catalogue:
+    def __init__(self, database: Database, store: JobStore) -> None:
+        self._db = database
+        self._execute = database.execute
+        self._store = store
+
+    def last_id(self) -> int:
+        """The highest id that was given out."""
+        return int(self._store.setting("next_id") or 1) - 1
+
+    def ranges(self, selection: Selection) -> list[tuple[int, int]]:
+        """The ids that are meant, as first and last of each stretch, in order; only such as may exist."""
+        found = [(first, min(last, self.last_id())) for first, last in selection.ranges]
+        if selection.is_all:
+            found.append((1, self.last_id()))
+        for column, wanted in (("name", selection.names), ("tag", selection.tags)):
+            for value in wanted:
+                query = f"SELECT id FROM jobs WHERE {column} = ? ORDER BY id"  # noqa: S608 - our own column names
+                found += _stretches(job_id for (job_id,) in self._execute(query, (value,)))
+        return _merged([(first, last) for first, last in found if first <= last])
+
+    def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
+        """Those that exist, in order, fetched as they are asked for."""
+        only = "" if states is None else f" AND state IN ({', '.join('?' * len(states))})"
+        query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ?{only} ORDER BY id LIMIT 1000"  # noqa: S608
+        while found := self._execute(query, (first, last, *(states or ()))).fetchall():
+            yield from (job_id for (job_id,) in found)
+            first = found[-1][0] + 1
+
+    def first_unfinished(self, first: int, last: int) -> int | None:
+        query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND state NOT IN {_FINISHED} ORDER BY id LIMIT 1"  # noqa: S608
+        row = self._execute(query, (first, last)).fetchone()
+        return None if row is None else int(row[0])
+
+    def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
+        query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"
+        return sum(self._execute(query, (first, last, state)).fetchone()[0] for first, last in ranges)
+
+    def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
+        """Of those that stand apart from the queue, in the order of their ids."""
+        places = ", ".join("?" * len(states))
+        query = (
+            f"SELECT {rows.JOB_COLUMNS} FROM jobs INDEXED BY jobs_apart WHERE state IN ({places}) AND state IN "  # noqa: S608
+            "('arriving', 'held', 'blocked', 'delayed', 'running', 'stopping') ORDER BY state DESC, id LIMIT ? OFFSET ?"
+        )
+        return self._jobs(query, (*states, limit, offset))
+
+    def finished(self, limit: int, offset: int = 0) -> list[Job]:
+        """The last that finished first."""
+        query = (
+            f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE state IN {_FINISHED} "  # noqa: S608
+            "ORDER BY ended_at DESC LIMIT ? OFFSET ?"
+        )
+        return self._jobs(query, (limit, offset))
+
+    def story(self, job_id: int) -> list[tuple[int, float, str, str | None]]:
+        query = "SELECT id, at, kind, text FROM events WHERE job = ? ORDER BY id"
+        return [(row[0], row[1], row[2], row[3]) for row in self._execute(query, (job_id,)).fetchall()]
+
+    def forgettable(self, before: float, limit: int) -> list[tuple[int, int]]:
+        """Finished jobs that nobody waits for any more, and how many attempts they had."""
+        query = (
+            f"SELECT id, attempts FROM jobs WHERE state IN {_FINISHED} AND ended_at < ? AND NOT EXISTS ("  # noqa: S608
+            "SELECT 1 FROM dependencies JOIN jobs AS others ON others.id = dependencies.job WHERE on_job = jobs.id "
+            f"AND others.state NOT IN {_FINISHED}) ORDER BY ended_at LIMIT ?"
+        )
+        return [(row[0], row[1]) for row in self._execute(query, (before, limit)).fetchall()]
+
+    def forget(self, job_ids: Sequence[int]) -> None:
+        """Inside a transaction. Specs that nobody shares any more go along."""
+        places = [(job_id,) for job_id in job_ids]
+        specs = {self._execute("SELECT spec FROM jobs WHERE id = ?", place).fetchone()[0] for place in places}
+        for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
+                              ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
+            self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", places)  # noqa: S608
+        self._db.executemany(
+            "DELETE FROM specs WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?1)",
+            [(spec,) for spec in specs],
+        )
+        self._store.spec.cache_clear()
+
+    def _jobs(self, query: str, parameters: tuple[Any, ...]) -> list[Job]:
+        return [rows.job_from_row(row, self._store.spec(row[1])) for row in self._execute(query, parameters).fetchall()]
+
+
+def _stretches(ids: Iterator[int]) -> list[tuple[int, int]]:
+    return _merged([(job_id, job_id) for job_id in ids])
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged

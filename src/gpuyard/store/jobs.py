@@ -1,0 +1,286 @@
+"""JobStore: what the controller reads and changes, in SQL.
+
+Reads are cheap however many jobs wait: ready jobs are found lane by lane, the first of each, through one index.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Job, JobSpec, Outcome
+from gpuyard.core.learning import Durations
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Party, Use
+from gpuyard.core.submission import Element
+from gpuyard.store import rows
+from gpuyard.store.database import Database
+
+# From one lane with ready jobs to the next, by the index alone.
+_READY_LANES = """
+WITH RECURSIVE ready (lane) AS (
+    SELECT (SELECT min(lane) FROM jobs WHERE state = 'queued')
+    UNION ALL
+    SELECT (SELECT min(lane) FROM jobs WHERE state = 'queued' AND lane > ready.lane) FROM ready WHERE lane IS NOT NULL
+)
+SELECT lane FROM ready WHERE lane IS NOT NULL
+"""
+_FIRST_FEW, _MORE = 4, 64
+
+
+class JobStore:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._execute = database.execute
+        self._arriving: set[int] = set()
+        self.spec = lru_cache(maxsize=512)(self._read_spec)
+        self._lane = lru_cache(maxsize=4096)(self._read_lane)
+
+    @contextlib.contextmanager
+    def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
+        """All of it or nothing; `is_synced` as Database has it."""
+        try:
+            with self._db.transaction(is_synced=is_synced):
+                yield
+        except BaseException:
+            # What was read of rows that are gone again must not be taken for others of the same number.
+            self.spec.cache_clear()
+            self._lane.cache_clear()
+            raise
+
+    # Settings
+
+    def setting(self, name: str) -> str | None:
+        row = self._execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def set_setting(self, name: str, value: str) -> None:
+        self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    def counts(self) -> dict[JobState, int]:
+        found = dict(self._execute("SELECT state, jobs FROM counts").fetchall())
+        return {state: found[state] for state in JobState}
+
+    # Submissions
+
+    def submitted(self, token: str) -> tuple[int, int] | None:
+        """The first and last id of a submission that was sent before."""
+        query = "SELECT first_id, last_id FROM submissions WHERE token = ? AND is_complete"
+        row = self._execute(query, (token,)).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def begin_submission(self, token: str, count: int) -> tuple[int, int]:
+        """Its own id, and the first of `count` job ids. Its jobs are not there until it is completed."""
+        first = int(self.setting("next_id") or 1)
+        self.set_setting("next_id", str(first + count))
+        row = (token or None, first, first + count - 1)
+        cursor = self._execute(
+            "INSERT INTO submissions (token, first_id, last_id, is_complete) VALUES (?, ?, ?, 0)", row
+        )
+        submission = int(cursor.lastrowid or 0)
+        self._arriving.add(submission)
+        return submission, first
+
+    def complete_submission(self, submission: int) -> None:
+        self._execute("UPDATE submissions SET is_complete = 1 WHERE id = ?", (submission,))
+        self._arriving.discard(submission)
+
+    def drop_attempt(self, job_id: int, number: int) -> None:
+        """Forgets one that never began: it was no run of the job's."""
+        self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
+        self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
+
+    def drop_incomplete(self) -> None:
+        """Forgets submissions that were never acknowledged."""
+        for submission, first, last in self._execute(
+            "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete"
+        ).fetchall():
+            self._execute("DELETE FROM dependencies WHERE job BETWEEN ? AND ?", (first, last))
+            self._execute("DELETE FROM jobs WHERE id BETWEEN ? AND ?", (first, last))
+            self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
+
+    def begin_ids_after(self, job_id: int) -> None:
+        if int(self.setting("next_id") or 1) <= job_id:
+            self.set_setting("next_id", str(job_id + 1))
+
+    def add_spec(self, spec: JobSpec) -> int:
+        return int(self._execute("INSERT INTO specs (body) VALUES (?)", (rows.spec_to_text(spec),)).lastrowid or 0)
+
+    def lane_id(self, lane: Lane) -> int:
+        """The lane of that kind, made where there is none yet."""
+        text = rows.lane_to_text(lane)
+        row = self._execute("SELECT id FROM lanes WHERE body = ?", (text,)).fetchone()
+        if row is None:
+            return int(self._execute("INSERT INTO lanes (body) VALUES (?)", (text,)).lastrowid or 0)
+        return int(row[0])
+
+    def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[Element]) -> None:
+        """Jobs with ids from `first_id` on, like `like` but for what their elements say."""
+        spec, name, tag = like.spec, like.spec.name, like.spec.tag
+        self._db.executemany(
+            "INSERT INTO jobs (id, spec, lane, state, priority, user, name, tag, submitted_at, group_id, group_limit, "
+            "array_index, details, reason, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    job_id, spec_id, lane_id, like.state, like.priority, like.user, name, tag, like.submitted_at,
+                    like.group if spec.is_array else None, like.group_limit, element.index,
+                    rows.details_to_text(element), like.reason, like.ended_at,
+                )
+                for job_id, element in enumerate(elements, first_id)
+            ),
+        )  # fmt: skip
+
+    def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
+        self._db.executemany(
+            "INSERT OR IGNORE INTO dependencies VALUES (?, ?, ?)",
+            ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
+        )
+
+    # Jobs
+
+    def job(self, job_id: int) -> Job | None:
+        query = f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE id = ?"  # noqa: S608 - our own column names
+        row = self._execute(query, (job_id,)).fetchone()
+        return None if row is None else rows.job_from_row(row, self.spec(row[1]))
+
+    def state_of(self, job_id: int) -> JobState:
+        return JobState(self._execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+
+    def ready_queues(self) -> list[LaneQueue]:
+        found = (lane_id for (lane_id,) in self._execute(_READY_LANES).fetchall())
+        lanes = map(self._lane, found)
+        return [
+            LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self._arriving
+        ]
+
+    def has_ready(self) -> bool:
+        return self._execute("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1").fetchone() is not None
+
+    def lane_of(self, job_id: int) -> Lane:
+        return self._lane(self._execute("SELECT lane FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+
+    def place_in_lane(self, lane: Lane, job_id: int) -> int:
+        """How many stand before it in its lane."""
+        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ? AND id < ?"
+        return int(self._execute(query, (lane.id, job_id)).fetchone()[0])
+
+    def change(  # noqa: PLR0913 - the columns that change with a job's state
+        self,
+        job_id: int,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        due_at: float | None = None,
+        ended_at: float | None = None,
+        outcome: Outcome | None = None,
+        failures: int | None = None,
+    ) -> None:
+        self._execute(
+            "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
+            "failures = coalesce(?, failures) WHERE id = ?",
+            (state, reason, due_at, ended_at, rows.outcome_to_text(outcome), failures, job_id),
+        )
+
+    def forgive(self, job_id: int) -> None:
+        """Its failures no longer count against its retries."""
+        self._execute("UPDATE jobs SET failures = 0 WHERE id = ?", (job_id,))
+
+    def move(self, job_id: int, priority: int) -> None:
+        """Into the lane that is like its own but for the priority."""
+        lane = self.lane_of(job_id)
+        lane_id = self.lane_id(replace(lane, priority=priority, batch=None))
+        self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
+
+    def tell(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
+        """Adds to the job's story."""
+        self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", (job_id, at, kind, text))
+
+    def due(self, now: float) -> list[int]:
+        query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
+        return [job_id for (job_id,) in self._execute(query, (now,)).fetchall()]
+
+    def next_due(self) -> float | None:
+        due_at: float | None = self._execute("SELECT min(due_at) FROM jobs WHERE state = 'delayed'").fetchone()[0]
+        return due_at
+
+    # Attempts
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        self._execute(
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.attempt_to_row(attempt)
+        )
+        self._execute(
+            "UPDATE jobs SET state = 'running', attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
+            "ended_at = NULL WHERE id = ?",
+            (attempt.number, attempt.started_at, attempt.job_id),
+        )
+
+    def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float) -> None:
+        self._execute(
+            "UPDATE attempts SET ended_at = ?, outcome = ? WHERE job = ? AND number = ?",
+            (at, rows.outcome_to_text(outcome), job_id, number),
+        )
+
+    def set_stop(self, attempt: Attempt) -> None:
+        self._execute(
+            "UPDATE attempts SET kill_at = ?, stopping = ? WHERE job = ? AND number = ?",
+            (attempt.kill_at, attempt.stopping, attempt.job_id, attempt.number),
+        )
+
+    def live(self) -> list[tuple[Job, Attempt]]:
+        """Every job with a live attempt, and that attempt."""
+        query = f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
+        attempts = [rows.attempt_from_row(row) for row in self._execute(query).fetchall()]
+        return [(job, attempt) for attempt in attempts if (job := self.job(attempt.job_id)) is not None]
+
+    def attempts(self, job_id: int) -> list[Attempt]:
+        query = f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE job = ? ORDER BY number"  # noqa: S608
+        return [rows.attempt_from_row(row) for row in self._execute(query, (job_id,)).fetchall()]
+
+    # Dependencies
+
+    def dependants(self, job_id: int) -> list[int]:
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
+        return [dependant for (dependant,) in self._execute(query, (job_id,)).fetchall()]
+
+    def dependencies(self, job_id: int) -> list[tuple[int, DependencyKind, JobState]]:
+        query = (
+            "SELECT on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? ORDER BY on_job"
+        )
+        found = self._execute(query, (job_id,)).fetchall()
+        return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
+
+    # What was used and learned
+
+    def uses(self) -> dict[Party, Use]:
+        found = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
+        return {(user, tag): Use(seconds=seconds, at=at) for user, tag, seconds, at in found}
+
+    def set_use(self, party: Party, use: Use) -> None:
+        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
+
+    def durations(self, fingerprint: str) -> Durations | None:
+        query = "SELECT count, least_s, mean_s, most_s FROM durations WHERE fingerprint = ?"
+        row = self._execute(query, (fingerprint,)).fetchone()
+        return None if row is None else Durations(count=row[0], least_s=row[1], mean_s=row[2], most_s=row[3])
+
+    def set_durations(self, fingerprint: str, learned: Durations) -> None:
+        row = (fingerprint, learned.count, learned.least_s, learned.mean_s, learned.most_s)
+        self._execute("INSERT OR REPLACE INTO durations VALUES (?, ?, ?, ?, ?)", row)
+
+    def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
+        query = "SELECT id, submitted_at FROM jobs WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
+        last, limit = 0, _FIRST_FEW
+        while found := self._execute(query, (lane_id, last, limit)).fetchall():
+            for job_id, submitted_at in found:
+                yield Candidate(job_id=job_id, submitted_at=submitted_at)
+            last, limit = found[-1][0], _MORE
+
+    def _read_spec(self, spec_id: int) -> JobSpec:
+        row = self._execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()
+        return rows.spec_from_text(row[0])
+
+    def _read_lane(self, lane_id: int) -> Lane:
+        row = self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()
+        return rows.lane_from_text(lane_id, row[0])

@@ -1,0 +1,132 @@
+"""Rows and values: how jobs, attempts and lanes stand in the database, and how they are read back."""
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import to_builtins
+
+from gpuyard.core.jobs import Attempt, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.ordering import Lane
+from gpuyard.core.submission import Element
+
+JOB_COLUMNS = (
+    "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
+    "due_at, started_at, ended_at, outcome, reason"
+)
+ATTEMPT_COLUMNS = (
+    "job, number, pid, pid_started, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, "
+    "outcome"
+)
+
+
+def spec_to_text(spec: JobSpec) -> str:
+    """By the standard library: what is not UTF-8 in an environment is a lone surrogate, which msgspec refuses."""
+    return json.dumps(to_builtins(spec))
+
+
+def spec_from_text(text: str) -> JobSpec:
+    return msgspec.convert(json.loads(text), JobSpec)
+
+
+def lane_to_text(lane: Lane) -> str:
+    """Without its id; the same text is the same lane."""
+    shape = to_builtins(lane)
+    del shape["id"]
+    return json.dumps(shape, sort_keys=True)
+
+
+def lane_from_text(lane_id: int, text: str) -> Lane:
+    return msgspec.convert({"id": lane_id, **json.loads(text)}, Lane)
+
+
+def details_to_text(element: Element) -> str | None:
+    if element.command is not None:
+        return json.dumps({"command": element.command})
+    return json.dumps({"values": element.values}) if element.values else None
+
+
+def outcome_to_text(outcome: Outcome | None) -> str | None:
+    return None if outcome is None else msgspec.json.encode(outcome).decode()
+
+
+def outcome_from_text(text: str | None) -> Outcome | None:
+    return None if text is None else msgspec.json.decode(text, type=Outcome)
+
+
+def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
+    details = json.loads(row[9]) if row[9] else {}
+    command = details.get("command")
+    return Job(
+        id=row[0],
+        spec=spec,
+        state=JobState(row[2]),
+        priority=row[3],
+        user=row[4],
+        submitted_at=row[5],
+        group=row[6],
+        group_limit=row[7],
+        index=row[8],
+        values=details.get("values", {}),
+        command=None if command is None else tuple(command),
+        attempts=row[10],
+        failures=row[11],
+        due_at=row[12],
+        started_at=row[13],
+        ended_at=row[14],
+        outcome=outcome_from_text(row[15]),
+        reason=row[16],
+    )
+
+
+def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
+    return (
+        attempt.job_id,
+        attempt.number,
+        attempt.pid,
+        attempt.pid_started,
+        attempt.boot_id,
+        attempt.started_at,
+        attempt.lease_id,
+        " ".join(attempt.devices) or None,
+        attempt.log,
+        attempt.stop_at,
+        attempt.kill_at,
+        attempt.stopping,
+        attempt.ended_at,
+        outcome_to_text(attempt.outcome),
+    )
+
+
+def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
+    return Attempt(
+        job_id=row[0],
+        number=row[1],
+        pid=row[2],
+        pid_started=row[3],
+        boot_id=row[4],
+        started_at=row[5],
+        lease_id=row[6],
+        devices=tuple(row[7].split()) if row[7] else (),
+        log=row[8],
+        stop_at=row[9],
+        kill_at=row[10],
+        stopping=None if row[11] is None else OutcomeKind(row[11]),
+        ended_at=row[12],
+        outcome=outcome_from_text(row[13]),
+    )
+
+
+def lane_of(job: Job, batch: int | None = None) -> Lane:
+    """Without an id yet. An array without a limit needs no lane of its own."""
+    return Lane(
+        id=0,
+        priority=job.priority,
+        user=job.user,
+        tag=job.spec.tag,
+        need=job.spec.need,
+        group=job.group if job.group_limit is not None else None,
+        group_limit=job.group_limit,
+        batch=batch,
+    )
