@@ -119,6 +119,7 @@ class Controller:
         try:
             with self._store.transaction():
                 self._record_ends(now)
+                self.desk.note_statistics(now)
                 self._requeue_due(now)
                 self._stop_overdue(now)
                 started = self._start(look, now, granted) if may_start else 0

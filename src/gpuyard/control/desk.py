@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind
-from gpuyard.core.learning import Estimate, estimate, fingerprints, learn
+from gpuyard.core.learning import Durations, Estimate, estimate, fingerprints, learn
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
 from gpuyard.core.ordering import Party, Use, add_use, weight
 from gpuyard.core.policy import Running
 from gpuyard.core.retry import Verdict, judge
 from gpuyard.store.jobs import JobStore
 
+_NOTE_EVERY_S = 1.0
 _STATE_AFTER_STOP = {OutcomeKind.CANCELLED: "cancelled", OutcomeKind.TIMED_OUT: "over its time limit"}
 
 
@@ -31,6 +32,8 @@ class Desk:
         self.live: dict[int, Live] = {}
         self.uses: dict[Party, Use] = {}
         self.finished = 0
+        self._learned: dict[str, Durations] = {}
+        self._noted_at = 0.0
 
     def reload(self) -> None:
         self.live = {job.id: Live(job=job, attempt=attempt) for job, attempt in self.store.live()}
@@ -40,7 +43,6 @@ class Desk:
 
     def begin(self, job: Job, attempt: Attempt) -> None:
         self.store.begin_attempt(attempt)
-        self.store.tell(job.id, attempt.started_at, "started", _where(attempt))
         job = replace(job, state=advance(job.state, JobEvent.START), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
@@ -87,7 +89,8 @@ class Desk:
             outcome=outcome,
             failures=job.failures + verdict.counts,
         )
-        self.store.tell(job.id, now, state, verdict.text)
+        if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
+            self.store.tell(job.id, now, state, verdict.text)
         if state in FINISHED:
             self.finished += 1
             self.settle_dependants(job.id, now)
@@ -149,16 +152,29 @@ class Desk:
 
     def estimate(self, job: Job) -> Estimate:
         exact, coarse = fingerprints(job.words)
-        return estimate(job.spec, self.store.durations(exact) or self.store.durations(coarse))
+        return estimate(job.spec, self._durations(exact) or self._durations(coarse))
 
     def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
         party = (job.user, job.spec.tag)
         self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(attempt, now), now)
-        self.store.set_use(party, self.uses[party])
 
     def _learn(self, job: Job, seconds: float) -> None:
         for fingerprint in fingerprints(job.words):
-            self.store.set_durations(fingerprint, learn(self.store.durations(fingerprint), seconds))
+            self._learned[fingerprint] = learn(self._durations(fingerprint), seconds)
+
+    def _durations(self, fingerprint: str) -> Durations | None:
+        return self._learned.get(fingerprint) or self.store.durations(fingerprint)
+
+    def note_statistics(self, now: float) -> None:
+        """Writes down use and durations, now and then: a crash may cost a second's worth, which decides nothing."""
+        if now < self._noted_at + _NOTE_EVERY_S:
+            return
+        self._noted_at = now
+        for party, use in self.uses.items():
+            self.store.set_use(party, use)
+        for fingerprint, durations in self._learned.items():
+            self.store.set_durations(fingerprint, durations)
+        self._learned.clear()
 
 
 def _running(live: Live) -> Running:
@@ -176,8 +192,3 @@ def _running(live: Live) -> Running:
 
 def _device_seconds(attempt: Attempt, now: float) -> float:
     return max(0.0, now - attempt.started_at) * max(1, len(attempt.devices))
-
-
-def _where(attempt: Attempt) -> str:
-    where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
-    return f"attempt {attempt.number} {where}, pid {attempt.pid}"

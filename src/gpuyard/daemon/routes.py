@@ -219,9 +219,7 @@ class Routes:
         return telling.why(self._yard, job)
 
     def _story(self, job: Job, _: Request) -> Answer:
-        events = [{"id": 0, "at": iso_time(job.submitted_at), "kind": "submitted", "text": f"by {job.user}"}]
-        for event_id, at, kind, text in self._yard.catalogue.story(job.id):
-            events.append({"id": event_id, "at": iso_time(at), "kind": kind, "text": text})
+        events = telling.story(job, self._yard.store.attempts(job.id), self._yard.catalogue.story(job.id))
         return {"id": job.id, "events": events}
 
     async def _wait(self, request: Request) -> Answer:

@@ -6,13 +6,15 @@ from typing import Any
 from msgspec import to_builtins
 
 from gpuyard.core.dependencies import Prospect, prospect
-from gpuyard.core.jobs import Job
+from gpuyard.core.jobs import Attempt, Job
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.ordering import Line
 from gpuyard.core.reasons import Reason, ReasonKind, plain
 from gpuyard.core.shape import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.yard import Yard
+
+Event = tuple[float, str, str | None]
 
 _RECENTLY_FINISHED = 10
 _PAGE = 200
@@ -96,6 +98,23 @@ def why(yard: Yard, job: Job) -> dict[str, Any]:
         "estimated_start": iso_time(starts_at),
         "estimate": estimate,
     }
+
+
+def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> list[dict[str, Any]]:
+    """All that happened to it, in order: what its attempts tell, and what was noted besides."""
+    told: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *events]
+    for attempt in attempts:
+        where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
+        told.append((attempt.started_at, "started", f"attempt {attempt.number} {where}, pid {attempt.pid}"))
+        if attempt.outcome is not None and attempt.ended_at is not None:
+            how = attempt.outcome.reason or f"status {attempt.outcome.status}"
+            told.append((attempt.ended_at, "ended", f"attempt {attempt.number} {attempt.outcome.kind}: {how}"))
+    # An attempt ends before anything follows from it, and begins after what led to it.
+    rank = {"submitted": 0, "ended": 1, "started": 3}
+    told.sort(key=lambda event: (event[0], rank.get(event[1], 2)))
+    return [
+        {"id": number, "at": iso_time(at), "kind": kind, "text": text} for number, (at, kind, text) in enumerate(told)
+    ]
 
 
 def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:

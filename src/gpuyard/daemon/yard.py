@@ -31,8 +31,6 @@ from gpuyard.store.jobs import JobStore
 _log = logging.getLogger(__name__)
 # A look this old will do for a start; where it does not, a new one is taken.
 _FRESH_S = 0.25
-# A step waits so long for a look; what needs none is done then, and starts wait on.
-_LOOK_TAKES_S = 0.05
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _LOOK_AGAIN_S = 1.0
 _TRY_AGAIN_S = 1.0
@@ -89,24 +87,14 @@ class Yard:
         if self._soon is None:
             self._soon = self._loop.call_soon(self._step)
 
-    def saw(self) -> None:
-        """A look has come; a step that waited for it need wait no longer."""
-        if self._soon is not None:
-            self._soon.cancel()
-        self._soon = self._loop.call_soon(self._step)
-
     def _step(self) -> None:
-        if self.looks.age() > _FRESH_S and self.store.has_ready() and not self.store.setting("paused"):
-            self.looks.request()
-            self._soon = self._loop.call_later(_LOOK_TAKES_S, self._do_step, False)  # noqa: FBT003
-        else:
-            self._do_step(True)  # noqa: FBT003
-
-    def _do_step(self, may_start: bool) -> None:  # noqa: FBT001 - the loop passes it by its place
         self._soon = None
         began = time.perf_counter()
+        is_fresh = self.looks.age() <= _FRESH_S
+        if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
+            self.looks.request()  # it wakes us when it has come
         try:
-            step = self.controller.step(self.looks.latest, may_start=may_start)
+            step = self.controller.step(self.looks.latest, may_start=is_fresh)
         except StoreFault as error:
             self._suffer(error)
             return

@@ -33,6 +33,8 @@ _ABOVE_ALL_OF_THEM = 10
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 14
+# Nobody, or a number that is a thread's by now.
+_NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 
 
 class _Watched(Struct, frozen=True, kw_only=True):
@@ -169,16 +171,22 @@ class LocalEngine:
     def _watch_child(self, watched: _Watched) -> int:
         try:
             return self._watch(watched)
-        except OSError as error:
+        except EnvironmentFault:
             os.kill(watched.pid, signal.SIGKILL)
             os.waitpid(watched.pid, 0)
+            raise
+
+    def _watch(self, watched: _Watched) -> int:
+        """ProcessLookupError where nobody is there."""
+        try:
+            handle = self._exits.watch(watched.pid)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
             raise EnvironmentFault(
                 f"job {watched.job_id} cannot be watched over: {error.strerror}",
                 hint="raise the limit on open files (ulimit -n) for the daemon, or run fewer jobs at once",
             ) from error
-
-    def _watch(self, watched: _Watched) -> int:
-        handle = self._exits.watch(watched.pid)
         self._watched[handle] = watched
         self._words[watched.name] = None
         return handle
@@ -272,7 +280,12 @@ class _Exits:
             self._started[pid] = tree.start_time(pid)
             self._pids[pid] = pid
             return pid
-        handle = os.pidfd_open(pid)
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno in _NO_PROCESS:
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
+            raise
         self._pids[handle] = pid
         self._poll.register(handle, select.EPOLLIN)
         return handle

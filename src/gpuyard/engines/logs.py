@@ -6,7 +6,8 @@ program wrote, of up to about twice the cap. `17.1.log.cut` counts the bytes tha
 finds its place again.
 
 Where the file system can take a range out of a file (ext4, XFS), nothing is lost. Elsewhere the log is copied and
-emptied: what is written in the microseconds between the two is gone.
+emptied: what is written in the microseconds between the two is gone, and more of it where a program writes faster than
+can be copied.
 
 A reader holds a shared lock on the log while it reads, and whoever cuts an exclusive one, so that nobody sees the text
 in both files or in neither. Writers know nothing of it.
@@ -103,13 +104,10 @@ def _new_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _copy(source: int, target: int, start: int, end: int | None) -> int:
-    """Up to where it came: to `end`, or to wherever the writers have come by then."""
+def _copy(source: int, target: int, start: int, end: int) -> int:
+    """Up to where it came: to `end`, or to the end of the source."""
     at = start
-    while end is None or at < end:
-        chunk = os.pread(source, _CHUNK if end is None else min(_CHUNK, end - at), at)
-        if not chunk:
-            break
+    while at < end and (chunk := os.pread(source, min(_CHUNK, end - at), at)):
         at += len(chunk)
         while chunk:
             chunk = chunk[os.write(target, chunk) :]
@@ -133,8 +131,8 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 def _empty(path: Path, descriptor: int, old: int, copied: int, before: int) -> None:
-    """The count comes last: what is written in between makes the moment longer in which lines are lost."""
-    reached = _copy(descriptor, old, copied, None)
+    """As soon as the copy has caught up with the writers; those that outrun it lose what it did not reach."""
+    reached = _copy(descriptor, old, copied, copied + copied // 2)
     os.ftruncate(descriptor, 0)
     _set_cut_so_far(path, before + reached)
 

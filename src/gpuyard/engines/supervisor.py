@@ -38,7 +38,7 @@ def command(launch: Launch, log: str, umask: int) -> Command:
     arguments = (
         *_shell_for(launch.environment), _SCRIPT, f"{launch.job_id}.{launch.attempt}", f"{umask:03o}", log, launch.cwd,
         os.devnull if launch.stdin is None else launch.stdin, restore,
-        _places(launch.environment.get("PATH", os.defpath)), *launch.command,
+        _places(launch.environment.get("PATH")), *launch.command,
     )  # fmt: skip
     return Command(arguments=arguments, environment=passed)
 
@@ -70,6 +70,9 @@ def _shells() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return careful if is_sh else ("/bin/sh",), careful
 
 
-def _places(path: str) -> str:
-    """As PATH, where an empty entry is the job's own directory."""
-    return ":".join([place or "." for place in path.split(":")]) + ":"
+def _places(path: str | None) -> str:
+    """Nothing where the shell can go by PATH itself; an empty entry there is the job's own directory."""
+    places = (os.defpath if path is None else path).split(":")
+    if path is not None and "" not in places:
+        return ""
+    return ":".join([place or "." for place in places]) + ":"

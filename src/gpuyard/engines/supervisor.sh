@@ -4,7 +4,7 @@
 #
 # Descriptors: 0 is the gate (a line lets one supervisor go; its end means that the daemon is gone), 8 the lease, which
 # the program inherits, 9 the journal. RESTORE puts back those variables of the job's that a shell would not pass on as
-# they were; PLACES is where to look for a program without a slash in its name, each place followed by a colon.
+# they were; PLACES is where to look for a program without a slash in its name, each followed by a colon, if not on PATH.
 # Until the program runs there is no fork: each would cost as much as all the rest. Variables of our own would end up in
 # the job's environment where it has the same names, so there are three, which RESTORE puts back too.
 
@@ -76,7 +76,7 @@ command exec >>"$3" || leave "$1" no-log
 umask "$2"
 cd -P -- "$4" || leave "$1" no-directory "the directory $4 is not there, or cannot be entered"
 command exec <"$5" || leave "$1" no-stdin "the input $5 cannot be read"
-if ! find "$7" "$8"; then
+if ! find "${7:-$PATH:}" "$8"; then
     if [ -e "$gpuyard_place" ]; then
         leave "$1" not-executable "$gpuyard_place cannot be executed"
     fi

@@ -127,7 +127,7 @@ class Ledger:
         """As `claim`, for several at once: all that `decide` says is granted, or nothing is."""
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
-            table = locks.lock_table()
+            table = locks.LockTable()
             wanted = decide(self._leases(table, may_clean=True), self._tickets(table, may_clean=True))
             try:
                 for holder, claim in wanted:
@@ -167,7 +167,7 @@ class Ledger:
         if not (self.folder / MUTEX).exists():
             return ()  # nobody has ever claimed anything
         with hold_mutex(self.folder, _READING_TIMEOUT_S):
-            return read(locks.lock_table(), may_clean=False)
+            return read(locks.LockTable(), may_clean=False)
 
     def _leases(self, table: locks.LockTable, *, may_clean: bool) -> tuple[Lease, ...]:
         return tuple(
@@ -196,11 +196,12 @@ class Ledger:
     def _records(
         self, suffix: str, kind: type[K], table: locks.LockTable, *, may_clean: bool
     ) -> Iterator[tuple[Found, K]]:
+        is_private = os.stat(self.folder).st_mode & 0o077 == 0  # nobody else can reach a file to lock it
         try:
             for found in held_files(self.folder, suffix, may_clean=may_clean):
                 record = _record(found, kind)
-                if record is not None and locks.is_held_for(
-                    found.uid, record.holder.pid, found.device, found.inode, table
+                if record is not None and (
+                    is_private or table.is_held_for(found.uid, record.holder.pid, found.device, found.inode)
                 ):
                     yield found, record
         except OSError as error:

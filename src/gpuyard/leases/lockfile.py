@@ -77,7 +77,7 @@ class LockFile:
         self.leave()
 
     def _make(self, content: bytes) -> None:
-        unnamed = self.path.with_name(f".{self.path.name}")
+        unnamed = os.path.join(self.path.parent, f".{self.path.name}")
         self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.fchmod(self.descriptor, 0o644)  # others have to see what is held, whatever our umask
@@ -86,7 +86,7 @@ class LockFile:
             os.rename(unnamed, self.path)
         except BaseException:
             with contextlib.suppress(OSError):
-                unnamed.unlink()
+                os.unlink(unnamed)
             self.leave()
             raise
 

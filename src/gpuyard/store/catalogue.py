@@ -68,9 +68,10 @@ class Catalogue:
         )
         return self._jobs(query, (limit, offset))
 
-    def story(self, job_id: int) -> list[tuple[int, float, str, str | None]]:
-        query = "SELECT id, at, kind, text FROM events WHERE job = ? ORDER BY id"
-        return [(row[0], row[1], row[2], row[3]) for row in self._execute(query, (job_id,)).fetchall()]
+    def story(self, job_id: int) -> list[tuple[float, str, str | None]]:
+        """What was noted of it: when, what, and why."""
+        query = "SELECT at, kind, text FROM events WHERE job = ? ORDER BY id"
+        return [(row[0], row[1], row[2]) for row in self._execute(query, (job_id,)).fetchall()]
 
     def forgettable(self, before: float, limit: int) -> list[tuple[int, int]]:
         """Finished jobs that nobody waits for any more, and how many attempts they had."""

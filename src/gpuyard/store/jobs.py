@@ -34,6 +34,8 @@ class JobStore:
         self._db = database
         self._execute = database.execute
         self._arriving: set[int] = set()
+        self._settings: dict[str, str] | None = None
+        self._has_dependencies = bool(self._execute("SELECT 1 FROM dependencies LIMIT 1").fetchone())
         self.spec = lru_cache(maxsize=512)(self._read_spec)
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
@@ -47,16 +49,20 @@ class JobStore:
             # What was read of rows that are gone again must not be taken for others of the same number.
             self.spec.cache_clear()
             self._lane.cache_clear()
+            self._settings = None
+            self._has_dependencies = True
             raise
 
     # Settings
 
     def setting(self, name: str) -> str | None:
-        row = self._execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
-        return row[0] if row else None
+        if self._settings is None:
+            self._settings = dict(self._execute("SELECT name, value FROM settings").fetchall())
+        return self._settings.get(name)
 
     def set_setting(self, name: str, value: str) -> None:
         self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+        self._settings = None
 
     def counts(self) -> dict[JobState, int]:
         found = dict(self._execute("SELECT state, jobs FROM counts").fetchall())
@@ -132,6 +138,7 @@ class JobStore:
         )  # fmt: skip
 
     def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
+        self._has_dependencies = True
         self._db.executemany(
             "INSERT OR IGNORE INTO dependencies VALUES (?, ?, ?)",
             ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
@@ -241,6 +248,8 @@ class JobStore:
     # Dependencies
 
     def dependants(self, job_id: int) -> list[int]:
+        if not self._has_dependencies:
+            return []
         query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
         return [dependant for (dependant,) in self._execute(query, (job_id,)).fetchall()]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.leases.lockfile import LockFile
-from gpuyard.leases.locks import is_held_for, lock_table
+from gpuyard.leases.locks import LockTable
 from tests.unit.leases import as_root
 
 DEVICE, INODE = os.makedev(0xFD, 0x10), 4711
@@ -29,7 +29,7 @@ def table_of(tmp_path: Path, *pids: int, device: str = "fd:10", inode: int = INO
 
 
 def is_held(table: Path, uid: int, maker: int = 0) -> bool:
-    return is_held_for(uid, maker, DEVICE, INODE, lock_table(table))
+    return LockTable(table).is_held_for(uid, maker, DEVICE, INODE)
 
 
 def test_a_lock_of_the_owners_own_process_is_the_owners(tmp_path: Path) -> None:
@@ -74,6 +74,6 @@ def test_the_kernels_own_table_knows_our_locks(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     status = file.path.stat()
     key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
-    assert lock_table()[key] == (os.getpid(),)
+    assert LockTable().pids[key] == (os.getpid(),)
     file.release()
-    assert key not in lock_table()
+    assert key not in LockTable().pids
