@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from bench.leases import bench_leases
+from bench.queue import bench_queue
 from gpuyard.errors import ProbeError
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
@@ -69,7 +70,11 @@ def bench_nvidia() -> None:
     row("nvidia-smi, read by the fallback probe", median_s(lambda: smi.read(30), 10), "warm NVML read", warm)
 
 
-bench_start()
-bench_snapshot()
-bench_leases(row)
-bench_nvidia()
+if sys.argv[1:2] == ["queue"]:
+    bench_queue(sys.argv[2:])
+else:
+    bench_start()
+    bench_snapshot()
+    bench_leases(row)
+    bench_nvidia()
+    bench_queue([])

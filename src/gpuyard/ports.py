@@ -93,7 +93,8 @@ class Engine(Protocol):
         """Watches attempts that an earlier daemon began; `ended` tells of those that are over, or will be."""
 
     def ended(self) -> list[Ended]:
-        """Those that have ended since it was last asked; never blocks."""
+        """Those that have ended since it was last asked, or some of them, if more are to be had at the next call; never
+        blocks."""
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         """Sends it to every process of the attempt that can be found, but its supervisor: to how many."""

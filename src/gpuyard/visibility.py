@@ -67,6 +67,12 @@ def visible_devices(devices: Sequence[Device]) -> list[Device]:
     ]
 
 
+def named_visible(visible: str, devices: Sequence[Device]) -> list[Device]:
+    """Those that a CUDA_VISIBLE_DEVICES of that value names, in their vendor's order, and those that are not CUDA's."""
+    shown = _listed(visible, [device.id for device in devices if device.vendor in _CUDAS_OWN])
+    return [device for device in devices if device.vendor not in _CUDAS_OWN or device.id in shown]
+
+
 def cuda_numbers(ids: Sequence[str], devices: Sequence[Device]) -> list[int | None]:
     """For each id its number for CUDA in this process; `None` for one that CUDA does not see here."""
     order = _torch_order() or _order(devices)

@@ -1,10 +1,13 @@
-"""Scripts of their own that take GPUs, for tests about leases."""
+"""What integration tests share: scripts of their own that take GPUs, and a queue of their own."""
 
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
+
+from tests.integration.queue_fixture import own_yard as own_yard
+from tests.integration.queue_fixture import yard as yard
 
 HOLD = (
     "import sys\n"

@@ -35,6 +35,11 @@ from gpuyard.visibility import visible_variables
 IN_LINE_AFTER_S = 0.25
 _KILL_AGAIN_S = 5.0
 _TROUBLE_S = 1.0
+# Of the end of these we hear by ourselves.
+_TOLD_OF = frozenset(
+    {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
+     ReasonKind.BANNED, ReasonKind.TOO_FEW}
+)  # fmt: skip
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
 
 
@@ -55,10 +60,12 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """When the next step is due though nothing happens, and whether somebody waits for what only a look can tell."""
+    """When the next step is due though nothing happens; whether a job waits for what others hold, or for what only a
+    look at the machine can tell."""
 
     wake_at: float | None
     waits_for_room: bool
+    waits_for_look: bool
     started: int
 
 
@@ -96,6 +103,7 @@ class Controller:
         self._trouble_until = 0.0
         self._head_since: tuple[int, float] | None = None
         self._devices_end = False
+        self._has_rejected = False
 
     def recover(self) -> None:
         """Takes over what an earlier daemon left: to be called once, before the first step."""
@@ -113,11 +121,14 @@ class Controller:
     def step(self, look: Look, *, may_start: bool = True) -> Step:
         """Without `may_start` it only tidies up: the look is too old to start anything by."""
         now = self._clock.now()
+        if now >= self._trouble_until:
+            self._trouble = None
+        self._has_rejected = False
         if not self._unrecorded:  # the engine may forget what it told of when it is asked again
             self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engine.ended()}
         granted: list[HeldClaim] = []
         try:
-            with self._store.transaction():
+            with self.desk.in_step(), self._store.transaction():
                 self._record_ends(now)
                 self.desk.note_statistics(now)
                 self._requeue_due(now)
@@ -127,8 +138,6 @@ class Controller:
             self._engine.abandon()
             for held in granted:
                 held.release()
-            with contextlib.suppress(EnvironmentFault):
-                self.desk.reload()
             raise
         self._unrecorded.clear()
         self._engine.begin()
@@ -241,11 +250,8 @@ class Controller:
         """Why nothing at all may start."""
         if self._store.setting("paused"):
             yield plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-        if self._trouble is not None:
-            if now < self._trouble_until:
-                yield self._trouble
-            else:
-                self._trouble = None
+        if self._trouble is not None and now < self._trouble_until:
+            yield self._trouble
         rules, host = self.rules, look.snapshot.host
         self._cpu_gate = judge_above(self._cpu_gate, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
         if self._cpu_gate.is_closed:
@@ -269,6 +275,7 @@ class Controller:
                 held.release()
             if isinstance(error, UserError):
                 self.desk.apply(job, JobEvent.REJECT, now, str(error))
+                self._has_rejected = True  # others were held up by a start that did not come to be
             else:
                 self._have_trouble(ReasonKind.NO_ENGINE, error, now)
             return 0
@@ -344,17 +351,18 @@ class Controller:
         for live in self.desk.live.values():
             attempt = live.attempt
             times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)
+        if self._has_rejected:
+            times.append(now)
         if self._trouble is not None:
             times.append(self._trouble_until)
         if self._head_since is not None and self._leases.my_ticket() is None:
             times.append(self._head_since[1] + IN_LINE_AFTER_S if now < self._head_since[1] + IN_LINE_AFTER_S else None)
-        waits = any(
-            reason.kind not in (ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT)
-            for hold in self.plan.holds
-            for reason in hold.reasons
-        )
+        kinds = {reason.kind for hold in self.plan.holds for reason in hold.reasons}
         return Step(
-            wake_at=min((at for at in times if at is not None), default=None), waits_for_room=waits, started=started
+            wake_at=min((at for at in times if at is not None), default=None),
+            waits_for_room=not kinds <= _TOLD_OF,
+            waits_for_look=not kinds <= _TOLD_OF | {ReasonKind.LEASED, ReasonKind.AWAITED},
+            started=started,
         )
 
 

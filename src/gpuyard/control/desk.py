@@ -3,6 +3,9 @@
 Everything here can be made anew from the store; whoever fails in the middle of a change calls `reload`.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -13,6 +16,7 @@ from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
 from gpuyard.core.ordering import Party, Use, add_use, weight
 from gpuyard.core.policy import Running
 from gpuyard.core.retry import Verdict, judge
+from gpuyard.errors import EnvironmentFault
 from gpuyard.store.jobs import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -38,6 +42,16 @@ class Desk:
     def reload(self) -> None:
         self.live = {job.id: Live(job=job, attempt=attempt) for job, attempt in self.store.live()}
         self.uses = self.store.uses()
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around a transaction: where that fails, nothing of it has happened here either."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(EnvironmentFault):
+                self.reload()
+            raise
 
     # Attempts
 
@@ -99,13 +113,17 @@ class Desk:
 
     def apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
         """Moves a job that has no live attempt; UserError where that cannot be."""
+        state = self._move(job, event, now, reason)
+        if state in FINISHED:
+            self.settle_dependants(job.id, now)
+        return state
+
+    def _move(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
         state = advance(job.state, event)
         is_over = state in FINISHED
         self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None)
         self.store.tell(job.id, now, state, reason)
-        if is_over:
-            self.finished += 1
-            self.settle_dependants(job.id, now)
+        self.finished += is_over
         return state
 
     def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
@@ -117,19 +135,28 @@ class Desk:
         return state if found is Prospect.PENDING else self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
 
     def settle_dependants(self, job_id: int, now: float) -> None:
-        """Lets those go on that waited for it, and rejects those that waited in vain."""
-        state = self.store.state_of(job_id)
-        if state not in FINISHED:
-            return
-        for dependant_id in self.store.dependants(job_id):
+        """Lets those go on that waited for it, and rejects those that waited in vain, and whoever waited for them."""
+        ended = [job_id]
+        while ended:  # not by recursion: a chain may be longer than Python's stack
+            ended += self._settle(ended.pop(), now)
+
+    def _settle(self, job_id: int, now: float) -> list[int]:
+        """Those that it rejected."""
+        dependants = self.store.dependants(job_id)
+        if not dependants or self.store.state_of(job_id) not in FINISHED:
+            return []
+        rejected = []
+        for dependant_id in dependants:
             dependant = self.store.job(dependant_id)
             if dependant is None or not can(dependant.state, JobEvent.REJECT):
                 continue
             found, why = prospect_of_all(self.store.dependencies(dependant_id))
             if found is Prospect.NEVER:
-                self.apply(dependant, JobEvent.REJECT, now, why)
+                self._move(dependant, JobEvent.REJECT, now, why)
+                rejected.append(dependant_id)
             elif found is Prospect.MET and dependant.state is JobState.BLOCKED:
-                self.apply(dependant, JobEvent.UNBLOCK, now)
+                self._move(dependant, JobEvent.UNBLOCK, now, None)
+        return rejected
 
     # What was used and learned
 

@@ -4,6 +4,7 @@ Large requests are done in pieces, each a transaction of its own; between two of
 generators: each `yield` is such a moment, what they return is the answer.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeAlias, TypeVar
@@ -20,11 +21,13 @@ from gpuyard.core.naming import check_possible, find_devices
 from gpuyard.core.placement import is_of_kind
 from gpuyard.core.selection import Selection
 from gpuyard.core.submission import Element, Submission
-from gpuyard.errors import UserError
+from gpuyard.errors import StoreFault, UserError
+from gpuyard.leases.measure import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.store.catalogue import Catalogue
 from gpuyard.store.jobs import JobStore
 from gpuyard.store.rows import lane_of
+from gpuyard.visibility import named_visible
 
 T = TypeVar("T")
 InPieces: TypeAlias = Generator[None, None, T]
@@ -68,10 +71,24 @@ class Requests:
         before = self._store.submitted(submission.token) if submission.token else None
         if before is not None:
             return before
+        try:
+            return (yield from self._take_in(submission, user))
+        except StoreFault:
+            self._forget(submission.token)
+            raise
+
+    def _forget(self, token: str) -> None:
+        """Of a submission that failed half-way nothing is to stay, or it could not be sent again."""
+        with contextlib.suppress(StoreFault), self._store.transaction():
+            self._store.drop_incomplete(token)
+
+    def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         is_small = submission.count <= _PIECE
         like, on = self._first_job(submission, user)
         elements = iter(submission.elements)
         with self._store.transaction(is_synced=is_small):
+            if not is_small:
+                self._store.drop_incomplete(submission.token)
             number, first = self._store.begin_submission(submission.token, submission.count)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
             batch = _Batch(
@@ -127,7 +144,8 @@ class Requests:
         found = []
         for kind, selection in asked:
             ids = [job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last)]
-            found += [Dependency(job_id=job_id, kind=kind) for job_id in ids]
+            # Those that are still arriving may be taken back, and nobody has been told of them yet.
+            found += [Dependency(job_id=job_id, kind=kind) for job_id in ids if not self._store.is_arriving(job_id)]
         return found
 
     # Changes
@@ -188,7 +206,7 @@ class Requests:
         ids = (job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last))
         for piece in _batched(ids, _PIECE):
             now = self._clock.now()
-            with self._store.transaction(is_synced=True):
+            with self._desk.in_step(), self._store.transaction(is_synced=True):
                 for job_id in piece:
                     job = self._store.job(job_id)
                     try:
@@ -238,8 +256,7 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     need = submission.spec.need
     if not need.devices:
         return submission
-    if submission.devices is not None:
-        need = replace(need, only=tuple(dict.fromkeys(find_devices(submission.devices, snapshot))))
+    need = replace(need, only=_named(submission, snapshot))
     suitable = [
         device
         for device in snapshot.usable_devices()
@@ -249,6 +266,17 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
         raise UserError("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
     check_possible(need.devices, need.memory_mb, suitable)
     return replace(submission, spec=replace(submission.spec, need=replace(need, banned=banned)))
+
+
+def _named(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None:
+    """Those asked for by name; else those that a CUDA_VISIBLE_DEVICES of the user's own leaves."""
+    if submission.devices is not None:
+        return tuple(dict.fromkeys(find_devices(submission.devices, snapshot)))
+    environment = submission.spec.environment
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or LEASE_VARIABLE in environment:  # a job that submits another has ours, which says nothing
+        return None
+    return tuple(device.id for device in named_visible(visible, snapshot.usable_devices()))
 
 
 def _pieces(elements: Iterator[Element], first: int) -> Iterator[tuple[int, list[Element]]]:

@@ -4,6 +4,7 @@ Jobs that were submitted together share one spec; what differs between them is t
 of their placeholders, or a whole `command` of their own.
 """
 
+import re
 from enum import StrEnum
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from gpuyard.core.model import Need
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class OnReboot(StrEnum):
@@ -104,9 +106,10 @@ class Job(Struct, frozen=True, kw_only=True):
         if self.index is not None:
             filled["index"] = str(self.index)
         words = self.command if self.command is not None else self.spec.command
-        for name, value in filled.items():
-            words = tuple(word.replace(f"{{{name}}}", value) for word in words)
-        return words
+        if not filled:
+            return words
+        # All in one pass: a value that looks like a placeholder is a value all the same.
+        return tuple(_PLACEHOLDER.sub(lambda found: filled.get(found[1], found[0]), word) for word in words)
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

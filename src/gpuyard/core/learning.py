@@ -53,9 +53,11 @@ def estimate(spec: JobSpec, learned: Durations | None) -> Estimate:
         told = Estimate()
     if spec.time_limit_s is None:
         return told
-    limit = spec.time_limit_s + spec.grace_s
+    limit = spec.time_limit_s
     return Estimate(
-        least_s=told.least_s, likely_s=told.likely_s, most_s=limit if told.most_s is None else min(limit, told.most_s)
+        least_s=None if told.least_s is None else min(told.least_s, limit),
+        likely_s=None if told.likely_s is None else min(told.likely_s, limit),
+        most_s=min(limit + spec.grace_s, float("inf") if told.most_s is None else told.most_s),
     )
 
 

@@ -131,6 +131,11 @@ class Need(Struct, frozen=True, kw_only=True):
     min_host_memory_mb: float | None = None
     ignores_health: bool = False
 
+    @property
+    def bounds_load(self) -> bool:
+        bounds = (self.max_utilization_percent, self.max_power_w, self.max_memory_used_mb)
+        return any(bound is not None for bound in bounds)
+
 
 class Share(Struct, frozen=True, kw_only=True):
     """A device, or so much of its memory; an exclusive share may leave open how much it will use."""

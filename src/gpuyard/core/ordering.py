@@ -18,7 +18,8 @@ from gpuyard.core.model import Need
 
 AGEING_S = 600.0
 HALF_LIFE_S = 86_400.0
-# Lanes beyond this many are not looked at in one step; their jobs rise as those before them start.
+# Lanes beyond this many, with devices or without, are not looked at in one step; their jobs rise as those before them
+# start.
 MOST_LANES = 256
 # What a start counts for until the job has run for a while, so that two tags take turns within one step.
 STARTING_S = 1.0
@@ -86,7 +87,11 @@ class Line:
         heads = ((queue, next(queue.jobs, None)) for queue in queues)
         self._heads = [(queue, head) for queue, head in heads if head is not None]
         if len(self._heads) > MOST_LANES:
-            self._heads = sorted(self._heads, key=self._rank)[:MOST_LANES]
+            with_devices = [entry for entry in self._heads if entry[0].lane.need.devices]
+            without = [entry for entry in self._heads if not entry[0].lane.need.devices]
+            self._heads = [
+                entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]
+            ]
 
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:

@@ -117,16 +117,24 @@ class Board:
         shares = claim.shares if claim is not None else _awaited(ticket, self._view, self._promises)
         self._note(shares, ticket.holder, is_kept=True)
 
-    def reserve(self, need: Need, holder: Holder) -> None:
-        """Notes every device that would serve the first in the queue once leases end: nothing may delay it."""
+    def reserve(self, need: Need, holder: Holder) -> bool:
+        """Notes every device that would serve the first in the queue once leases end: nothing may delay it.
+
+        Whether there are enough of them: one whom the end of all leases would not help is kept nothing.
+        """
         granted = _granted(self._view)
         devices = [
             device
             for device in self._devices
             if _refusal(need, _without(granted.get(device.id, []), device), []) is None
         ]
-        if len(devices) >= need.devices:
-            self._note(tuple(_share_of(need, device) for device in devices), holder, is_kept=True)
+        if len(devices) < need.devices or _host_refusals(need, self._view.snapshot.host):
+            return False
+        # Whoever joined one that bears only so much load would keep it loaded.
+        is_alone = need.is_exclusive or need.bounds_load
+        shares = (msgspec.structs.replace(_share_of(need, device), is_exclusive=is_alone) for device in devices)
+        self._note(tuple(shares), holder, is_kept=True)
+        return True
 
     def _note(
         self, shares: Sequence[Share], holder: Holder, *, measured_mb: float | None = None, is_kept: bool = False

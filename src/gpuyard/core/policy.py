@@ -2,8 +2,9 @@
 
 The first job in the line that needs devices and cannot have them is the head of the queue. Every device that would
 serve it is kept for it; a job behind it may start only where that cannot delay it: on devices that the head cannot use,
-or, where it is known how long things take, if it is sure to be over before the head could start anyway. A head whom the
-end of all leases would not help holds up nobody. Work without devices has slots of its own and waits behind no device.
+or, where it is known how long things take, if it is sure to be over before the head could start anyway. One whom the
+end of all leases would not help holds up nobody, nor does one that waits for others of its tag or array. Work without
+devices has slots of its own and waits behind no device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +76,10 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """`holds` has one for each lane that was looked at, its first job's; `head` is the one that others wait for."""
+    """`holds` has one for each lane that was looked at, its first job's.
+
+    `head` is the one that others wait for; where nobody has to, the first that waits for devices.
+    """
 
     starts: tuple[Start, ...] = ()
     holds: tuple[Hold, ...] = ()
@@ -99,7 +103,11 @@ class _Planner:
         self._kept = self._board
         self._tickets = in_line(view.tickets)
         self._counts = _Counts(view.running)
+        ours = {run.lease_id for run in view.running}
+        leases = view.placement.leases
+        self._all_is_ours = bool(leases) and not view.tickets and all(lease.id in ours for lease in leases)
         self._head: Hold | None = None
+        self._first_waiting: Hold | None = None
         self._shadow: float | None = None
         self._starts: list[Start] = []
         self._holds: list[Hold] = []
@@ -107,17 +115,19 @@ class _Planner:
     def plan(self) -> Plan:
         while (first := self._line.first()) is not None:
             self._consider(*first)
-        return Plan(starts=tuple(self._starts), holds=tuple(self._holds), head=self._head)
+        head = self._head or self._first_waiting
+        return Plan(starts=tuple(self._starts), holds=tuple(self._holds), head=head)
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
-        choice = self._refuse(lane) or self._place(lane, candidate)
+        refusal = self._refuse(lane)
+        choice = refusal or self._place(lane, candidate)
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
         self._line.drop(lane)
         hold = Hold(job_id=candidate.job_id, lane=lane, reasons=choice)
         self._holds.append(hold)
-        if self._head is None and lane.need.devices and not self._view.shut:
+        if self._head is None and lane.need.devices and not refusal:
             self._make_head(hold)
 
     def _start(self, lane: Lane, candidate: Candidate, claim: Claim) -> None:
@@ -146,8 +156,8 @@ class _Planner:
         if not need.devices:
             choice = self._board.choose(need)
             return choice.claim or choice.reasons
-        if self._head is not None and lane.id != self._about and not self._board.has_room():
-            return ()
+        if lane.id != self._about and (self._head or self._all_is_ours) and not self._board.has_room():
+            return ()  # one who asks why is told; to find the words at each step would cost more than the step
         self._keep_for_those_ahead(lane)
         choice = self._kept.choose(need)
         if choice.claim is None and self._head is not None and self._ends_before_head(candidate):
@@ -164,9 +174,13 @@ class _Planner:
                 board.keep_for(ticket)
 
     def _make_head(self, hold: Hold) -> None:
-        self._head = hold
-        self._kept = self._board.copy()
-        self._kept.reserve(hold.lane.need, self._holder(hold.job_id))
+        self._first_waiting = self._first_waiting or hold
+        if not self._board.has_room():
+            self._head = hold  # nothing is left that could be kept for it
+            return
+        kept = self._board.copy()
+        if kept.reserve(hold.lane.need, self._holder(hold.job_id)):
+            self._head, self._kept = hold, kept
 
     def _ends_before_head(self, candidate: Candidate) -> bool:
         most_s = self._view.estimate(candidate.job_id).most_s
@@ -177,15 +191,15 @@ class _Planner:
         return self._view.now + most_s <= self._shadow
 
     def _earliest_for_head(self) -> float:
-        """When the head could start at the earliest; now, where nobody knows."""
+        """When the head could start at the earliest: a lease of which nobody knows the end may end at any moment."""
         assert self._head is not None
         now, gone = self._view.now, set[str]()
-        leased = ((self._view.ends_after(run.job_id), run.lease_id) for run in self._view.running)
-        ends = sorted((end, lease_id) for end, lease_id in leased if end is not None and lease_id is not None)
-        for end, lease_id in ends:
+        known = {run.lease_id: self._view.ends_after(run.job_id) for run in self._view.running}
+        leases = self._view.placement.leases
+        for end, lease_id in sorted((max(now, known.get(lease.id) or now), lease.id) for lease in leases):
             gone.add(lease_id)
             if self._board.without(frozenset(gone)).choose(self._head.lane.need).claim is not None:
-                return max(now, end)
+                return end
         return now
 
     def _holder(self, job_id: int) -> Holder:

@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ MOST_JOBS = 1_000_000
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Spreadsheets write it before the first column's name.
+_BYTE_ORDER_MARK = "\ufeff"
 # What a shell would not take as it stands; a line without any of these needs no shell.
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
@@ -144,16 +147,15 @@ def _elements(asked: Asked, options: "_Options") -> tuple[int, Iterable[Element]
     if array is not None:
         return _array(array)
     found = list(_many(asked, options))
-    if len(found) > MOST_JOBS:
-        raise UserError(f"{len(found):,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
+    _refuse_too_many(len(found))
     return len(found), found, None
 
 
 def _many(asked: Asked, options: "_Options") -> Iterator[Element]:
     if asked.list is not None:
-        return _lines(asked.list)
+        return _lines(asked.list.removeprefix(_BYTE_ORDER_MARK))
     if asked.table is not None:
-        return _rows(asked.table)
+        return _rows(asked.table.removeprefix(_BYTE_ORDER_MARK))
     if sweep := options.texts("sweep"):
         return _sweep(sweep)
     return iter([Element()])
@@ -169,9 +171,13 @@ def _array(text: str) -> tuple[int, Iterable[Element], int | None]:
     if step == 0 or limit == 0 or last < first:
         raise UserError(f"'{text}' is an empty range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
     indexes = range(first, last + 1, step or 1)
-    if len(indexes) > MOST_JOBS:
-        raise UserError(f"{len(indexes):,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
+    _refuse_too_many(len(indexes))
     return len(indexes), (Element(index=index) for index in indexes), limit
+
+
+def _refuse_too_many(count: int) -> None:
+    if count > MOST_JOBS:
+        raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
 
 
 def _sweep(texts: list[str]) -> Iterator[Element]:
@@ -180,7 +186,9 @@ def _sweep(texts: list[str]) -> Iterator[Element]:
         name, equals, values = text.partition("=")
         if not equals or not _PLACEHOLDER.fullmatch(name) or not values or name in axes:
             raise UserError(f"'{text}' is not a sweep", hint="write it once for each name: --sweep lr=1e-3,1e-4")
-        axes[name] = list(itertools.chain.from_iterable(map(_span, values.split(","))))
+        spans = itertools.chain.from_iterable(map(_span, values.split(",")))
+        axes[name] = list(itertools.islice(spans, MOST_JOBS + 1))
+    _refuse_too_many(math.prod(map(len, axes.values())))
     for point in itertools.product(*axes.values()):
         yield Element(values=dict(zip(axes, point, strict=True)))
 
@@ -197,7 +205,7 @@ def _span(word: str) -> Iterable[str]:
 
 
 def _lines(text: str) -> Iterator[Element]:
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.split("\n")]  # as a shell does: a form feed ends no command
     commands = [line for line in lines if line and not line.startswith("#")]
     if not commands:
         raise UserError("the file has no command in it", hint="write one on each line; lines with # are left out")
@@ -221,10 +229,13 @@ def _rows(text: str) -> Iterator[Element]:
         bad = next((name for name in names if not _PLACEHOLDER.fullmatch(name)), None)
         if bad is not None or not names or len(set(names)) < len(names):
             raise UserError("the CSV file's first line has to name its columns", hint="such as lr,seed")
+        row = None
         for row in filter(None, rows):
             if len(row) != len(names):
                 raise UserError(f"line {rows.line_num} of the CSV file has {len(row)} values for {len(names)} columns")
             yield Element(values=dict(zip(names, row, strict=True)))
+        if row is None:
+            raise UserError("the CSV file has no values in it", hint="write a line of them for each job")
     except csv.Error as error:
         raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
 
@@ -278,7 +289,10 @@ class _Options:
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
     def flag(self, name: str) -> bool:
-        return bool(self._take(name))
+        value = self._take(name)
+        if not isinstance(value, bool | None):
+            raise UserError(f"--{name} takes no value")
+        return bool(value)
 
     def whole(self, name: str, default: int, *, least: int, most: int = 1_000_000_000) -> int:
         text = self.text(name)
@@ -305,8 +319,8 @@ class _Options:
     def size(self, name: str) -> float | None:
         text = self.text(name)
         size = None if text is None else parse_size(text)
-        if size is not None and size <= 0:
-            raise UserError(f"--{name} is nothing", hint="give it at least 1M")
+        if size is not None and not 0 < size < float("inf"):
+            raise UserError(f"--{name} {text} is out of range", hint="give it at least 1M")
         return size
 
     def seconds(self, name: str, *, may_be_zero: bool = False) -> float | None:

@@ -34,6 +34,7 @@ _FRESH_S = 0.25
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _LOOK_AGAIN_S = 1.0
 _TRY_AGAIN_S = 1.0
+_TIMER_EARLY_S = 0.5
 _LOGS_EVERY_S = 5.0
 _WITHOUT_PIDFD_S = 0.1
 
@@ -91,10 +92,10 @@ class Yard:
         self._soon = None
         began = time.perf_counter()
         is_fresh = self.looks.age() <= _FRESH_S
-        if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
-            self.looks.request()  # it wakes us when it has come
         try:
             step = self.controller.step(self.looks.latest, may_start=is_fresh)
+            if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
+                self.looks.request()  # it wakes us when it has come
         except StoreFault as error:
             self._suffer(error)
             return
@@ -107,17 +108,24 @@ class Yard:
         self._rest(step)
 
     def _rest(self, step: Step) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
         if step.waits_for_room:
-            waits.append(self._next_look())
+            waits.append(self._next_look() if step.waits_for_look else _LOOK_AGAIN_S)
         if self.controller.desk.live and self._engine.fileno() < 0:
             waits.append(_WITHOUT_PIDFD_S)
-        self._timer = self._loop.call_later(min(waits), self._look) if waits else None
+        self._sleep(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
         if self.controller.desk.live and self._logs_timer is None:
             self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
+
+    def _sleep(self, seconds: float | None) -> None:
+        """A timer that would wake us a little early stays: to set one for each of a thousand steps a second costs."""
+        due = None if seconds is None else self._loop.time() + seconds
+        if self._timer is not None:
+            if due is not None and due - _TIMER_EARLY_S <= self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._look)
 
     def _next_look(self) -> float:
         """Soon after a job has ended: a driver takes a while to give back its memory."""
@@ -127,6 +135,7 @@ class Yard:
         return _LOOK_AGAIN_S
 
     def _look(self) -> None:
+        self._timer = None
         if self.store.has_ready():
             self.looks.request()
         else:

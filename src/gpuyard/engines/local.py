@@ -97,6 +97,7 @@ class LocalEngine:
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """UserError where the command cannot be given to any program."""
         log = f"{self._logs}/{logs.name_of(launch.job_id, launch.attempt)}"
+        pid_started = tree.time_now()
         pid = self._spawn(launch, log, lease_descriptor)
         watched = _Watched(
             job_id=launch.job_id,
@@ -105,9 +106,7 @@ class LocalEngine:
             things=journal.Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin),
         )
         self._prepared.add(self._watch_child(watched))
-        return Prepared(
-            job_id=launch.job_id, attempt=launch.attempt, pid=pid, pid_started=tree.start_time(pid), log=log
-        )
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=pid, pid_started=pid_started, log=log)
 
     def begin(self) -> None:
         if self._gate is None:
@@ -293,14 +292,21 @@ class _Exits:
     def forget(self, handle: int) -> None:
         del self._pids[handle]
         if self._poll is not None:
-            os.close(handle)  # which ends its part in the poll too
+            # Closing alone would not do: a child that is just being made has a copy for a moment, and the poll would
+            # tell of this one under the number of the next.
+            self._poll.unregister(handle)
+            os.close(handle)
 
     def take(self) -> list[int]:
-        """Those that are gone; they are reaped and forgotten."""
+        """Some that are gone; they are reaped and forgotten.
+
+        One at a time where it can be: while the daemon works on the next, the first one's successor runs already. To
+        wait for all of them would have everybody wait for the daemon, and the daemon for everybody, in turns.
+        """
         if self._poll is None:
             gone = [pid for pid in self._pids if _reap(pid) or tree.start_time(pid) != self._started[pid]]
         else:
-            gone = [handle for handle, _ in self._poll.poll(0, max(len(self._pids), 1))]
+            gone = [handle for handle, _ in self._poll.poll(0, 1)]
         for handle in gone:
             _reap(self._pids[handle])
             self.forget(handle)

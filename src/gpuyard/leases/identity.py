@@ -24,7 +24,9 @@ def this_process(label: str | None = None) -> Holder:
 
 def tidy_label(label: str | None) -> str | None:
     """Of a length to be shown, and without what would play tricks on the terminal of whoever reads it."""
-    return label and "".join(letter if letter.isprintable() else "?" for letter in label[:_LONGEST_LABEL])
+    if label is None or (label.isprintable() and len(label) <= _LONGEST_LABEL):
+        return label
+    return "".join(letter if letter.isprintable() else "?" for letter in label[:_LONGEST_LABEL])
 
 
 @lru_cache(maxsize=256)  # it may be asked of a server far away

@@ -26,7 +26,6 @@ from gpuyard.leases.identity import tidy_label, user_name
 from gpuyard.leases.lockfile import Found, LockFile, held_files
 from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
 
-R = TypeVar("R", Lease, Ticket)
 _LEASE, _TICKET = ".lease", ".ticket"
 _READING_TIMEOUT_S = 10.0
 
@@ -43,6 +42,8 @@ class _TicketRecord(Struct, frozen=True, kw_only=True):
 
 
 K = TypeVar("K", _LeaseRecord, _TicketRecord)
+_LEASES, _TICKETS = msgspec.json.Decoder(_LeaseRecord), msgspec.json.Decoder(_TicketRecord)
+_Live = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
 
 
 class HeldLease:
@@ -78,7 +79,7 @@ class HeldTicket:
 
     def __init__(self, file: LockFile) -> None:
         self._file = file
-        self.id = file.path.name.removesuffix(_TICKET)
+        self.id = file.name.removesuffix(_TICKET)
 
     def release(self) -> None:
         self._file.release()
@@ -89,10 +90,10 @@ class Ledger:
         self.folder = folder
 
     def leases(self) -> tuple[Lease, ...]:
-        return self._read(self._leases)
+        return self._read()[0]
 
     def tickets(self) -> tuple[Ticket, ...]:
-        return self._read(self._tickets)
+        return self._read()[1]
 
     def enter_line(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> HeldTicket:
         """A ticket, which keeps its place while this process lives."""
@@ -127,8 +128,7 @@ class Ledger:
         """As `claim`, for several at once: all that `decide` says is granted, or nothing is."""
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
-            table = locks.LockTable()
-            wanted = decide(self._leases(table, may_clean=True), self._tickets(table, may_clean=True))
+            wanted = decide(*self._live(may_clean=True))
             try:
                 for holder, claim in wanted:
                     granted.append(self._grant(holder, claim))
@@ -142,7 +142,7 @@ class Ledger:
 
     def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
         file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares))
-        lease_id = file.path.name.removesuffix(_LEASE)
+        lease_id = file.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
 
     def end(self, lease_id: str) -> None:
@@ -159,53 +159,32 @@ class Ledger:
     def _make(self, suffix: str, record: Struct) -> LockFile:
         name = f"{os.getpid()}-{os.urandom(4).hex()}{suffix}"
         try:
-            return LockFile(self.folder / name, msgspec.json.encode(record), is_inherited=suffix == _LEASE)
+            return LockFile(f"{self.folder}/{name}", msgspec.json.encode(record), is_inherited=suffix == _LEASE)
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
-    def _read(self, read: Callable[..., tuple[R, ...]]) -> tuple[R, ...]:
+    def _read(self) -> _Live:
         if not (self.folder / MUTEX).exists():
-            return ()  # nobody has ever claimed anything
+            return (), ()  # nobody has ever claimed anything
         with hold_mutex(self.folder, _READING_TIMEOUT_S):
-            return read(locks.LockTable(), may_clean=False)
+            return self._live(may_clean=False)
 
-    def _leases(self, table: locks.LockTable, *, may_clean: bool) -> tuple[Lease, ...]:
-        return tuple(
-            Lease(
-                id=found.path.name.removesuffix(_LEASE),
-                holder=_owner(found, record.holder),
-                shares=record.shares,
-                since=found.made_at,
-            )
-            for found, record in self._records(_LEASE, _LeaseRecord, table, may_clean=may_clean)
-            if record.shares
-        )
-
-    def _tickets(self, table: locks.LockTable, *, may_clean: bool) -> tuple[Ticket, ...]:
-        return tuple(
-            Ticket(
-                id=found.path.name.removesuffix(_TICKET),
-                holder=_owner(found, record.holder),
-                need=record.need,
-                since=found.made_at,
-                priority=record.priority,
-            )
-            for found, record in self._records(_TICKET, _TicketRecord, table, may_clean=may_clean)
-        )
-
-    def _records(
-        self, suffix: str, kind: type[K], table: locks.LockTable, *, may_clean: bool
-    ) -> Iterator[tuple[Found, K]]:
-        is_private = os.stat(self.folder).st_mode & 0o077 == 0  # nobody else can reach a file to lock it
+    def _live(self, *, may_clean: bool) -> _Live:
+        """All leases and tickets that are held."""
+        leases: list[Lease] = []
+        tickets: list[Ticket] = []
         try:
-            for found in held_files(self.folder, suffix, may_clean=may_clean):
-                record = _record(found, kind)
-                if record is not None and (
-                    is_private or table.is_held_for(found.uid, record.holder.pid, found.device, found.inode)
-                ):
-                    yield found, record
+            is_private = os.stat(self.folder).st_mode & 0o077 == 0
+            # Where nobody else can reach a file, nobody else can lock it.
+            table = None if is_private else locks.LockTable()
+            for found in held_files(self.folder, (_LEASE, _TICKET), may_clean=may_clean):
+                if found.name.endswith(_LEASE):
+                    leases += _lease(found, table)
+                else:
+                    tickets += _ticket(found, table)
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
+        return tuple(leases), tuple(tickets)
 
 
 def open_ledger() -> Ledger:
@@ -213,11 +192,27 @@ def open_ledger() -> Ledger:
     return Ledger(prepare(lease_dir()))
 
 
-def _record(found: Found, kind: type[K]) -> K | None:
+def _lease(found: Found, table: locks.LockTable | None) -> Iterator[Lease]:
+    record = _record(found, _LEASES, table)
+    if record is not None and record.shares:
+        holder, lease_id = _owner(found, record.holder), found.name.removesuffix(_LEASE)
+        yield Lease(id=lease_id, holder=holder, shares=record.shares, since=found.made_at)
+
+
+def _ticket(found: Found, table: locks.LockTable | None) -> Iterator[Ticket]:
+    record = _record(found, _TICKETS, table)
+    if record is not None:
+        holder, ticket_id = _owner(found, record.holder), found.name.removesuffix(_TICKET)
+        yield Ticket(id=ticket_id, holder=holder, need=record.need, since=found.made_at, priority=record.priority)
+
+
+def _record(found: Found, kind: msgspec.json.Decoder[K], table: locks.LockTable | None) -> K | None:
     try:
-        return msgspec.json.decode(found.content, type=kind)
+        record = kind.decode(found.content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    is_held = table is None or table.is_held_for(found.uid, record.holder.pid, found.device, found.inode)
+    return record if is_held else None
 
 
 def _owner(found: Found, told: Holder) -> Holder:

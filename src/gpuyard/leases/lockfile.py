@@ -31,7 +31,7 @@ _NOT_OURS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, err
 class Found(Struct, frozen=True, kw_only=True):
     """A file somebody holds; its owner is who made it, whatever stands in it."""
 
-    path: Path
+    name: str
     uid: int
     made_at: float
     content: bytes
@@ -44,9 +44,9 @@ class LockFile:
 
     _of_this_process: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
-    def __init__(self, path: Path, content: bytes, *, is_inherited: bool = True) -> None:
+    def __init__(self, path: str | Path, content: bytes, *, is_inherited: bool = True) -> None:
         """One that is not inherited is this process's alone: a child forked meanwhile does not keep it."""
-        self.path = path
+        self._folder, self.name = os.path.split(path)
         self.descriptor = -1
         self._pid = os.getpid()
         if not is_inherited:
@@ -57,6 +57,10 @@ class LockFile:
     def leave_in_child(cls) -> None:
         for file in list(cls._of_this_process):
             file.leave()
+
+    @property
+    def path(self) -> Path:
+        return Path(self._folder, self.name)
 
     def share(self) -> None:
         """Lets others of this user's keep it too, with `take_over`."""
@@ -77,13 +81,13 @@ class LockFile:
         self.leave()
 
     def _make(self, content: bytes) -> None:
-        unnamed = os.path.join(self.path.parent, f".{self.path.name}")
+        unnamed = f"{self._folder}/.{self.name}"
         self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.fchmod(self.descriptor, 0o644)  # others have to see what is held, whatever our umask
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(self.descriptor, content)
-            os.rename(unnamed, self.path)
+            os.rename(unnamed, f"{self._folder}/{self.name}")
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(unnamed)
@@ -113,24 +117,26 @@ def take_over(path: Path) -> int:
     return descriptor
 
 
-def held_files(folder: Path, suffix: str, *, may_clean: bool) -> Iterator[Found]:
+def held_files(folder: Path, suffixes: tuple[str, ...], *, may_clean: bool) -> Iterator[Found]:
     """Those that are held. What the dead left is removed where `may_clean`."""
-    for name in sorted(os.listdir(folder)):
-        found = _look_if_ours(os.path.join(folder, name), may_clean=may_clean) if name.endswith(suffix) else None
+    place = str(folder)
+    for name in sorted(os.listdir(place)):
+        found = _look_if_ours(place, name, may_clean=may_clean) if name.endswith(suffixes) else None
         if found is not None and not name.startswith("."):
             yield found
 
 
-def _look_if_ours(path: str, *, may_clean: bool) -> Found | None:
+def _look_if_ours(folder: str, name: str, *, may_clean: bool) -> Found | None:
     try:
-        return _look_at(path, may_clean=may_clean)
+        return _look_at(folder, name, may_clean=may_clean)
     except OSError as error:
         if error.errno in _NOT_OURS:
             return None
         raise  # no more descriptors, say: a lease that was not seen would be taken for free
 
 
-def _look_at(path: str, *, may_clean: bool) -> Found | None:
+def _look_at(folder: str, name: str, *, may_clean: bool) -> Found | None:
+    path = f"{folder}/{name}"
     # Without O_NONBLOCK a pipe of that name would stop everybody.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -142,7 +148,7 @@ def _look_at(path: str, *, may_clean: bool) -> Found | None:
                 os.unlink(path)
             return None
         return Found(
-            path=Path(path),
+            name=name,
             uid=status.st_uid,
             made_at=status.st_ctime,
             content=os.pread(descriptor, _MAX_BYTES + 1, 0),

@@ -33,7 +33,8 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._execute = database.execute
-        self._arriving: set[int] = set()
+        self._known_arriving: set[int] | None = None
+        self._has_delayed = True  # as far as we know
         self._settings: dict[str, str] | None = None
         self._has_dependencies = bool(self._execute("SELECT 1 FROM dependencies LIMIT 1").fetchone())
         self.spec = lru_cache(maxsize=512)(self._read_spec)
@@ -49,8 +50,8 @@ class JobStore:
             # What was read of rows that are gone again must not be taken for others of the same number.
             self.spec.cache_clear()
             self._lane.cache_clear()
-            self._settings = None
-            self._has_dependencies = True
+            self._settings = self._known_arriving = None
+            self._has_dependencies = self._has_delayed = True
             raise
 
     # Settings
@@ -76,6 +77,18 @@ class JobStore:
         row = self._execute(query, (token,)).fetchone()
         return None if row is None else (row[0], row[1])
 
+    @property
+    def _arriving(self) -> set[int]:
+        """Submissions that are not complete."""
+        if self._known_arriving is None:
+            found = self._execute("SELECT id FROM submissions WHERE NOT is_complete").fetchall()
+            self._known_arriving = {submission for (submission,) in found}
+        return self._known_arriving
+
+    def is_arriving(self, job_id: int) -> bool:
+        """Whether the rest of its submission is still to come."""
+        return bool(self._arriving) and self.lane_of(job_id).batch in self._arriving
+
     def begin_submission(self, token: str, count: int) -> tuple[int, int]:
         """Its own id, and the first of `count` job ids. Its jobs are not there until it is completed."""
         first = int(self.setting("next_id") or 1)
@@ -97,14 +110,14 @@ class JobStore:
         self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
         self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
 
-    def drop_incomplete(self) -> None:
-        """Forgets submissions that were never acknowledged."""
-        for submission, first, last in self._execute(
-            "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete"
-        ).fetchall():
+    def drop_incomplete(self, token: str | None = None) -> None:
+        """Forgets submissions that were never acknowledged: all of them, or the one that was sent with the token."""
+        query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (?1 IS NULL OR token = ?1)"
+        for submission, first, last in self._execute(query, (token,)).fetchall():
             self._execute("DELETE FROM dependencies WHERE job BETWEEN ? AND ?", (first, last))
             self._execute("DELETE FROM jobs WHERE id BETWEEN ? AND ?", (first, last))
             self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
+            self._arriving.discard(submission)
 
     def begin_ids_after(self, job_id: int) -> None:
         if int(self.setting("next_id") or 1) <= job_id:
@@ -140,7 +153,7 @@ class JobStore:
     def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
         self._has_dependencies = True
         self._db.executemany(
-            "INSERT OR IGNORE INTO dependencies VALUES (?, ?, ?)",
+            "INSERT INTO dependencies VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
         )
 
@@ -183,10 +196,11 @@ class JobStore:
         outcome: Outcome | None = None,
         failures: int | None = None,
     ) -> None:
+        self._has_delayed = self._has_delayed or due_at is not None
         self._execute(
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
             "failures = coalesce(?, failures) WHERE id = ?",
-            (state, reason, due_at, ended_at, rows.outcome_to_text(outcome), failures, job_id),
+            (state, rows.reason_to_text(reason), due_at, ended_at, rows.outcome_to_text(outcome), failures, job_id),
         )
 
     def forgive(self, job_id: int) -> None:
@@ -196,19 +210,26 @@ class JobStore:
     def move(self, job_id: int, priority: int) -> None:
         """Into the lane that is like its own but for the priority."""
         lane = self.lane_of(job_id)
-        lane_id = self.lane_id(replace(lane, priority=priority, batch=None))
+        batch = lane.batch if lane.batch in self._arriving else None  # it is not there before all of its submission is
+        lane_id = self.lane_id(replace(lane, priority=priority, batch=batch))
         self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
 
     def tell(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
         """Adds to the job's story."""
-        self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", (job_id, at, kind, text))
+        row = (job_id, at, kind, rows.reason_to_text(text))
+        self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", row)
 
     def due(self, now: float) -> list[int]:
+        if not self._has_delayed:
+            return []
         query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
         return [job_id for (job_id,) in self._execute(query, (now,)).fetchall()]
 
     def next_due(self) -> float | None:
+        if not self._has_delayed:
+            return None
         due_at: float | None = self._execute("SELECT min(due_at) FROM jobs WHERE state = 'delayed'").fetchone()[0]
+        self._has_delayed = due_at is not None
         return due_at
 
     # Attempts

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Job, JobSpec, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import JobState
@@ -47,8 +48,15 @@ def details_to_text(element: Element) -> str | None:
     return json.dumps({"values": element.values}) if element.values else None
 
 
+def reason_to_text(reason: str | None) -> str | None:
+    """A path in it need not be UTF-8, which SQLite refuses; what is written for people may lose that letter."""
+    return None if reason is None else reason.encode(errors="replace").decode()
+
+
 def outcome_to_text(outcome: Outcome | None) -> str | None:
-    return None if outcome is None else msgspec.json.encode(outcome).decode()
+    if outcome is None:
+        return None
+    return msgspec.json.encode(replace(outcome, reason=reason_to_text(outcome.reason))).decode()
 
 
 def outcome_from_text(text: str | None) -> Outcome | None:

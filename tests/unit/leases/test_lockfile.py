@@ -17,7 +17,7 @@ from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
 def held(folder: Path, *, may_clean: bool = False) -> list[Found]:
-    return list(held_files(folder, ".lease", may_clean=may_clean))
+    return list(held_files(folder, (".lease",), may_clean=may_clean))
 
 
 def hold(connection: Connection, path: Path) -> None:
@@ -32,7 +32,7 @@ def hold(connection: Connection, path: Path) -> None:
 def test_a_held_file_is_found_with_its_content_and_its_owner(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"words")
     (found,) = held(tmp_path, may_clean=True)
-    assert (found.path, found.content, found.uid) == (tmp_path / "a.lease", b"words", os.getuid())
+    assert (found.name, found.content, found.uid) == ("a.lease", b"words", os.getuid())
     assert stat_mode(tmp_path / "a.lease") == 0o644
     file.release()
 
@@ -62,7 +62,7 @@ def test_what_a_killed_holder_leaves_is_not_held_and_goes_when_it_may(tmp_path: 
     path = tmp_path / "a.lease"
     with child(hold, path) as holder:
         holder.hear()
-        assert [found.path for found in held(tmp_path, may_clean=True)] == [path]
+        assert [found.name for found in held(tmp_path, may_clean=True)] == [path.name]
         holder.kill()
     assert held(tmp_path) == []
     assert path.exists()

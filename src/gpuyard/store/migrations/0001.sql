@@ -32,8 +32,8 @@ CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
     spec INTEGER NOT NULL REFERENCES specs (id),
     lane INTEGER NOT NULL REFERENCES lanes (id),
-    state TEXT NOT NULL CHECK (state IN ('arriving', 'held', 'blocked', 'delayed', 'queued', 'running', 'stopping',
-                                         'succeeded', 'failed', 'cancelled', 'rejected')),
+    state TEXT NOT NULL CHECK (state IN ('held', 'blocked', 'delayed', 'queued', 'running', 'stopping', 'succeeded',
+                                         'failed', 'cancelled', 'rejected')),
     priority INTEGER NOT NULL,
     user TEXT NOT NULL,
     name TEXT,
@@ -55,7 +55,7 @@ CREATE TABLE jobs (
 
 CREATE INDEX jobs_ready ON jobs (lane, id) WHERE state = 'queued';
 CREATE INDEX jobs_due ON jobs (due_at) WHERE state = 'delayed';
-CREATE INDEX jobs_apart ON jobs (state, id) WHERE state IN ('arriving', 'held', 'blocked', 'delayed', 'running', 'stopping');
+CREATE INDEX jobs_apart ON jobs (state DESC, id) WHERE state IN ('held', 'blocked', 'delayed', 'running', 'stopping');
 CREATE INDEX jobs_finished ON jobs (ended_at) WHERE state IN ('succeeded', 'failed', 'cancelled', 'rejected');
 CREATE INDEX jobs_named ON jobs (name) WHERE name IS NOT NULL;
 CREATE INDEX jobs_tagged ON jobs (tag) WHERE tag <> '';
@@ -67,8 +67,8 @@ CREATE TABLE counts (
     jobs INTEGER NOT NULL CHECK (jobs >= 0)
 ) WITHOUT ROWID;
 
-INSERT INTO counts VALUES ('arriving', 0), ('held', 0), ('blocked', 0), ('delayed', 0), ('queued', 0), ('running', 0),
-    ('stopping', 0), ('succeeded', 0), ('failed', 0), ('cancelled', 0), ('rejected', 0);
+INSERT INTO counts VALUES ('held', 0), ('blocked', 0), ('delayed', 0), ('queued', 0), ('running', 0), ('stopping', 0),
+    ('succeeded', 0), ('failed', 0), ('cancelled', 0), ('rejected', 0);
 
 CREATE TRIGGER count_new AFTER INSERT ON jobs BEGIN
     UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;

@@ -1,23 +1,48 @@
 """The command line: a file per verb, each imported only when it is used.
 
+The queue's verbs are called in loops, so they are understood without click where that can be done (`fast`); everything
+else, help and mistakes included, is click's (`group`).
+
 Exit statuses: 0 it worked; 1 something on this machine stands in the way; 2 what was typed cannot be understood;
 130 interrupted. Each message on standard error says what to try next.
 """
 
-import difflib
 import importlib
 import os
 import sys
-from typing import NoReturn
 
-import click
-
-from gpuyard import __version__
 from gpuyard.errors import GpuyardError, UserError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from gpuyard.ui.cli.group import cli as cli
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
+QUEUE_VERBS = {
+    "cancel": "End jobs, or take them out of the queue.",
+    "clean": "Forget jobs that finished long ago, and their logs.",
+    "daemon": "Start, stop or look at the daemon that runs the queue.",
+    "drain": "Let what runs come to its end, and start nothing new.",
+    "hold": "Keep waiting jobs from starting.",
+    "logs": "Print what a job wrote, and follow it.",
+    "pause": "Start nothing new; what runs goes on.",
+    "priority": "Let waiting jobs start earlier or later.",
+    "queue": "Show what runs, what waits and why, and what has finished.",
+    "release": "Let held jobs start.",
+    "retry": "Queue finished jobs once more.",
+    "show": "Show all about one job.",
+    "story": "Tell what happened to a job, step by step.",
+    "submit": "Put a program into the queue; it runs when there is room for it.",
+    "unpause": "Go on after `pause` or `drain`.",
+    "wait": "Wait until jobs have finished.",
+    "why": "Say why a job does not run yet.",
+}
+
 VERBS = {
+    **QUEUE_VERBS,
     "completion": "Print the script that completes commands in your shell.",
     "devices": "Show every GPU and the host, and how busy they are.",
     "doctor": "Say which probes work, which do not, and what to do about it.",
@@ -28,60 +53,44 @@ VERBS = {
 }
 
 
-class VerbGroup(click.Group):
-    """Knows the verbs without importing them."""
+def __getattr__(name: str) -> "Any":
+    """`cli`, the click group, is there for those who ask for it; making it takes longer than most commands run."""
+    if name != "cli":
+        raise AttributeError(f"module 'gpuyard.ui.cli' has no attribute '{name}'")
+    from gpuyard.ui.cli.group import cli
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
-            return None
-        module = importlib.import_module(f"gpuyard.ui.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            meant = f"did you mean `gpuyard {near[0]}`?" if near else "see `gpuyard --help`"
-            raise UserError(f"there is no command '{args[0]}'", hint=meant)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(VERBS.items()))
-
-
-@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, message="%(prog)s %(version)s")
-def cli() -> None:
-    """gpuyard watches the GPUs of this machine.
-
-    Exit status: 0 it worked, 1 something on this machine stands in the way, 2 the command line or its input is wrong.
-    """
+    return cli
 
 
 def main() -> None:
     """The `gpuyard` command."""
     _open_closed_streams()
     try:
-        status = cli(standalone_mode=False, prog_name="gpuyard")
+        status = _run(sys.argv[1:])
         sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except GpuyardError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
-        click.echo(f"gpuyard: {error}{hint}", err=True)
+        _complain(f"{error}{hint}")
         sys.exit(EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT)
     except OSError as error:
         _give_up(error)
-    sys.exit(status if isinstance(status, int) else 0)
+    sys.exit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in QUEUE_VERBS:
+        from gpuyard.ui.cli.fast import parse
+
+        verb = importlib.import_module(f"gpuyard.ui.cli.{arguments[0]}")
+        typed = parse(verb.VERB, arguments[1:])
+        if typed is not None:
+            status: int = verb.run(typed)
+            return status
+    from gpuyard.ui.cli.group import run_group
+
+    return run_group()
 
 
 def _open_closed_streams() -> None:
@@ -91,9 +100,14 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
 
 
-def _give_up(error: OSError) -> NoReturn:
+def _complain(text: str) -> None:
+    sys.stderr.write(f"gpuyard: {text}\n")
+    sys.stderr.flush()
+
+
+def _give_up(error: OSError) -> "NoReturn":
     """An output that is full or whose reader has gone. Python would complain again when it flushes at exit."""
     if not isinstance(error, BrokenPipeError):
-        click.echo(f"gpuyard: {error.strerror or error}", err=True)
+        _complain(error.strerror or str(error))
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_FAULT)

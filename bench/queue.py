@@ -1,0 +1,223 @@
+"""What the queue costs: a job, a hand-over, a submit, a command, a long queue, an idle daemon; peers on the same work.
+
+`python -m bench queue` measures all of it, `python -m bench queue jobs idle` only what is named: see `PARTS`.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.floor import floors
+from bench.peers import peers
+from bench.work import Tool, ToolFailed, compile_stamp, do_work, gaps_s, percentile
+from bench.yard import GPUYARD, Yard, yard, yard_tools
+
+_ROUNDS = 3
+_SLOTS = 2
+_COMMANDS = 30
+_MANY = 100_000
+_STEPS = 20
+Command = tuple[str, ...]
+
+
+class Figures(msgspec.Struct):
+    """What is known of one tool so far."""
+
+    tool: Tool
+    seconds: list[float] = msgspec.field(default_factory=list)
+    gaps: list[float] = msgspec.field(default_factory=list)
+    problem: str = ""
+
+
+def bench_queue(names: Sequence[str]) -> None:
+    if unknown := set(names) - set(PARTS):
+        raise SystemExit(f"no part of the queue's bench: {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+    failures = []
+    for name in names or [name for name in PARTS if name != "peers"]:
+        try:
+            with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+                PARTS[name](Path(scratch))
+        except ToolFailed as failure:
+            failures.append(f"queue {name}: {failure}")
+        print()
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def bench_jobs(folder: Path) -> None:
+    _compare(folder, [*floors(), *yard_tools(), *peers()])
+
+
+def bench_peers(folder: Path) -> None:
+    _compare(folder, [*floors(), *peers()])
+
+
+def _compare(folder: Path, tools: Iterable[Tool]) -> None:
+    all_figures = [Figures(tool, problem="" if tool.is_here() else f"not here: {tool.install}") for tool in tools]
+    command = (shutil.which("true") or "true",)
+    stamp = compile_stamp(folder)
+    # In turn, not one tool after the other: a slow minute of the machine is shared by all.
+    for number in range(_ROUNDS):
+        for place, figures in enumerate(all_figures):
+            _measure(figures, _take_jobs, folder / f"jobs-{number}-{place}", command)
+    for place, figures in enumerate(all_figures):
+        _measure(figures, _take_gaps, folder / f"gaps-{place}", stamp)
+    _print_table(all_figures)
+
+
+def _measure(figures: Figures, take: Callable[[Figures, Path, Command], None], folder: Path, command: Command) -> None:
+    if figures.problem:
+        return
+    try:
+        take(figures, folder, command)
+    except ToolFailed as failure:
+        figures.problem = str(failure)
+
+
+def _take_jobs(figures: Figures, folder: Path, command: Command) -> None:
+    figures.seconds.append(do_work(figures.tool, folder, command, figures.tool.jobs, _SLOTS))
+
+
+def _take_gaps(figures: Figures, folder: Path, stamp: Command) -> None:
+    stamps = folder / "stamps"
+    do_work(figures.tool, folder, (*stamp, str(stamps)), figures.tool.hand_overs, 1)
+    figures.gaps = gaps_s(stamps, figures.tool.hand_overs)
+
+
+def _print_table(all_figures: Sequence[Figures]) -> None:
+    print(f"`true` through {_SLOTS} slots, median of {_ROUNDS}; hand-over: from a job's end to the next start, 1 slot")
+    print(f"{'':<34}{'jobs':>6}{'jobs/s':>9}{'of floor':>10}{'hand-over':>13}{'90th':>13}")
+    floor = all_figures[0].tool.jobs / statistics.median(all_figures[0].seconds)
+    for figures in all_figures:
+        print(f"{figures.tool.name:<34}{_speed(figures, floor)}{_hand_over(figures)}  {_remark(figures)}".rstrip())
+
+
+def _speed(figures: Figures, floor: float) -> str:
+    if not figures.seconds:
+        return " " * 25
+    speed = figures.tool.jobs / statistics.median(figures.seconds)
+    return f"{figures.tool.jobs:6}{speed:9,.{0 if speed >= 10 else 1}f}{speed / floor:9.1%} "
+
+
+def _hand_over(figures: Figures) -> str:
+    if not figures.gaps:
+        return " " * 26
+    return f"{statistics.median(figures.gaps) * 1e3:10.2f} ms{percentile(figures.gaps, 90) * 1e3:10.2f} ms"
+
+
+def _remark(figures: Figures) -> str:
+    return figures.problem or figures.tool.note
+
+
+def bench_array(folder: Path) -> None:
+    """A huge submit, and whether the daemon answers others meanwhile."""
+    with yard(folder / "home", "2x24GB") as ours:
+        ours("pause")
+        other = subprocess.Popen(
+            [sys.executable, "-m", "bench.asker", str(ours.socket)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert other.stdout is not None
+        if not other.stdout.readline():
+            raise ToolFailed("the daemon did not answer GET /status")
+        started = time.perf_counter()
+        _submit_array(ours)
+        taken = time.perf_counter() - started
+        count, median, slowest = map(float, other.communicate()[0].split())
+    print(f"{f'submit of an array of {_MANY:,}':<44}{taken:10.2f} s")
+    print(f"{'GET /status meanwhile, the slowest answer':<44}{slowest * 1e3:10.2f} ms", end="")
+    print(f"  (median {median * 1e3:.2f} ms of {count:.0f})")
+
+
+def _submit_array(ours: Yard) -> None:
+    ours("submit", "--array", f"0-{_MANY - 1}", "--", "true")
+
+
+def bench_commands(folder: Path) -> None:
+    """Whole processes, from exec to exit, beside an interpreter that does nothing."""
+    commands = {
+        "python -c pass": (sys.executable, "-c", "pass"),
+        "gpuyard submit -- true": (GPUYARD, "submit", "--", "true"),
+        "gpuyard queue": (GPUYARD, "queue"),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    with yard(folder / "home", "2x24GB") as ours:
+        ours("pause")
+        for _ in range(_COMMANDS):
+            for name, command in commands.items():
+                taken[name].append(_process_s(ours, command))
+    floor = statistics.median(taken["python -c pass"])
+    for name, seconds in taken.items():
+        median = statistics.median(seconds)
+        print(f"{name:<44}{median * 1e3:10.2f} ms{median / floor:10.2f} x python")
+
+
+def _process_s(ours: Yard, command: Sequence[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, env=ours.env, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def bench_waiting(folder: Path) -> None:
+    """Whether it matters how many jobs wait."""
+    with yard(folder / "home", "2x24GB") as ours:
+        ours("pause")
+        ours("submit", "--array", "0-999", "--", "true")
+        few = _step_us(ours), _page_s(ours)
+        for _ in range(10):
+            _submit_array(ours)
+        many = _step_us(ours), _page_s(ours)
+    print(f"{'':<44}{'1,000':>13}{'1,000,000':>13}{'ratio':>10}")
+    print(f"{'a step':<44}{few[0]:10.0f} us{many[0]:10.0f} us{many[0] / few[0]:10.2f}")
+    print(f"{'gpuyard queue':<44}{few[1] * 1e3:10.2f} ms{many[1] * 1e3:10.2f} ms{many[1] / few[1]:10.2f}")
+
+
+def _step_us(ours: Yard) -> float:
+    """The median of a step's own account of its time; a submit is what makes it step."""
+    steps = []
+    for _ in range(_STEPS):
+        ours("submit", "--", "true")
+        steps.append(ours.status()["step_us"])
+    return statistics.median(steps)
+
+
+def _page_s(ours: Yard) -> float:
+    return statistics.median(_process_s(ours, (GPUYARD, "queue")) for _ in range(_STEPS))
+
+
+def bench_idle(folder: Path) -> None:
+    """A daemon with nothing queued and nothing running."""
+    period = float(os.environ.get("GPUYARD_BENCH_IDLE_S", "60"))
+    with yard(folder / "home", "2x24GB") as ours:
+        pid = ours.status()["pid"]
+        used = _cpu_s(pid)
+        time.sleep(period)
+        used = _cpu_s(pid) - used
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    print(f"{f'idle daemon over {period:.0f} s':<44}{used / period:10.3%} of a core{resident / 1e6:10.1f} MB")
+
+
+def _cpu_s(pid: int) -> float:
+    # The program's name stands in brackets and may hold anything, so the fields are counted from its end.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+PARTS: dict[str, Callable[[Path], None]] = {
+    "jobs": bench_jobs,
+    "peers": bench_peers,  # the same without ours, and only when named
+    "array": bench_array,
+    "commands": bench_commands,
+    "waiting": bench_waiting,
+    "idle": bench_idle,
+}

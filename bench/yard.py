@@ -1,0 +1,97 @@
+"""gpuyard as its user meets it: the installed command, a home of its own, a daemon for as long as it is needed."""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bench.work import Tool, ToolFailed, Work
+
+GPUYARD = str(Path(sys.executable).with_name("gpuyard"))
+_LIMIT_S = 120.0
+
+
+class Yard(msgspec.Struct, frozen=True):
+    home: Path
+    env: dict[str, str]
+
+    def __call__(self, *words: str) -> str:
+        said = f"'gpuyard {' '.join(words[:2])}'"
+        try:
+            done = subprocess.run(
+                [GPUYARD, *words],
+                env=self.env,
+                cwd=self.home,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ToolFailed(f"{said} was not done within {_LIMIT_S:.0f} s") from None
+        if done.returncode != 0:
+            raise ToolFailed(f"{said} ended with {done.returncode}: {' '.join(done.stderr.split())}")
+        return done.stdout
+
+    def status(self) -> dict[str, int]:
+        status: dict[str, int] = json.loads(self("daemon", "status", "--json"))
+        return status
+
+    @property
+    def socket(self) -> Path:
+        return self.home / "daemon.sock"
+
+
+@contextlib.contextmanager
+def yard(home: Path, devices: str) -> Iterator[Yard]:
+    home.mkdir(exist_ok=True)
+    # The user's own settings, a shared lease folder say, are not part of the comparison.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GPUYARD_")}
+    ours = Yard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices})
+    ours("daemon", "start")
+    try:
+        yield ours
+    finally:
+        ours("daemon", "stop")
+
+
+def yard_tools() -> list[Tool]:
+    return [
+        _tool("gpuyard, an array", _array),
+        _tool("gpuyard, a file of commands", lambda work: ["--from", str(_file(work))]),
+        _tool("gpuyard, an array of CPU jobs", _cpu_array),
+    ]
+
+
+def _tool(name: str, submission: Callable[[Work], list[str]]) -> Tool:
+    return Tool(name=name, run=lambda work: _run(work, submission(work)), is_own=True, note="SQLite")
+
+
+def _run(work: Work, submission: list[str]) -> float:
+    with yard(work.folder / "home", f"{work.slots}x24GB") as ours:
+        started = time.perf_counter()
+        ours("submit", *submission)
+        ours("wait")
+        return time.perf_counter() - started
+
+
+def _array(work: Work) -> list[str]:
+    return ["--array", f"0-{work.count - 1}", "--", *work.command]
+
+
+def _cpu_array(work: Work) -> list[str]:
+    # No device limits these, so the array says how many at a time.
+    return ["--gpus", "0", "--array", f"0-{work.count - 1}%{work.slots}", "--", *work.command]
+
+
+def _file(work: Work) -> Path:
+    path = work.folder / "commands"
+    path.write_text(f"{shlex.join(work.command)}\n" * work.count)
+    return path

@@ -1,0 +1,33 @@
+"""`gpuyard drain`: lets what runs come to its end, and starts nothing new."""
+
+import time
+
+from gpuyard.daemon.client import connect
+from gpuyard.ui.cli.options import JSON, Option, Typed, Verb
+from gpuyard.ui.cli.patient import PatientClient
+from gpuyard.ui.cli.terminal import say, say_json
+
+VERB = Verb(
+    """Let what runs come to its end, and start nothing new.
+
+    Before the machine is serviced, say. What waits stays in the queue; `gpuyard unpause` goes on.
+    """,
+    (Option("wait", None, "Return when nothing runs any more."), JSON),
+)
+_LOOK_AGAIN_S = 0.5
+
+
+def run(typed: Typed) -> int:
+    answer = connect(start=True).request("POST", "/drain")
+    queue = PatientClient() if typed.flag("wait") else None
+    while queue is not None and answer["running"]:
+        time.sleep(_LOOK_AGAIN_S)
+        counts = queue.get("/status")["counts"]
+        answer["running"] = counts["running"] + counts["stopping"]
+    if typed.flag("json"):
+        say_json(answer)
+    elif answer["running"]:
+        say(f"draining; {answer['running']} still running. `gpuyard unpause` goes on")
+    else:
+        say("drained: nothing runs. `gpuyard unpause` goes on")
+    return 0

@@ -1,0 +1,77 @@
+"""A queue verb in plain data: its options, its words, and what its help says.
+
+The table is read twice: by `fast`, which understands a command line without importing click, and by `group`, which
+makes a click command of it for `--help`, completion and mistakes. Neither this module nor a verb may import what costs
+milliseconds (click, msgspec, rich, typing): `gpuyard submit` is called in loops.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Option:
+    """`--name METAVAR`, or a flag where there is no metavar; `short` is its one-letter form."""
+
+    __slots__ = ("is_repeatable", "metavar", "name", "short", "text")
+
+    def __init__(
+        self, name: str, metavar: str | None, text: str, *, short: str | None = None, is_repeatable: bool = False
+    ) -> None:
+        self.name = name
+        self.metavar = metavar
+        self.text = text
+        self.short = short
+        self.is_repeatable = is_repeatable
+
+    @property
+    def is_flag(self) -> bool:
+        return self.metavar is None
+
+
+class Words:
+    """What is not an option: one word, one of `choices`, many of them, or a program that takes all the rest."""
+
+    __slots__ = ("choices", "is_many", "is_program", "metavar")
+
+    def __init__(
+        self, metavar: str, *, choices: "Sequence[str]" = (), is_many: bool = False, is_program: bool = False
+    ) -> None:
+        self.metavar = metavar
+        self.choices = choices
+        self.is_many = is_many or is_program
+        self.is_program = is_program
+
+
+class Verb:
+    """`text` is the help as it stands, its first line a summary."""
+
+    __slots__ = ("options", "text", "words")
+
+    def __init__(self, text: str, options: "Sequence[Option]" = (), words: Words | None = None) -> None:
+        self.text = text
+        self.options = options
+        self.words = words
+
+
+class Typed:
+    """A command line understood: options as they were typed, by name, and the words."""
+
+    __slots__ = ("options", "words")
+
+    def __init__(self, options: "dict[str, str | bool | list[str]]", words: list[str]) -> None:
+        self.options = options
+        self.words = words
+
+    def flag(self, name: str) -> bool:
+        return self.options.get(name) is True
+
+    def text(self, name: str) -> str | None:
+        value = self.options.get(name)
+        return value if isinstance(value, str) else None
+
+
+JSON = Option("json", None, "Print JSON with stable keys.")
+IDS = "17, 17-20, name=big, tag=night or all"
+SEVERAL = Words("IDS...", is_many=True)
+ONE = Words("ID")

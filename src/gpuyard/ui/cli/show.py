@@ -1,0 +1,121 @@
+"""`gpuyard show`: all about one job."""
+
+from gpuyard.daemon.client import connect
+from gpuyard.ui.cli.job_id import job_path
+from gpuyard.ui.cli.options import JSON, ONE, Option, Typed, Verb
+from gpuyard.ui.cli.plain import (
+    UNKNOWN,
+    Column,
+    clean,
+    devices_text,
+    duration_text,
+    memory_text,
+    result_text,
+    time_text,
+)
+from gpuyard.ui.cli.terminal import say, say_json, say_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERB = Verb(
+    """Show all about one job: what it is, what it needs, and each attempt to run it.
+
+    Of its environment only the names are shown, since values may be secrets.
+    """,
+    (Option("environment", None, "Show the values of its environment, too."), JSON),
+    ONE,
+)
+_ATTEMPTS = (
+    Column("ATTEMPT", is_right=True),
+    Column("PID", is_right=True),
+    Column("STARTED"),
+    Column("ENDED"),
+    Column("DEVICES", is_long=True),
+    Column("RESULT", is_long=True),
+)
+_BOUNDS = {
+    "vendor": "{} GPUs",
+    "model": "GPUs called {}",
+    "max_utilization_percent": "GPU use up to {:g}%",
+    "max_memory_used_mb": "GPU memory used up to {:g} MB",
+    "max_power_w": "power up to {:g} W",
+    "max_cpu_percent": "CPU use up to {:g}%",
+    "min_host_memory_mb": "RAM from {:g} MB",
+}
+
+
+def run(typed: Typed) -> int:
+    query = {"environment": "1"} if typed.flag("environment") else None
+    job = connect(start=True).request("GET", job_path(typed.words[0]), query=query)
+    if typed.flag("json"):
+        say_json(job)
+        return 0
+    for name, value in _facts(job):
+        say(f"{name}: {clean(value)}")
+    if job["attempts"]:
+        say("")
+        say_table(_ATTEMPTS, [_attempt_cells(attempt) for attempt in job["attempts"]])
+    return 0
+
+
+def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
+    """What is known, in the order in which people ask; what was not asked for is not mentioned."""
+    facts = [
+        ("job", str(job["id"])),
+        ("name", job["name"]),
+        ("state", job["state"]),
+        ("why", job["reason"] if job["ended_at"] is None else None),
+        ("result", result_text(job) if job["ended_at"] is not None else None),
+        ("command", job["command"]),
+        ("directory", job["cwd"]),
+        ("standard input", job["stdin"]),
+        ("array", None if job["array"] is None else f"{job['array']}, index {job['index']}"),
+        ("values", ", ".join(f"{name}={value}" for name, value in job["values"].items())),
+        ("tag", job["tag"]),
+        ("user", job["user"]),
+        ("priority", str(job["priority"])),
+        ("gpus", devices_text(job)),
+        ("memory", memory_text(job) + (", alone" if job["exclusive"] and job["vram_mb"] is not None else "")),
+        ("bounds", _bounds(job["need"])),
+        ("after", ", ".join(map(_after_text, job["after"]))),
+        ("submitted", time_text(job["submitted_at"])),
+        ("started", job["started_at"] and time_text(job["started_at"])),
+        ("ended", job["ended_at"] and time_text(job["ended_at"])),
+        ("elapsed", None if job["elapsed_s"] is None else duration_text(job["elapsed_s"])),
+        ("time limit", None if job["time_limit_s"] is None else duration_text(job["time_limit_s"])),
+        ("takes about", None if job["duration_s"] is None else duration_text(job["duration_s"])),
+        ("retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else None),
+        ("after a reboot", job["on_reboot"]),
+        ("log", job["log"]),
+    ]
+    return [(name, value) for name, value in facts if value] + _environment(job)
+
+
+def _bounds(need: "dict[str, Any]") -> str:
+    """Those on the machine and on its GPUs that were asked for."""
+    return ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)
+
+
+def _after_text(dependency: "dict[str, Any]") -> str:
+    kind = "" if dependency["kind"] == "ok" else f" ({dependency['kind']})"
+    return f"{dependency['id']}{kind} {'met' if dependency['met'] else 'is ' + dependency['state']}"
+
+
+def _environment(job: "dict[str, Any]") -> "list[tuple[str, str]]":
+    values = job["environment"]
+    if values is None:
+        return [("environment", " ".join(sorted(job["environment_names"])))]
+    return [("environment", f"{name}={value}") for name, value in sorted(values.items())]
+
+
+def _attempt_cells(attempt: "dict[str, Any]") -> list[str]:
+    return [
+        str(attempt["number"]),
+        UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
+        time_text(attempt["started_at"]),
+        time_text(attempt["ended_at"]),
+        ",".join(attempt["devices"]) or UNKNOWN,
+        "running" if attempt["ended_at"] is None else result_text(attempt),
+    ]

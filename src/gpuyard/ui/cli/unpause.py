@@ -1,0 +1,16 @@
+"""`gpuyard unpause`: goes on after `pause` or `drain`."""
+
+from gpuyard.daemon.client import connect
+from gpuyard.ui.cli.options import JSON, Typed, Verb
+from gpuyard.ui.cli.terminal import say, say_json
+
+VERB = Verb("""Go on after `gpuyard pause` or `gpuyard drain`: waiting jobs start again.""", (JSON,))
+
+
+def run(typed: Typed) -> int:
+    answer = connect(start=True).request("POST", "/unpause")
+    if typed.flag("json"):
+        say_json(answer)
+    else:
+        say("jobs start again")
+    return 0

@@ -1,0 +1,49 @@
+"""`gpuyard why`: the scheduler's own words on why a job does not run yet."""
+
+from gpuyard.daemon.client import connect
+from gpuyard.ui.cli.job_id import job_path
+from gpuyard.ui.cli.options import JSON, ONE, Typed, Verb
+from gpuyard.ui.cli.plain import clean, time_text
+from gpuyard.ui.cli.terminal import say, say_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERB = Verb(
+    """Say why a job does not run yet: what is missing on which GPU, who is in the way, and when it may start.""",
+    (JSON,),
+    ONE,
+)
+
+
+def run(typed: Typed) -> int:
+    answer = connect(start=True).request("GET", f"{job_path(typed.words[0])}/why")
+    if typed.flag("json"):
+        say_json(answer)
+        return 0
+    say(f"{answer['id']} is {answer['state']}: {clean(answer['summary'])}")
+    for reason in answer["reasons"]:
+        place = f"{reason['device_id']}: " if reason["device_id"] else ""
+        say(f"  {place}{clean(reason['text'])}")
+    for holder in _holders(answer["reasons"]):
+        say(f"  in the way: {clean(holder)}")
+    if answer["ahead"]:
+        say(f"  ahead of it in the line: {answer['ahead']}")
+    if answer["estimated_start"] is not None:
+        say(f"  may start {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}")
+    elif answer["estimate"]:
+        say(f"  {clean(answer['estimate'])}")
+    return 0
+
+
+def _holders(reasons: "list[dict[str, Any]]") -> list[str]:
+    """Each once; a reason's text names those on its own GPU."""
+    told = " ".join(reason["text"] for reason in reasons)
+    lines: dict[str, None] = {}
+    for holder in (holder for reason in reasons for holder in reason["holders"]):
+        label = f" ({holder['label']})" if holder.get("label") else ""
+        line = f"{holder['user']}, pid {holder['pid']}{label}"
+        if line not in told:
+            lines[line] = None
+    return list(lines)

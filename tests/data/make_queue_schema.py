@@ -1,0 +1,127 @@
+"""Makes queue-schema-N.db, a small queue of the present schema N, with jobs in every state.
+
+Run once when a schema is released: each of these files must load for ever, so one that is there is never made again.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Job, JobSpec, OnReboot, Outcome, OutcomeKind
+from gpuyard.core.learning import Durations
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Need, Vendor
+from gpuyard.core.ordering import Use
+from gpuyard.core.submission import Element
+from gpuyard.store.database import Database, migrations, open_database
+from gpuyard.store.jobs import JobStore
+from gpuyard.store.rows import lane_of
+
+SPEC = JobSpec(command=("python", "train.py"), cwd="/data/me", environment={"LANG": "caf\udce9"}, need=Need())
+FULL = JobSpec(
+    command=("run", "{lr}"),
+    cwd="/data/me",
+    environment={},
+    need=Need(devices=2, memory_mb=8192.0, is_exclusive=False, vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)),
+    name="big",
+    tag="night",
+    retries=2,
+    time_limit_s=3600.0,
+    grace_s=5.0,
+    duration_s=600.0,
+    on_reboot=OnReboot.REQUEUE,
+    stdin="in.txt",
+    log_cap_mb=64.0,
+    is_array=True,
+)
+FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
+SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
+
+
+def like(spec: JobSpec = SPEC, state: JobState = JobState.QUEUED) -> Job:
+    return Job(id=0, spec=spec, state=state, priority=0, user="me", submitted_at=1000.0)
+
+
+def submit(store: JobStore, job: Job, elements: Sequence[Element] = (Element(),), token: str = "") -> int:
+    number, first = store.begin_submission(token, len(elements))
+    job = replace(job, id=first, group=first if job.spec.is_array else None)
+    store.add_jobs(job, store.add_spec(job.spec), store.lane_id(lane_of(job)), first, elements)
+    store.complete_submission(number)
+    return first
+
+
+def attempt(job_id: int, number: int = 1) -> Attempt:
+    return Attempt(
+        job_id=job_id,
+        number=number,
+        pid=4000 + job_id,
+        pid_started=999.5,
+        boot_id="boot-1",
+        started_at=1010.0,
+        lease_id=f"lease-{job_id}",
+        devices=("GPU-a", "GPU-b"),
+        log=f"/logs/{job_id}.{number}",
+        stop_at=4610.0,
+    )
+
+
+def fill(store: JobStore) -> None:
+    submit(store, like(), token="sent-once")  # 1, queued
+    submit(store, replace(like(state=JobState.HELD), reason="held when it was submitted"))  # 2
+    blocked = submit(store, like(state=JobState.BLOCKED))  # 3
+    store.add_dependencies([blocked], [Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)])
+    delayed = submit(store, like())  # 4
+    store.begin_attempt(attempt(delayed))
+    store.end_attempt(delayed, 1, FAILED, 1020.0)
+    store.change(delayed, JobState.DELAYED, reason="again", due_at=1030.0, outcome=FAILED, failures=1)
+    store.begin_attempt(attempt(submit(store, like())))  # 5, running
+    stopping = submit(store, like())  # 6
+    store.begin_attempt(attempt(stopping))
+    store.set_stop(replace(attempt(stopping), stopping=OutcomeKind.CANCELLED, kill_at=1050.0))
+    store.change(stopping, JobState.STOPPING, reason="stopping: cancelled")
+    succeeded = submit(store, like())  # 7
+    store.begin_attempt(attempt(succeeded))
+    store.end_attempt(succeeded, 1, FAILED, 1020.0)
+    store.begin_attempt(attempt(succeeded, 2))
+    store.end_attempt(succeeded, 2, SUCCEEDED, 1030.0)
+    store.change(succeeded, JobState.SUCCEEDED, ended_at=1030.0, outcome=SUCCEEDED)
+    store.tell(succeeded, 1020.0, "delayed", "exit status 3; again at once")
+    failed = submit(store, like())  # 8
+    store.begin_attempt(attempt(failed))
+    store.end_attempt(failed, 1, FAILED, 1020.0)
+    store.change(failed, JobState.FAILED, reason="exit status 3", ended_at=1020.0, outcome=FAILED, failures=1)
+    store.tell(failed, 1020.0, "failed", "exit status 3")
+    cancelled = submit(store, like())  # 9
+    store.change(cancelled, JobState.CANCELLED, reason="cancelled", ended_at=1040.0)
+    rejected = submit(store, replace(like(state=JobState.REJECTED), reason="in vain", ended_at=1001.0))  # 10
+    store.add_dependencies([rejected], [Dependency(job_id=7, kind=DependencyKind.FAILED)])
+    swept = [Element(values={"lr": "1e-3"}), Element(index=7), Element(command=("/bin/sh", "-c", "a | b"))]
+    submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
+    store.set_use(("me", "night"), Use(seconds=120.0, at=1030.0))
+    store.set_durations("0123", Durations(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
+    store.set_setting("paused", "1")
+
+
+def shrink(database: Database) -> None:
+    """Small pages, in one file."""
+    for pragma in ("journal_mode = DELETE", "page_size = 512"):
+        database.execute(f"PRAGMA {pragma}")
+    database.execute("VACUUM")
+
+
+def main() -> None:
+    path = Path(__file__).parent / f"queue-schema-{len(migrations())}.db"
+    if path.exists():
+        sys.exit(f"{path} is there already, and must stay as it is")
+    database, _ = open_database(path)
+    store = JobStore(database)
+    with store.transaction():
+        fill(store)
+    shrink(database)
+    database.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The command as a real process, in a pipe or on a terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+GPUYARD = [sys.executable, "-m", "gpuyard"]
+
+
+def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*GPUYARD, *arguments], capture_output=True, text=True, timeout=60, check=False, input=text, **options
+    )
+
+
+def run_on_terminal(*arguments: str, columns: int) -> str:
+    """What a terminal of that width is told."""
+    own, theirs = pty.openpty()
+    size = {**os.environ, "COLUMNS": str(columns), "LINES": "24", "TERM": "xterm", "PYTHONUTF8": "1"}
+    with subprocess.Popen([*GPUYARD, *arguments], stdout=theirs, stderr=theirs, env=size) as process:
+        os.close(theirs)
+        told = b""
+        while chunk := _read(own):
+            told += chunk
+    os.close(own)
+    assert process.returncode == 0, told
+    return told.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux tells the end of a terminal so
+        return b""

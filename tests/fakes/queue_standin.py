@@ -1,0 +1,123 @@
+"""Stands in for the daemon: answers its routes on its socket with what a test says, and remembers what it was asked."""
+
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import parse_qsl, urlsplit
+
+Answer = Any
+STATES = (
+    "held", "blocked", "delayed", "queued", "running", "stopping", "succeeded", "failed", "cancelled", "rejected",
+)  # fmt: skip
+
+
+class Asked(NamedTuple):
+    route: str
+    query: dict[str, str]
+    body: Any
+
+
+class Refusal(NamedTuple):
+    """An answer with a status of its own."""
+
+    status: int
+    error: str
+    hint: str | None = None
+
+
+class StandIn:
+    """`answers` is keyed by `GET /jobs`; an answer may be a function of what was asked."""
+
+    def __init__(self, home: Path, answers: dict[str, Answer] | None = None) -> None:
+        self.path = home / "daemon.sock"
+        self.answers = answers or {}
+        self.asked: list[Asked] = []
+        self._server: socketserver.BaseServer | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.path.unlink(missing_ok=True)
+        self._server = _Server(str(self.path), _handler(self._answer))
+        threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.shutdown()
+        self._server.server_close()
+        self.path.unlink()
+
+    def _answer(self, asked: Asked) -> Answer:
+        self.asked.append(asked)
+        answer = self.answers.get(asked.route, Refusal(404, f"no such route: {asked.route}"))
+        return answer(asked) if callable(answer) else answer
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def _handler(answer: Callable[[Asked], Answer]) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _respond(self) -> None:
+            url = urlsplit(self.path)
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            query = dict(parse_qsl(url.query, keep_blank_values=True))
+            told = answer(Asked(f"{self.command} {url.path}", query, json.loads(content) if content else None))
+            status = 200
+            if isinstance(told, Refusal):
+                status, told = told.status, {"error": told.error, "hint": told.hint}
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = _respond  # noqa: N815 - as http.server calls them
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def counts(**some: int) -> dict[str, int]:
+    return {**dict.fromkeys(STATES, 0), **some}
+
+
+def row(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "id": job_id, "name": None, "state": state, "tag": "", "priority": 0, "user": "ada",
+        "command": f"python train.py --seed {job_id}", "gpus": 1, "vram_mb": 8192.0, "exclusive": False, "devices": [],
+        "gpu_indexes": [], "attempt": 0, "submitted_at": "2026-01-02T03:04:05.678Z", "started_at": None,
+        "ended_at": None, "elapsed_s": None, "waited_s": 61.0, "time_limit_s": None, "status": None,
+        "outcome": None, "reason": None, "array": None, "index": None, "log": None,
+    }  # fmt: skip
+    return {**known, **facts}
+
+
+def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
+    """As `GET /jobs/17` has it."""
+    known: dict[str, Any] = {
+        "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
+        "on_reboot": None, "log_cap_mb": 256.0, "values": {}, "environment_names": ["HOME", "TOKEN"],
+        "environment": None, "need": {}, "after": [], "attempts": [],
+    }  # fmt: skip
+    return {**row(job_id, state), **known, **facts}
+
+
+def attempt(number: int, log: Path, *, is_over: bool = True) -> dict[str, Any]:
+    return {
+        "number": number, "pid": 4000 + number, "devices": ["SIM-0"], "lease": "l", "log": str(log),
+        "started_at": "2026-01-02T03:04:05.678Z", "ended_at": "2026-01-02T03:05:05.678Z" if is_over else None,
+        "outcome": "failed" if is_over else None, "status": 1 if is_over else None, "reason": None,
+    }  # fmt: skip
+
+
+def page(*jobs: dict[str, Any], following: str | None = None, **states: int) -> dict[str, Any]:
+    return {"jobs": list(jobs), "counts": counts(**states), "paused": False, "draining": False, "next": following}

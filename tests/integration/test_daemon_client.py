@@ -1,0 +1,309 @@
+"""The client finds the daemon, starts it where there is none, and says what became of a request."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.config import state_dir
+from gpuyard.daemon import launch, places
+from gpuyard.daemon.client import Client, NoDaemon, connect, decode, encode
+from gpuyard.daemon.http import Limits, Refused, Request, Response
+from gpuyard.daemon.lock import running_pid
+from gpuyard.errors import EnvironmentFault, UserError
+from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
+
+HEAVY = (
+    "asyncio", "click", "contextlib", "json", "msgspec", "platformdirs", "psutil", "re", "rich", "socket", "subprocess",
+    "typing",
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What `start_daemon` starts; it is gone when the test is."""
+    monkeypatch.setattr(launch, "DAEMON", COMMAND)
+    yield
+    pid = running_pid(places.lock_path())
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: running_pid(places.lock_path()) is None)
+
+
+def die(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: running_pid(places.lock_path()) is None)
+
+
+def python(script: str, *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
+
+
+# Requests
+
+
+def test_a_request_arrives_as_it_was_meant(own_home: Path) -> None:
+    with served(own_home / "daemon.sock"), connect(start=False) as client:
+        got = client.request("POST", "/jobs/a b", {"tag": "ä&=?"}, {"env": {"A": "ü\n"}, "n": [1, None, True, 2.5]})
+    assert got["path"] == "/jobs/a b"
+    assert got["query"] == {"tag": "ä&=?"}
+    assert json.loads(got["body"]) == {"env": {"A": "ü\n"}, "n": [1, None, True, 2.5]}
+
+
+def test_a_connection_is_kept_for_the_next_request(own_home: Path) -> None:
+    with served(own_home / "daemon.sock") as daemon, connect(start=False) as client:
+        for _ in range(100):
+            client.request("GET", "/")
+            assert daemon.server.connections == 1
+
+
+def test_long_answers_and_long_bodies_come_whole(own_home: Path) -> None:
+    long = "x" * 20_000_000
+    with served(own_home / "daemon.sock"), connect(start=False) as client:
+        assert client.request("POST", "/", body=long)["body"] == f'"{long}"'
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, UserError), (404, UserError), (409, UserError), (413, UserError), (500, EnvironmentFault),
+     (503, EnvironmentFault), (507, EnvironmentFault)],
+)  # fmt: skip
+def test_an_error_is_raised_as_the_daemon_put_it(own_home: Path, status: int, kind: type[UserError]) -> None:
+    def refuse(request: Request) -> Response:
+        raise Refused(status, "there is no job 17", hint="see `gpuyard queue`")
+
+    with served(own_home / "daemon.sock", refuse), connect(start=False) as client:
+        with pytest.raises(kind, match="there is no job 17") as raised:
+            client.request("GET", "/jobs/17")
+        assert raised.value.hint == "see `gpuyard queue`"
+
+
+def test_a_body_that_is_too_long_is_told_so_though_it_could_not_all_be_sent(own_home: Path) -> None:
+    with served(own_home / "daemon.sock") as daemon, connect(start=False) as client:
+        with pytest.raises(UserError, match="over 64 MiB"):
+            client.request("POST", "/jobs", body="x" * 70_000_000)
+        assert client.request("GET", "/")["path"] == "/"
+        assert daemon.server.connections == 1
+
+
+def test_a_daemon_that_is_full_says_so(own_home: Path) -> None:
+    with served(own_home / "daemon.sock", limits=Limits(connections=1)), connect(start=False) as first:
+        first.request("GET", "/")
+        with connect(start=False) as second, pytest.raises(EnvironmentFault, match="takes no more"):
+            second.request("GET", "/")
+
+
+def test_an_answer_that_does_not_come_in_time_is_not_waited_for_nor_taken_for_the_next(own_home: Path) -> None:
+    async def wait_for_ever() -> Response:
+        return await asyncio.Future()
+
+    with (
+        served(own_home / "daemon.sock", lambda asked: wait_for_ever() if asked.path == "/ever" else echo(asked)),
+        connect(start=False) as client,
+    ):
+        with pytest.raises(EnvironmentFault, match=r"within 0\.05 s"):
+            client.request("GET", "/ever", timeout_s=0.05)
+        assert client.request("GET", "/next", timeout_s=DEADLINE_S)["path"] == "/next"
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]}"])
+def test_an_answer_that_is_none_is_said_to_be_unreadable(own_home: Path, answer: bytes) -> None:
+    own_home.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(places.socket_path())
+        listening.listen()
+
+        def answer_once() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        with connect(start=False) as client, pytest.raises(EnvironmentFault, match="cannot be read"):
+            client.request("GET", "/")
+        thread.join(DEADLINE_S)
+
+
+def test_a_path_longer_than_a_sockets_address_is_reached(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_HOME", str(own_home / ("d" * 150)))
+    with served(Path(places.socket_path())), connect(start=False) as client:
+        assert client.request("GET", "/there")["path"] == "/there"
+
+
+# A daemon that is not there, or not for long
+
+
+def test_without_a_daemon_the_user_is_told(own_home: Path) -> None:
+    with pytest.raises(NoDaemon, match="no daemon runs"):
+        connect(start=False)
+
+
+def test_a_daemon_is_started_and_stays_when_its_starter_has_gone(own_home: Path, stand_in: None) -> None:
+    script = (
+        "import os, sys\nfrom gpuyard.daemon import launch\nfrom gpuyard.daemon.client import connect\n"
+        "launch.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
+    )
+    pid = int(python(script, *COMMAND).communicate(timeout=DEADLINE_S)[0])
+    with connect(start=False) as client:
+        assert client.request("GET", "/")["pid"] == pid == running_pid(places.lock_path())
+    daemon = psutil.Process(pid)
+    assert daemon.cwd() == "/"
+    assert os.getsid(pid) != os.getsid(0)
+    assert daemon.terminal() is None
+    assert stat.S_IMODE((own_home / "daemon.log").stat().st_mode) == 0o600
+
+
+def test_a_daemon_inherits_no_descriptor_and_no_way_with_signals(own_home: Path, stand_in: None) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    script = (
+        "import signal, sys\nfrom gpuyard.daemon.launch import start_daemon\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "start_daemon(sys.argv[1:])\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script, *COMMAND], pass_fds=[writing])
+    assert starter.wait(DEADLINE_S) == 0
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b""  # at its end at once: nobody has the other end any more
+    pid = running_pid(places.lock_path())
+    assert pid is not None
+    os.kill(pid, signal.SIGHUP)
+    wait_until(lambda: running_pid(places.lock_path()) is None)
+
+
+def test_many_that_start_a_daemon_at_once_all_find_the_same(own_home: Path, stand_in: None) -> None:
+    script = (
+        "import sys\nfrom gpuyard.daemon import launch\nfrom gpuyard.daemon.client import connect\n"
+        "launch.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
+    )
+    starters = [python(script, *COMMAND) for _ in range(6)]
+    told = {starter.communicate(timeout=60)[0] for starter in starters}
+    assert [starter.returncode for starter in starters] == [0] * 6
+    assert told == {f"{running_pid(places.lock_path())}\n"}
+
+
+def test_a_daemon_that_cannot_start_is_reported_with_its_last_words(own_home: Path) -> None:
+    own_home.mkdir()
+    (own_home / "daemon.log").write_text("an old story\n")
+    with pytest.raises(EnvironmentFault, match="no space for a queue") as raised:
+        launch.start_daemon([sys.executable, "-c", "raise SystemExit('no space for a queue')"])
+    assert "an old story" not in raised.value.message
+    assert str(own_home / "daemon.log") in str(raised.value.hint)
+
+
+def test_a_daemon_that_never_listens_is_given_up(own_home: Path) -> None:
+    script = "import os, select\nprint(os.getpid(), flush=True)\nselect.select([], [], [])"
+    with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
+        launch.start_daemon([sys.executable, "-c", script], timeout_s=0.5)
+    wait_until(lambda: (own_home / "daemon.log").read_text() != "")
+    os.kill(int((own_home / "daemon.log").read_text()), signal.SIGKILL)
+
+
+def test_a_program_that_is_not_there_cannot_be_started(own_home: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be started"):
+        launch.start_daemon(["/nowhere/daemon"])
+
+
+def test_what_only_reads_is_asked_again_of_the_next_daemon(own_home: Path, stand_in: None) -> None:
+    with connect(start=True) as client:
+        before = client.request("GET", "/")["pid"]
+        die(before)
+        assert client.request("GET", "/")["pid"] == running_pid(places.lock_path()) != before
+
+
+def test_what_may_have_been_done_is_done_again_only_where_that_is_harmless(own_home: Path, stand_in: None) -> None:
+    with connect(start=True) as client:
+        die(client.request("GET", "/")["pid"])
+        with pytest.raises(EnvironmentFault, match="ended before it answered"):
+            client.request("POST", "/jobs", body=[])
+        assert running_pid(places.lock_path()) is None
+        connect(start=True).close()
+        assert client.request("POST", "/jobs", body=[])["path"] == "/jobs"
+        die(client.request("GET", "/")["pid"])
+        assert client.request("POST", "/jobs", body=[], is_repeatable=True)["path"] == "/jobs"
+
+
+def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path, stand_in: None) -> None:
+    with connect(start=True) as client, pytest.raises(EnvironmentFault, match="ended twice"):
+        client.request("GET", "/die")
+
+
+def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: Path, stand_in: None) -> None:
+    connect(start=True).close()
+    with Client(places.socket_path(), may_start=False) as client:
+        die(client.request("GET", "/")["pid"])
+        with pytest.raises(NoDaemon):
+            client.request("GET", "/")
+
+
+# What keeps it fast
+
+
+def test_reaching_the_daemon_imports_nothing_heavy(own_home: Path) -> None:
+    script = (
+        "import sys\nbefore = set(sys.modules)\nfrom gpuyard.daemon.client import connect\n"
+        "connect(start=False).request('POST', '/jobs', {'a': 'b'}, {'c': [1]})\n"
+        "print(*set(sys.modules) - before)\n"
+    )
+    with served(own_home / "daemon.sock"):
+        loaded = python(script).communicate(timeout=DEADLINE_S)[0].split()
+    assert "gpuyard.daemon.client" in loaded
+    assert set(loaded).intersection(HEAVY) == set()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"GPUYARD_HOME": "/some/where"},
+        {"GPUYARD_HOME": "~/yard"},
+        {"GPUYARD_HOME": "relative/yard"},
+        {"XDG_STATE_HOME": "/x/state"},
+        {"XDG_STATE_HOME": ""},
+        {},
+    ],
+)
+def test_the_client_and_the_configuration_agree_on_the_folder(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GPUYARD_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Path(places.state_folder()) == state_dir()
+    assert Path(places.socket_path()) == state_dir() / "daemon.sock"
+
+
+@given(JSON)
+def test_json_is_written_and_read_as_the_standard_library_does(value: object) -> None:
+    assert json.loads(encode(value)) == value == decode(json.dumps(value))
+    assert decode(f" {json.dumps(value, indent=2)}\n") == value
+
+
+@pytest.mark.parametrize("text", ["", " ", "{", "[1,]", "{} {}", "nul", '"a', "\ufeff1"])
+def test_what_is_not_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|value|Expecting|Unterminated|Illegal"):
+        decode(text)
+
+
+def test_what_has_no_place_in_json_is_refused() -> None:
+    with pytest.raises(TypeError, match="bytes has no place"):
+        encode({"cwd": b"/"})

@@ -1,0 +1,397 @@
+"""The daemon's socket serves its owner, whatever others send it, leave unsaid or do not read."""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.daemon.http import Limits, Refused, Request, Response
+from gpuyard.daemon.wire import Parser
+from gpuyard.errors import EnvironmentFault, UserError
+from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, hear_all, served, status_of, wait_until
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
+NOBODY = 65534
+
+
+@pytest.fixture
+def path(own_home: Path) -> Path:
+    return own_home / "daemon.sock"
+
+
+@pytest.fixture
+def daemon(path: Path) -> Iterator[Served]:
+    with served(path) as running:
+        yield running
+
+
+def curl(path: Path, *words: str, user: int | None = None) -> "subprocess.CompletedProcess[str]":
+    command = ["curl", "--silent", "--show-error", "--unix-socket", str(path), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, user=user)
+
+
+@pytest.mark.needs("curl")
+def test_curl_gets_and_posts(daemon: Served) -> None:
+    got = curl(daemon.path, "http://x/jobs/a%20b?state=queued&name=%C3%A4", "http://x/two").stdout
+    assert '"method":"GET","path":"/jobs/a b","query":{"state":"queued","name":"ä"}' in got
+    assert '"path":"/two"' in got
+    assert (
+        '"method":"POST","path":"/jobs","query":{},"body":"{\\"n\\": 1}"'
+        in curl(daemon.path, "http://x/jobs", "--data", '{"n": 1}').stdout
+    )
+
+
+@pytest.mark.needs("curl")
+def test_a_long_body_that_curl_holds_back_until_it_is_wanted_is_read(daemon: Served, tmp_path: Path) -> None:
+    long = tmp_path / "long"
+    long.write_bytes(b"x" * 3_000_000)
+    done = curl(daemon.path, "-v", "-H", "Expect: 100-continue", "--data-binary", f"@{long}", "http://x/jobs")
+    assert "100 Continue" in done.stderr
+    assert f'"body":"{"x" * 3_000_000}"' in done.stdout
+
+
+def test_requests_sent_ahead_are_answered_in_order(path: Path) -> None:
+    async def later(request: Request) -> Response:
+        await asyncio.sleep(0.01)
+        return echo(request)
+
+    def handle(request: Request) -> "Response | asyncio.Future[Response]":
+        return asyncio.ensure_future(later(request)) if request.path == "/slow" else echo(request)
+
+    with served(path, handle) as daemon:
+        answers = daemon.say(GET + b"GET /slow HTTP/1.1\r\n\r\n" + GET * 1000 + LAST)
+    asked = [part.partition(b'"')[0] for part in answers.split(b'"path":"')[1:]]
+    assert asked == [b"/a", b"/slow", *[b"/a"] * 1000, b"/last"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"HELLO WORLD\n",
+        b"GET / HTTP/1.1\n\n",
+        b"GET nowhere HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno field\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n",
+    ],
+)
+def test_garbage_is_told_so_and_the_next_is_served(daemon: Served, garbage: bytes) -> None:
+    answer = daemon.say(garbage)
+    assert status_of(answer) == 400
+    assert body_of(answer)["error"]
+    assert status_of(daemon.say(LAST)) == 200
+
+
+@pytest.mark.parametrize(
+    ("oversized", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 65536 + b"\r\n\r\n", 413),
+        (b"GET /" + b"x" * 70000, 413),
+        (b"POST / HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n" + b"x" * 5_000_000, 413),
+        (b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 411),
+    ],
+)
+def test_what_is_too_long_or_of_unknown_length_is_refused(daemon: Served, oversized: bytes, status: int) -> None:
+    answer = daemon.say(oversized)
+    assert status_of(answer) == status
+    assert body_of(answer)["error"]
+
+
+def test_half_a_request_is_given_up_when_its_time_is_up(path: Path) -> None:
+    with served(path, limits=Limits(half_request_s=0.1)) as daemon:
+        for half in (b"G", GET[:-2], b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfour", GET + b"GET /b"):
+            answers = daemon.say(half)
+            assert b"HTTP/1.1 408 " in answers
+            assert answers.endswith(b'{"error":"the rest of the request did not come in time","hint":null}')
+
+
+def test_a_request_that_comes_letter_by_letter_is_whole_in_the_end(daemon: Served) -> None:
+    with daemon.dial() as connection:
+        for byte in b"POST /b HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi":
+            connection.sendall(bytes([byte]))
+        assert body_of(hear_all(connection))["body"] == "hi"
+
+
+def test_silent_clients_hold_nobody_up(daemon: Served) -> None:
+    silent = [daemon.dial() for _ in range(200)]
+    wait_until(lambda: daemon.server.connections == 200)
+    began = time.monotonic()
+    assert status_of(daemon.say(LAST)) == 200
+    assert time.monotonic() - began < 1.0
+    for connection in silent:
+        connection.close()
+
+
+def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
+    with served(path, limits=Limits(silent_s=0.1)) as daemon:
+        silent = [daemon.dial() for _ in range(10)]
+        for connection in silent:
+            assert hear_all(connection) == b""
+            connection.close()
+
+
+def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) -> None:
+    with served(path, limits=Limits(silent_s=0.05, half_request_s=0.05)) as daemon, daemon.dial() as connection:
+        connection.sendall(GET)
+        assert status_of(connection.recv(65536)) == 200
+        with daemon.dial() as silent:
+            assert hear_all(silent) == b""
+        connection.sendall(GET)
+        assert status_of(connection.recv(65536)) == 200
+
+
+def test_one_client_too_many_is_told_so(path: Path) -> None:
+    with served(path, limits=Limits(connections=2)) as daemon:
+        first, second = daemon.dial(), daemon.dial()
+        answer = daemon.say(LAST)
+        assert status_of(answer) == 503
+        assert "takes no more" in str(body_of(answer)["error"])
+        first.close()
+        wait_until(lambda: daemon.server.connections == 1)
+        assert status_of(daemon.say(LAST)) == 200
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("there is no such thing", hint="try another"), 400, "there is no such thing"),
+        (EnvironmentFault("the disk is full"), 503, "the disk is full"),
+        (Refused(404, "there is no job 17"), 404, "there is no job 17"),
+        (EnvironmentFault("b\udcffd"), 503, "b?d"),
+    ],
+)
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_a_handler_raises_on_purpose_is_the_answer(
+    path: Path, error: Exception, status: int, message: str, is_awaited: bool
+) -> None:
+    async def fail() -> Response:
+        raise error
+
+    def handle(request: Request) -> Response:
+        raise error
+
+    with served(path, (lambda _: fail()) if is_awaited else handle) as daemon:
+        answer = daemon.say(LAST)
+    assert (status_of(answer), body_of(answer)["error"]) == (status, message)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_lives_on(
+    path: Path, caplog: pytest.LogCaptureFixture, is_awaited: bool
+) -> None:
+    async def fail() -> Response:
+        return Response(body=b"%d" % (1 // 0))
+
+    def handle(request: Request) -> "Response | asyncio.Future[Response]":
+        if request.path == "/last":
+            return Response()
+        return asyncio.ensure_future(fail()) if is_awaited else Response(body=b"%d" % (1 // 0))
+
+    with caplog.at_level(logging.ERROR), served(path, handle) as daemon:
+        answers = daemon.say(GET + LAST)
+    assert status_of(answers) == 500
+    assert b"ZeroDivisionError" in answers
+    assert b"HTTP/1.1 200 OK" in answers
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def wait_for_ever(request: Request) -> Response:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return Response()
+
+    with served(path, wait_for_ever) as daemon:
+        with daemon.dial() as connection:
+            connection.sendall(GET)
+            assert begun.wait(DEADLINE_S)
+            assert not cancelled.is_set()
+        assert cancelled.wait(DEADLINE_S)
+        wait_until(lambda: daemon.server.connections == 0)
+
+
+def test_a_client_that_does_not_read_is_dropped(path: Path) -> None:
+    def handle(request: Request) -> Response:
+        return echo(request) if request.path == "/last" else Response(body=b"x" * 8_000_000)
+
+    with served(path, handle, Limits(unread_answer_s=0.1)) as daemon, daemon.dial() as connection:
+        connection.sendall(GET * 100)
+        wait_until(lambda: daemon.server.connections == 1)
+        assert status_of(daemon.say(LAST)) == 200
+        wait_until(lambda: daemon.server.connections == 0)
+        assert len(hear_all(connection)) < 8_000_000
+
+
+def test_a_client_that_reads_late_gets_all(path: Path) -> None:
+    with served(path, lambda _: Response(body=b"x" * 1_000_000)) as daemon:
+        assert daemon.say(GET * 30 + LAST).count(b"x" * 1_000_000) == 31
+
+
+def test_closing_cancels_what_is_awaited_and_removes_the_socket(path: Path) -> None:
+    begun = threading.Event()
+
+    async def wait_for_ever(request: Request) -> Response:
+        begun.set()
+        return await asyncio.Future()
+
+    with served(path, wait_for_ever) as daemon:
+        with daemon.dial() as busy, daemon.dial() as idle:
+            busy.sendall(GET)
+            assert begun.wait(DEADLINE_S)
+            daemon.call(daemon.server.close)
+            assert hear_all(busy) + hear_all(idle) == b""
+        assert not path.exists()
+        with pytest.raises(FileNotFoundError):
+            daemon.dial()
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_handler_may_close_the_server(path: Path, is_awaited: bool) -> None:
+    async def later() -> Response:
+        await asyncio.Event().wait()
+        return Response()
+
+    def stop(request: Request) -> "Response | asyncio.Future[Response]":
+        running.server.close()
+        return asyncio.ensure_future(later()) if is_awaited else Response(body=b"stopped")
+
+    with served(path, stop) as running:
+        answer = running.say(GET)
+    assert answer.endswith(b"stopped") != is_awaited
+
+
+def test_head_and_the_old_protocol_are_answered_as_they_ask(daemon: Served) -> None:
+    head = daemon.say(b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert head.endswith(b"\r\n\r\n")
+    assert body_of(daemon.say(b"\r\nGET /old HTTP/1.0\r\n\r\n"))["path"] == "/old"
+
+
+def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
+    script = (
+        "import sys\nfrom gpuyard.daemon.client import connect\n"
+        "client = connect(start=False)\nsys.stdin.readline()\n"
+        "print(*[client.request('POST', '/jobs', body=[sys.argv[1], n])['body'] for n in range(20)])\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for n in range(50)
+    ]
+    wait_until(lambda: daemon.server.connections == 50)
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=DEADLINE_S)[0].strip() for process in processes]
+    assert said == [" ".join(f'["{n}",{m}]' for m in range(20)) for n in range(50)]
+
+
+def test_the_socket_is_its_owners_alone_whatever_the_umask(path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        with served(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert os.umask(0) == 0
+    finally:
+        os.umask(umask)
+
+
+@pytest.mark.needs("curl")
+def test_another_user_is_not_served() -> None:
+    """As root we can be that user; elsewhere the file's mode, which the test above holds, has to do."""
+    if os.getuid() != 0:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gpuyard-http-"))
+    try:
+        folder.chmod(0o755)
+        with served(folder / "daemon.sock") as daemon:
+            assert curl(daemon.path, "http://x/", user=NOBODY).returncode != 0
+            daemon.path.chmod(0o666)
+            assert "another user's" in curl(daemon.path, "http://x/", user=NOBODY).stdout
+            assert '"path":"/"' in curl(daemon.path, "http://x/").stdout
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 107, 108, 109, 250])
+def test_a_path_may_be_longer_than_a_sockets_address(length: int) -> None:
+    if length > 100 and sys.platform != "linux":
+        return
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / ("d" * (length - len(home) - len("//daemon.sock"))) / "daemon.sock"
+        assert len(str(path)) == length
+        with served(path) as daemon:
+            assert status_of(daemon.say(LAST)) == 200
+
+
+def test_the_socket_of_a_dead_daemon_is_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with served(path) as daemon:
+        assert status_of(daemon.say(LAST)) == 200
+
+
+def _put_file(path: Path) -> None:
+    path.write_text("precious")
+
+
+def _let_others_in(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(_put_file, "in the way"), (_let_others_in, "others could put")])
+def test_a_place_that_is_not_the_daemons_is_refused(path: Path, spoil: Callable[[Path], None], said: str) -> None:
+    path.parent.mkdir()
+    spoil(path)
+    with pytest.raises(EnvironmentFault, match=said), served(path):
+        pass
+
+
+@given(st.lists(st.integers(1, 60)))
+def test_requests_are_the_same_however_their_bytes_arrive(sizes: list[int]) -> None:
+    told = GET + b"POST /b?x=1 HTTP/1.1\r\nContent-Length: 7\r\n\r\nGET / x" + b"\r\n" + LAST
+    parser, taken, rest = Parser(), [], told
+    for size in [*sizes, len(told)]:
+        parser.feed(rest[:size])
+        rest = rest[size:]
+        while (request := parser.take()) is not None:
+            taken.append(request)
+    assert taken == [
+        Request(method="GET", path="/a"),
+        Request(method="POST", path="/b", query={"x": "1"}, body=b"GET / x"),
+        Request(method="GET", path="/last"),
+    ]
+    assert parser.is_last
+    assert not parser.is_amid_request

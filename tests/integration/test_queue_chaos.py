@@ -1,0 +1,153 @@
+"""The daemon is killed at random, again and again, while hundreds of jobs come in, run, fail and are tried again.
+
+A small dose each time, and what GPUYARD_CHAOS_QUEUE says (jobs, kills) where it is set before the tests are run.
+"""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from gpuyard.errors import EnvironmentFault
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, asked
+
+# Read before the tests' own home clears the environment.
+JOBS, KILLS = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "80,10").split(","))
+SEED = 20
+LONGEST_LIFE_S = 0.5
+# It says when it begins and when it ends, of itself and on each of its devices: `worker RUNS KIND PAUSE FAILS STATUS`.
+WORKER = """
+note() {
+    echo "$1 $GPUYARD_ATTEMPT" >> "$runs/$GPUYARD_JOB_ID"
+    for device in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do echo "$1 $kind" >> "$runs/$device"; done
+}
+runs=$1 kind=$2
+note +
+echo "job $GPUYARD_JOB_ID attempt $GPUYARD_ATTEMPT"
+sleep "$3"
+echo "over" >&2
+note -
+[ "$GPUYARD_ATTEMPT" -gt "$4" ] || exit "$5"
+"""
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """A submission, and what its jobs must come to."""
+
+    command: tuple[str, ...]
+    options: dict[str, object]
+    jobs: int
+    attempts: int
+    status: int
+
+    @property
+    def end(self) -> tuple[str, int, int]:
+        return "succeeded" if self.status == 0 else "failed", self.status, self.attempts
+
+
+def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
+    while jobs > 0:
+        kind, options = dice.choice(
+            [("alone", {}), ("alone", {"gpus": 2}), ("10", {"vram": "10G"}), ("6", {"vram": "6G"}), ("none", {"gpus": 0})]
+        )
+        count = min(jobs, dice.choice([1, 1, 1, 5]))
+        fails, retries, status = dice.choice([0, 0, 0, 1]), dice.choice([0, 1]), dice.randint(1, 120)
+        pause = f"{dice.uniform(0, 0.3):.3f}"
+        array = {"array": f"1-{count}%{dice.randint(1, 3)}"} if count > 1 else {}
+        yield Work(
+            command=("/bin/sh", "-c", WORKER, "worker", str(runs), kind, pause, str(fails), str(status)),
+            options={**options, **array, "retries": retries, "priority": dice.randint(0, 2)},
+            jobs=count,
+            attempts=min(fails, retries) + 1,
+            status=0 if fails <= retries else status,
+        )
+        jobs -= count
+
+
+def submit_whatever_happens(yard: Yard, work: Work) -> Any:
+    """As the command line would: again with the same token, until it is acknowledged."""
+    body = asked(*work.command, **work.options)
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return yard.client.request("POST", "/submissions", body=body, timeout_s=DEADLINE_S, is_repeatable=True)
+        except EnvironmentFault as error:
+            assert time.monotonic() < deadline, f"nobody takes the submission: {error}"
+
+
+class Killer(threading.Thread):
+    """Ends one daemon after the other at random moments, their first ones included; the last one lives."""
+
+    def __init__(self, yard: Yard, dice: random.Random, runs: Path) -> None:
+        super().__init__()
+        self.problem: str | None = None
+        self.kills_under_load = 0
+        self._runs = runs
+        self._yard = yard
+        self._dice = dice
+
+    def run(self) -> None:
+        for _ in range(KILLS):
+            daemon = self._yard.daemon
+            assert daemon is not None
+            if self._dice.random() < 0.7 and not daemon.serves():
+                self.problem = daemon.log
+                return
+            threading.Event().wait(self._dice.uniform(0, LONGEST_LIFE_S))
+            daemon.kill()
+            self.kills_under_load += len(os.listdir(self._runs)) < JOBS
+            self._yard.daemon = Daemon()
+
+
+@pytest.mark.timeout(600)
+def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_the_daemon_is_killed(
+    yard: Yard, tmp_path: Path
+) -> None:
+    dice = random.Random(SEED)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    killer = Killer(yard, random.Random(SEED + 1), runs)
+    killer.start()
+    answers = [(work, submit_whatever_happens(yard, work)) for work in some_work(dice, runs, JOBS)]
+    killer.join()
+    assert killer.problem is None
+    assert killer.kills_under_load >= KILLS // 2
+    assert yard.daemon is not None
+    assert yard.daemon.serves(), yard.daemon.log
+    yard.client.close()
+    for _ in range(1 + JOBS // 50):
+        if yard.get("/wait", timeout="30")["done"]:
+            break
+
+    ends = {answer["first"] + n: work for work, answer in answers for n in range(work.jobs)}
+    assert sorted(ends) == list(range(1, JOBS + 1))
+    rows = yard.get("/jobs", ids="all", limit="10000")["jobs"]
+    assert {row["id"]: (row["state"], row["status"], row["attempt"]) for row in rows} == {
+        job_id: work.end for job_id, work in ends.items()
+    }
+    for job_id, work in ends.items():
+        attempts = range(1, work.attempts + 1)
+        assert (runs / str(job_id)).read_text() == "".join(f"+ {number}\n- {number}\n" for number in attempts)
+        for number in attempts:
+            assert yard.log_of(job_id, number) == f"job {job_id} attempt {number}\nover\n"
+    for device in ("SIM-0", "SIM-1"):
+        never_too_many(runs / device)
+
+
+def never_too_many(uses: Path) -> None:
+    """Alone, or with others as long as 24 GB suffice."""
+    beside: list[str] = []
+    for line in uses.read_text().splitlines():
+        sign, kind = line.split()
+        if sign == "-":
+            beside.remove(kind)
+            continue
+        beside.append(kind)
+        assert beside == ["alone"] or ("alone" not in beside and sum(map(int, beside)) <= 24), beside
+    assert beside == []

@@ -1,0 +1,279 @@
+"""The queue's commands as real processes, against a stand-in that answers as the daemon would."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_standin import Asked, Refusal, StandIn, attempt, counts, job, page, row
+
+SUBMITTED = {"ids": "18-117", "first": 18, "last": 117, "count": 100, "notes": []}
+
+
+@pytest.fixture
+def daemon(own_home: Path) -> Iterator[StandIn]:
+    with StandIn(own_home) as stand_in:
+        yield stand_in
+
+
+def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_prints_the_ids_alone(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    typed = ["--vram", "8G", "--hold", "--sweep", "a=1,2", "--sweep=b=3", "--", "python", "train.py", "--json"]
+    result = run("submit", *typed, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "18-117\n", "")
+    (asked,) = daemon.asked
+    assert asked.body["command"] == ["python", "train.py", "--json"]
+    assert asked.body["options"] == {"vram": "8G", "hold": True, "sweep": ["a=1,2", "b=3"]}
+    assert asked.body["cwd"] == str(tmp_path)
+    assert asked.body["environment"].items() >= {"PATH": os.environ["PATH"]}.items()
+    assert len(bytes.fromhex(asked.body["token"])) == 16
+
+
+def test_submit_carries_an_environment_and_a_command_that_are_no_utf8(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=60)
+    assert daemon.asked[0].body["environment"]["PLACE"] == "\udcff"
+    assert daemon.asked[0].body["command"] == ["caf\udce9"]
+
+
+def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    (tmp_path / "file").write_text("lr,seed\n1e-3,0\n")
+    assert run("submit", "--from", "file", cwd=tmp_path).returncode == 0
+    assert run("submit", "--from", "-", text="true\n").returncode == 0
+    assert run("submit", "--from", "file", "--cwd", "sub", "--", "train", "{lr}", cwd=tmp_path).returncode == 0
+    listed, piped, table = (asked.body for asked in daemon.asked)
+    assert (listed["list"], listed["table"], listed["command"]) == ("lr,seed\n1e-3,0\n", None, None)
+    assert (piped["list"], piped["options"]) == ("true\n", {})
+    assert (table["list"], table["table"], table["command"]) == (None, "lr,seed\n1e-3,0\n", ["train", "{lr}"])
+    assert table["cwd"] == str(tmp_path / "sub")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["submit", "--vram", "8G"], "gpuyard submit --vram 8G -- python train.py"),
+        (["submit", "--from", "nowhere.txt"], "nowhere.txt"),
+        (["submit", "--vrma", "8G", "--", "true"], "--vram"),
+        (["cancel"], "17-20"),
+        (["priority", "17"], "gpuyard priority 17 10"),
+        (["priority", "17", "high"], "'high'"),
+        (["show", "big"], "'big'"),
+        (["queue", "--limit", "many"], "--limit 100"),
+        (["logs", "-n", "few", "17"], "--lines 20"),
+        (["clean"], "--older-than 30d"),
+        (["clean", "--older-than", "long"], "10m"),
+        (["wait", "--timeout", "soon"], "10m"),
+        (["daemon", "restart"], "'start', 'stop', 'status', 'run'"),
+        (["pause", "17"], "17"),
+        (["submti", "--", "true"], "did you mean `gpuyard submit`?"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_type_instead(daemon: StandIn, arguments: list[str], said: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [asked.route for asked in daemon.asked if asked.route.startswith("POST")] == []
+
+
+@pytest.mark.parametrize(("status", "returned"), [(400, 2), (404, 2), (409, 2), (503, 1), (507, 1)])
+def test_the_daemon_s_refusal_is_passed_on_with_its_hint(daemon: StandIn, status: int, returned: int) -> None:
+    daemon.answers["POST /submissions"] = Refusal(status, "'8Q' is not a size", "write it as 8G")
+    result = run("submit", "--vram", "8Q", "--", "true")
+    assert (result.returncode, result.stdout) == (returned, "")
+    assert result.stderr == "gpuyard: '8Q' is not a size\n  write it as 8G\n"
+
+
+def test_what_the_daemon_notes_goes_beside_the_answer(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = {**SUBMITTED, "ids": "17", "notes": ["no GPU has 80 GB"]}
+    result = run("submit", "true")
+    assert (result.stdout, result.stderr) == ("17\n", "gpuyard: no GPU has 80 GB\n")
+    assert json.loads(run("submit", "--json", "true").stdout)["first"] == 18
+
+
+def test_queue_in_a_pipe_is_a_plain_table(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = page(
+        row(1, "running", name="big", gpu_indexes=[0, 1], elapsed_s=200.0),
+        row(2, reason="GPU 0 is held by ada, pid 7"),
+        row(3, "failed", status=3, outcome="failed", ended_at="2026-01-02T03:04:06.000Z", elapsed_s=1.0),
+        running=1, queued=1, failed=1,
+    )  # fmt: skip
+    head, headings, *rows = run("queue", env={**os.environ, "PYTHONUTF8": "1"}).stdout.splitlines()
+    assert head == "1 running · 1 queued · 1 failed"
+    assert headings.split() == ["ID", "STATE", "COMMAND", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
+    assert rows[0].split() == ["1", "running", "big", "0,1", "8.0", "GB", "0", "3m", "20s"]
+    assert rows[1].endswith("GPU 0 is held by ada, pid 7")
+    assert rows[2].endswith("1s  exit 3")
+
+
+def test_queue_on_a_terminal_fits_it_and_has_colours(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = page(*(row(n, reason="r" * 99) for n in range(1, 9)), row(9, "failed"), queued=8)
+    told = run_on_terminal("queue", columns=70)
+    assert "○ queued" in told
+    assert "\x1b[31m✗ failed" in told
+    plain = [line.replace("\x1b[0m", "").partition("m")[2] or line for line in told.splitlines() if "\x1b" in line]
+    assert all(len(line) <= 70 for line in [*plain, *(line for line in told.splitlines() if "\x1b" not in line)])
+    assert daemon.asked[0].query == {"limit": "20"}
+
+
+def test_queue_asks_for_what_was_asked_and_says_how_much_more_there_is(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = lambda asked: page(
+        *(row(int(asked.query.get("after", 1)) + n) for n in range(2)), following="7", queued=1000
+    )
+    assert "and 996 more" in run("queue", "--limit", "4").stdout
+    assert [asked.query for asked in daemon.asked] == [{"limit": "4"}, {"limit": "2", "after": "7"}]
+    run("queue", "17-20", "name=big", "--state", "failed", "--all", "--limit", "1")
+    assert daemon.asked[-1].query == {"ids": "17-20 name=big", "state": "failed", "all": "1", "limit": "1"}
+    assert len(json.loads(run("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6
+
+
+def test_an_empty_or_a_paused_queue_says_so_and_what_to_do(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = {**page(), "paused": True, "draining": True}
+    told = run("queue").stdout
+    assert "The queue is empty" in told
+    assert "gpuyard submit -- " in told
+    assert told.count("gpuyard unpause") == 2
+
+
+def test_show_keeps_secrets_to_itself_until_it_is_asked_for_them(daemon: StandIn, tmp_path: Path) -> None:
+    told = job(
+        17,
+        "failed",
+        attempts=[attempt(1, tmp_path)],
+        after=[{"id": 3, "kind": "ok", "state": "succeeded", "met": True}],
+    )
+    secrets = {**told, "environment": {"TOKEN": "hush", "HOME": "/root"}}
+    daemon.answers["GET /jobs/17"] = lambda asked: secrets if asked.query.get("environment") == "1" else told
+    shown = run("show", "17").stdout
+    assert "environment: HOME TOKEN\n" in shown
+    assert "command: python train.py --seed 17\n" in shown
+    assert "after: 3 met" in shown
+    assert shown.splitlines()[-1].split()[:2] == ["1", "4001"]
+    assert "environment: TOKEN=hush\n" in run("show", "17", "--environment").stdout
+    assert json.loads(run("show", "17", "--json").stdout) == told
+
+
+def test_why_gives_the_reasons_and_who_is_in_the_way(daemon: StandIn) -> None:
+    holder = {"user": "bob", "pid": 99, "label": "nightly"}
+    reason = {
+        "kind": "no-room",
+        "text": "2.0 GB free, 8.0 GB needed",
+        "device_id": "SIM-0",
+        "had": 2048,
+        "needed": 8192,
+    }
+    daemon.answers["GET /jobs/17/why"] = {
+        "id": 17, "state": "queued", "summary": "no GPU has room", "ahead": 3,
+        "reasons": [{**reason, "holders": [holder, holder]}],
+        "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
+    }  # fmt: skip
+    told = run("why", "17").stdout
+    assert told.startswith("17 is queued: no GPU has room\n  SIM-0: 2.0 GB free, 8.0 GB needed\n")
+    assert told.count("bob, pid 99 (nightly)") == 1
+    assert "when job 4 ends" in told
+
+
+def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
+    event = {"id": 1, "at": "2026-01-02T03:04:05.678Z", "kind": "submit", "text": "by ada"}
+    daemon.answers["GET /jobs/17/story"] = {
+        "id": 17,
+        "events": [event, {**event, "kind": "start", "text": "on GPU 0"}, {**event, "text": None}],
+    }
+    _, first, second, third = run("story", "17").stdout.splitlines()
+    assert first.split()[2:] == ["submit", "by", "ada"]
+    assert second.split()[2:] == ["start", "on", "GPU", "0"]
+    assert third.split()[2:] == ["submit"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "route", "body", "said"),
+    [
+        (["cancel", "17-20"], "cancel", {"ids": "17-20"}, "cancelled 17-20"),
+        (["hold", "17", "name=big"], "hold", {"ids": "17 name=big"}, "held 17-20"),
+        (["release", "all"], "release", {"ids": "all"}, "released 17-20"),
+        (["retry", "17"], "retry", {"ids": "17"}, "queued again 17-20"),
+        (["priority", "17", "18", "-5"], "priority", {"ids": "17 18", "priority": -5}, "priority -5 for 17-20"),
+    ],
+)
+def test_what_changed_is_told_and_what_did_not_beside_it(
+    daemon: StandIn, typed: list[str], route: str, body: dict[str, Any], said: str
+) -> None:
+    unchanged = [{"id": 21, "reason": "it has finished"}]
+    daemon.answers[f"POST /jobs/{route}"] = {"changed": "17-20", "count": 4, "unchanged": unchanged}
+    result = run(*typed)
+    assert (result.returncode, result.stdout) == (0, f"{said}\n")
+    assert "21" in result.stderr
+    assert "it has finished" in result.stderr
+    assert daemon.asked == [Asked(f"POST /jobs/{route}", {}, body)]
+    daemon.answers[f"POST /jobs/{route}"] = {"changed": "", "count": 0, "unchanged": unchanged}
+    assert (run(*typed).returncode, run(*typed).stdout) == (1, "")
+
+
+def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
+    left = iter([2, 0])
+    daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = {"paused": True, "draining": False, "running": 2}
+    daemon.answers["POST /unpause"] = {"paused": False, "draining": False, "running": 2}
+    daemon.answers["GET /status"] = lambda _: {"counts": counts(running=next(left))}
+    assert run("pause").stdout.startswith("paused; 2 still running")
+    assert run("unpause").stdout == "jobs start again\n"
+    assert run("drain").stdout.startswith("draining; 2 still running")
+    assert run("drain", "--wait").stdout.startswith("drained")
+    assert json.loads(run("pause", "--json").stdout)["running"] == 2
+
+
+def test_clean_says_how_much_is_gone(daemon: StandIn) -> None:
+    daemon.answers["POST /clean"] = {"jobs": 3, "bytes": 5 * 1048576}
+    assert run("clean", "--older-than", "30d").stdout == "forgot 3 jobs; 5.0 MB of logs are gone\n"
+    assert daemon.asked[0].body == {"older_than_s": 30 * 86400}
+
+
+@pytest.mark.parametrize("arguments", [["queue"], ["queue", "--json"], ["submit", "true"]])
+def test_an_output_that_is_full_or_closed_is_no_crash(daemon: StandIn, arguments: list[str]) -> None:
+    daemon.answers["GET /jobs"] = page(row(1), queued=1)
+    daemon.answers["POST /submissions"] = SUBMITTED
+    command = " ".join([*GPUYARD, *arguments])
+    full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr) == (1, "gpuyard: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_gets_a_table_all_the_same(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = page(row(1, name="数据" * 40), row(2), queued=2)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    result = run("queue", env=environment)
+    assert result.returncode == 0
+    assert "~" in result.stdout
+    assert "2  queued" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["queue"], ["submit", "--vram", "8G", "--", "true"], ["cancel", "17"]])
+def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[str]) -> None:
+    daemon.answers["GET /jobs"] = page(row(1, elapsed_s=2.0), queued=1)
+    daemon.answers["POST /submissions"] = SUBMITTED
+    daemon.answers["POST /jobs/cancel"] = {"changed": "17", "count": 1, "unchanged": []}
+    command = [sys.executable, "-X", "importtime", "-m", "gpuyard", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "gpuyard.daemon.client" in imported
+    assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "gpuyard.core"}
+
+
+def test_completion_knows_the_queue_s_verbs_options_and_choices() -> None:
+    def complete(words: str) -> set[str]:
+        place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        answer = run(env={**os.environ, "_GPUYARD_COMPLETE": "bash_complete", **place}).stdout
+        return {line.partition(",")[2] for line in answer.splitlines()}
+
+    assert complete("gpuyard su") == {"submit"}
+    assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-failed"}
+    assert complete("gpuyard daemon st") == {"start", "stop", "status"}

@@ -1,0 +1,113 @@
+"""The queue's commands with the daemon they start by themselves, and jobs that really run."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from tests.fakes.queue_command import GPUYARD, run
+
+
+@pytest.fixture(autouse=True)
+def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test leaves behind ends with it, even where the commands under test are broken."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    yield
+    lock = own_home / "daemon.lock"
+    pid = running_pid(lock)
+    if pid is not None:
+        run("cancel", "all")
+        run("wait", "--timeout", "30s")
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while running_pid(lock) == pid:
+            assert time.monotonic() < deadline, f"the daemon {pid} does not end"
+
+
+def submit(*arguments: str) -> str:
+    result = run("submit", *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+def state_of(job_id: str) -> str:
+    return str(json.loads(run("show", job_id, "--json").stdout)["state"])
+
+
+def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Path) -> None:
+    assert submit("--env", "LR=3e-4", "--cwd", str(tmp_path), "--", "sh", "-c", "pwd; echo $LR") == "1"
+    assert run("wait", "1").returncode == 0
+    assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
+    assert "succeeded" in run("queue").stdout
+    assert "exit 0" in run("show", "1").stdout
+    assert "submitted" in run("story", "1").stdout.splitlines()[1]
+
+
+def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts() -> None:
+    job_id = submit("--retries", "1", "--", "sh", "-c", "echo try; exit 3")
+    followed = run("logs", "-f", job_id)
+    assert (followed.returncode, followed.stdout) == (0, "try\ntry\n")
+    assert "--- attempt 2 ---" in followed.stderr
+    waited = run("wait", job_id)
+    assert waited.returncode == 1
+    assert f"gpuyard: {job_id} failed: exit status 3\n" in waited.stderr
+
+
+def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
+    assert submit("--array", "0-3", "--name", "big", "--", "sleep", "60") == "1-4"
+    assert "GPU" in run("why", "4").stdout
+    assert run("priority", "4", "5").stdout == "priority 5 for 4\n"
+    assert run("hold", "3").stdout == "held 3\n"
+    assert state_of("3") == "held"
+    assert run("release", "3").stdout == "released 3\n"
+    assert run("cancel", "name=big").stdout == "cancelled 1-4\n"
+    assert run("wait", "1-4").returncode == 1
+    assert run("cancel", "1").returncode == 1
+
+
+def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job_id = submit("--", "sh", "-c", f"read word < {gate}")
+    waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
+    try:
+        assert run("daemon", "stop").stdout == "the daemon is stopped; 1 job still running\n"
+        assert run("daemon", "status").returncode == 1
+        assert "is started" in run("daemon", "start").stdout
+        assert state_of(job_id) == "running"
+        gate.write_text("go\n")
+        _, errors = waiter.communicate(timeout=60)
+    finally:
+        waiter.kill()
+        waiter.communicate()
+    assert (waiter.returncode, errors) == (0, "")
+
+
+def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
+    for arguments, said in (
+        (["submit", "--vram", "8Q", "--", "true"], "8G"),
+        (["submit", "--array", "9-0", "--", "true"], "0-99"),
+        (["queue", "99"], "gpuyard queue"),
+        (["cancel", "everything"], "17-20"),
+        (["queue", "--state", "lost"], "failed"),
+    ):
+        result = run(*arguments)
+        assert (result.returncode, result.stdout) == (2, ""), arguments
+        assert said in result.stderr
+
+
+def test_a_paused_queue_starts_nothing_until_it_is_unpaused() -> None:
+    run("pause")
+    job_id = submit("true")
+    assert "Paused" in run("queue").stdout
+    assert state_of(job_id) == "queued"
+    run("unpause")
+    assert run("wait", job_id).returncode == 0
+    assert run("drain", "--wait").stdout.startswith("drained")
+    assert run("clean", "--older-than", "0s").stdout.startswith("forgot 1 job;")

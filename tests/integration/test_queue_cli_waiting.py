@@ -1,0 +1,141 @@
+"""The queue's commands that last: `wait`, `logs -f`, and those that start and stop the daemon."""
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job
+
+
+@pytest.fixture
+def daemon(own_home: Path) -> Iterator[StandIn]:
+    with StandIn(own_home) as stand_in:
+        yield stand_in
+
+
+def waited(*, left: int = 0, running: int = 0, succeeded: int = 0, failed: int = 0) -> dict[str, Any]:
+    """What is known of the finished ones is told at the end."""
+    told = {"done": not left, "left": left, "running": running, "selection": "1-50"}
+    if left:
+        return told
+    who = [{"id": n, "state": "failed", "outcome": "failed", "reason": f"exit {n}"} for n in range(1, failed + 1)]
+    return {**told, "succeeded": succeeded, "failed": who[:100], "failed_count": failed}
+
+
+def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
+    answers = iter([waited(left=2), waited(left=1), waited(succeeded=2)])
+    daemon.answers["GET /wait"] = lambda _: next(answers)
+    result = run("wait")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert [asked.query["ids"] for asked in daemon.asked] == ["", "1-50", "1-50"]
+
+
+def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) -> None:
+    daemon.answers["GET /wait"] = waited(failed=30, succeeded=1)
+    result = run("wait", "1-50")
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 21)
+    assert "gpuyard: 1 failed: exit 1\n" in result.stderr
+    daemon.answers["GET /wait"] = waited(left=7)
+    late = run("wait", "--timeout", "0.1", "--json")
+    assert (late.returncode, json.loads(late.stdout)["left"]) == (1, 7)
+    assert "the time is up, 7 have not finished" in late.stderr
+
+
+def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
+    is_asked = threading.Event()
+
+    def first(_: Asked) -> dict[str, Any]:
+        is_asked.set()
+        return waited(left=1)
+
+    with StandIn(own_home, {"GET /wait": first}):
+        process = subprocess.Popen([*GPUYARD, "wait", "1"], stderr=subprocess.PIPE, text=True)
+        assert is_asked.wait(30)
+    try:
+        with StandIn(own_home, {"GET /wait": waited(succeeded=1)}):
+            _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_wait_shows_how_far_it_is_on_a_terminal(daemon: StandIn) -> None:
+    answers = iter([waited(left=24), waited(left=12, running=2), waited(succeeded=24)])
+    daemon.answers["GET /wait"] = lambda _: next(answers)
+    assert "12 of 24 done, 2 running" in run_on_terminal("wait", columns=80)
+
+
+def test_logs_prints_what_a_job_wrote_as_it_wrote_it(daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "1").write_bytes(b"one\ntwo\nthr\xffee\n")
+    (tmp_path / "2").write_bytes(b"again\n")
+    attempts = [attempt(1, tmp_path / "1"), attempt(2, tmp_path / "2")]
+    daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=attempts)
+    assert run("logs", "17").stdout == "again\n"
+    first = subprocess.run(
+        [*GPUYARD, "logs", "--attempt", "1", "-n2", "17"], capture_output=True, timeout=60, check=True
+    )
+    assert first.stdout == b"two\nthr\xffee\n"
+    assert run("logs", "--attempt", "3", "17").returncode == 2
+    (tmp_path / "2").unlink()
+    assert run("logs", "17").returncode == 1
+
+
+def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_end(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    logs = [tmp_path / "1", tmp_path / "2"]
+    stages = iter([
+        job(17), job(17),
+        job(17, "running", attempts=[attempt(1, logs[0], is_over=False)]),
+        job(17, "delayed", attempts=[attempt(1, logs[0])]),
+        job(17, "running", attempts=[attempt(1, logs[0]), attempt(2, logs[1], is_over=False)]),
+    ])  # fmt: skip
+    over = job(17, "succeeded", attempts=[attempt(1, logs[0]), attempt(2, logs[1])])
+    daemon.answers["GET /jobs/17"] = lambda _: next(stages, over)
+    for number, log in enumerate(logs, start=1):
+        log.write_text(f"attempt {number}\n")
+    result = run("logs", "-f", "17")
+    assert (result.returncode, result.stdout) == (0, "attempt 1\nattempt 2\n")
+    assert "waiting for it to start" in result.stderr
+    assert "--- attempt 2 ---\n" in result.stderr
+
+
+def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("begun\n")
+    daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path / "1", is_over=False)])
+    command = [*GPUYARD, "logs", "-f", "17"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
+
+
+def test_daemon_status_tells_of_it_or_of_its_absence(own_home: Path) -> None:
+    absent = run("daemon", "status")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert "gpuyard daemon start" in absent.stderr
+    assert json.loads(run("daemon", "status", "--json").stdout) == {"running": False}
+    assert run("daemon", "stop").returncode == 1
+    with StandIn(own_home) as daemon:
+        daemon.answers["GET /status"] = status(own_home)
+        assert "queue: 2 queued, 1 running, paused\n" in run("daemon", "status").stdout
+        assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == 4242
+        assert run("daemon", "start").stdout == "the daemon already runs (pid 4242)\n"
+
+
+def status(home: Path) -> dict[str, Any]:
+    return {
+        "pid": 4242, "version": "0.1.0", "started_at": "2026-01-02T03:04:05.678Z", "uptime_s": 75.0, "paused": True,
+        "socket": str(home / "daemon.sock"), "state_dir": str(home), "draining": False, "step_us": None,
+        "counts": counts(running=1, queued=2), "notices": ["the disk is nearly full"],
+    }  # fmt: skip

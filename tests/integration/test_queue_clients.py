@@ -1,0 +1,161 @@
+"""Many clients at once, and such as misbehave: whoever asks properly does not notice them."""
+
+import contextlib
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.client import Client, _render
+from gpuyard.errors import UserError
+from tests.integration.queue_fixture import Yard, asked, until
+from tests.unit.leases import child, wait_for_word
+
+CLIENTS, EACH = 50, 4
+# Generous: what is measured is that nobody is made to wait for a large request of somebody else's.
+SOON_S = 1.0
+
+
+def submit_some(connection: Connection, path: str) -> None:
+    connection.send("ready")
+    wait_for_word(connection)
+    with Client(path, may_start=False) as client:
+        ids = [client.request("POST", "/submissions", body=asked("true", gpus=0, hold=True))["first"] for _ in range(EACH)]
+    connection.send(ids)
+
+
+def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(yard: Yard) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(child(submit_some, str(yard.home / "daemon.sock"))) for _ in range(CLIENTS)]
+        for one in clients:
+            one.hear()
+        for one in clients:
+            one.tell("go")
+        ids = [job_id for one in clients for job_id in one.hear()]
+    assert sorted(ids) == list(range(1, CLIENTS * EACH + 1))
+    yard.restart()
+    assert yard.counts() == {"held": CLIENTS * EACH}
+
+
+@contextlib.contextmanager
+def callers(path: Path, messages: list[bytes]) -> Iterator[None]:
+    """Connections on which that was sent, and nothing more."""
+    with contextlib.ExitStack() as stack:
+        for message in messages:
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            caller.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(str(path))
+                caller.send(message)
+        yield
+
+
+def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(yard: Yard) -> None:
+    dice = random.Random(4)
+    request = b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+    messages = [
+        *[b""] * 20,
+        *[dice.randbytes(dice.randint(1, 2000)) for _ in range(20)],
+        *[request[: dice.randint(1, len(request))] for _ in range(20)],
+        b"GET /" + b"x" * 1_000_000,
+        b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
+        b"POST /submissions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n",
+    ]
+    with callers(yard.home / "daemon.sock", messages):
+        for _ in range(20):
+            began = time.monotonic()
+            yard.wait(yard.submit("true", gpus=0))
+            assert time.monotonic() - began < 5 * SOON_S
+    assert yard.counts() == {"succeeded": 20}
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"command": ["true"]}, {"cwd": "/", "environment": {}, "strange": 1}])
+def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(yard: Yard, body: object) -> None:
+    with pytest.raises(UserError):
+        yard.client.request("POST", "/submissions", body=body)
+    assert yard.counts() == {}
+
+
+def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_between(yard: Yard) -> None:
+    token = secrets.token_hex(8)
+    first = yard.send("true", token=token, array="0-4", gpus=0)
+    assert yard.send("true", token=token, array="0-4", gpus=0) == first
+    yard.restart()
+    assert yard.send("true", token=token, array="0-4", gpus=0)["ids"] == first["ids"]
+    assert yard.wait()["succeeded"] == 5
+
+
+def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Yard) -> None:
+    body = asked("true", array="1-3000", gpus=0, hold=True)
+    answers: list[str] = []
+
+    def send() -> None:
+        with Client(str(yard.home / "daemon.sock"), may_start=False) as client:
+            answers.append(client.request("POST", "/submissions", body=body)["ids"])
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == ["1-3000", "1-3000"]
+    assert yard.counts() == {"held": 3000}
+
+
+def test_others_are_answered_while_twenty_thousand_jobs_come_in_and_are_cancelled(yard: Yard) -> None:
+    count = 20_000
+    slowest = 0.0
+    path = str(yard.home / "daemon.sock")
+    for method, body in (
+        ("/submissions", asked("true", array=f"1-{count}", gpus=0, hold=True)),
+        ("/jobs/cancel", {"ids": f"1-{count}"}),
+    ):
+        done = threading.Event()
+
+        def send(route: str = method, content: object = body, done: threading.Event = done) -> None:
+            with Client(path, may_start=False) as client:
+                client.request("POST", route, body=content)
+            done.set()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        while not done.is_set():
+            began = time.monotonic()
+            yard.get("/status")
+            slowest = max(slowest, time.monotonic() - began)
+        thread.join()
+    assert slowest < SOON_S
+    assert yard.counts() == {"cancelled": count}
+
+
+@contextlib.contextmanager
+def send_and_not_listen(yard: Yard, body: object) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect(str(yard.home / "daemon.sock"))
+        caller.sendall(_render("POST", "/submissions", None, body))
+        yield
+
+
+def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(yard: Yard) -> None:
+    body = asked("true", array="1-3000", gpus=0, hold=True)
+    with send_and_not_listen(yard, body):
+        until(yard.counts, "the first of its jobs")
+    until(lambda: yard.counts() == {"held": 3000}, "all of them")
+    assert yard.client.request("POST", "/submissions", body=body)["ids"] == "1-3000"
+
+
+def test_a_large_submission_that_the_daemon_did_not_live_to_acknowledge_is_not_there(yard: Yard) -> None:
+    body = asked("true", array="1-20000", gpus=0, hold=True)
+    with send_and_not_listen(yard, body):
+        until(yard.counts, "the first of its jobs")
+        yard.kill9()
+    yard.start()
+    assert yard.counts() == {}
+    assert yard.client.request("POST", "/submissions", body=body)["count"] == 20_000
+    assert yard.counts() == {"held": 20_000}

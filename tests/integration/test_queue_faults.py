@@ -1,0 +1,291 @@
+"""What the machine does to a queue: a damaged database, a full disk, a ledger that is busy, a supervisor that is killed."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from tests.integration.queue_fixture import Daemon, Yard, is_gone, until
+from tests.unit.leases import as_root
+
+SOON_S = 1.0
+
+
+def refusal() -> str:
+    """What a daemon says that does not come to serve; it must not fail for a reason of its own."""
+    daemon = Daemon()
+    served = daemon.serves()
+    status = daemon.kill() if served else daemon.wait()
+    assert (served, status) == (False, 1), daemon.log
+    assert "Traceback" not in daemon.log
+    return daemon.log
+
+
+# The database
+
+
+def spoil_middle(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 3)
+        file.write(b"\xff" * (size // 3))
+
+
+def spoil_all(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize("spoil", [spoil_middle, spoil_all])
+def test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_left_alone(own_yard: Yard, spoil: object) -> None:
+    yard = own_yard
+    yard.start()
+    last = yard.send("echo", "old {index}", gpus=0, array="1-40")["last"]
+    yard.wait()
+    yard.stop()
+    assert callable(spoil)
+    spoil(yard.home / "queue.db")
+    content = (yard.home / "queue.db").read_bytes()
+    yard.start()
+    (notice,) = yard.get("/status")["notices"]
+    (aside,) = yard.home.glob("queue.db.damaged-*")
+    assert str(aside) in notice
+    assert aside.read_bytes() == content
+    assert yard.counts() == {}
+    job_id = yard.submit("echo", "new")
+    yard.wait()
+    assert job_id > last
+    assert (yard.log_of(job_id), yard.log_of(last)) == ("new\n", "old 40\n")
+
+
+def test_a_database_that_is_damaged_while_it_is_used_ends_the_daemon_and_the_next_one_sets_it_aside(
+    yard: Yard,
+) -> None:
+    last = yard.send("true", gpus=0, array="1-40")["last"]
+    yard.wait()
+    yard.restart(signal.SIGTERM)  # so that little of it is in memory, and nothing beside it
+    spoil_middle(yard.home / "queue.db")
+    with contextlib.suppress(GpuyardError):
+        for job_id in range(1, last + 1):
+            yard.job(job_id)
+        yard.submit("true", gpus=0)
+        yard.wait()
+    daemon = yard.await_end()
+    assert daemon.status == 1
+    assert "damaged" in daemon.log
+    assert "Traceback" not in daemon.log
+    yard.start()
+    assert "set aside" in yard.get("/status")["notices"][0]
+    assert yard.wait(yard.submit("true"))["succeeded"] == 1
+
+
+def test_a_database_of_a_newer_version_is_left_alone(own_yard: Yard) -> None:
+    yard = own_yard
+    yard.start()
+    yard.wait(yard.submit("true"))
+    yard.stop()
+    path = yard.home / "queue.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        known = database.execute("PRAGMA user_version").fetchone()[0]
+        database.execute("PRAGMA user_version = 999")
+    said = refusal()
+    assert "schema 999" in said
+    assert "a newer gpuyard made it" in said
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+        database.execute(f"PRAGMA user_version = {known}")
+
+
+# The folder
+
+
+def test_a_second_daemon_refuses_and_names_the_first(yard: Yard) -> None:
+    assert yard.daemon is not None
+    assert f"the daemon already runs (pid {yard.daemon.pid})" in refusal()
+    assert yard.wait(yard.submit("true"))["succeeded"] == 1
+
+
+def test_a_state_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "file" / "home"))
+    assert f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME)" in refusal()
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@as_root
+def test_a_state_folder_that_cannot_be_written_is_told(own_home: Path) -> None:
+    with mounted(own_home, "ro,size=1m"):
+        assert f"{own_home}/daemon.lock cannot be opened: Read-only file system" in refusal()
+
+
+# The disk
+
+
+@pytest.fixture
+def small_disk(own_home: Path) -> Iterator[Path]:
+    with mounted(own_home, "size=2m,mode=0700"):
+        yield own_home
+
+
+def fill(folder: Path) -> Path:
+    """Until not a byte more fits."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    return ballast
+
+
+def submit_until_refused(yard: Yard) -> tuple[list[int], EnvironmentFault]:
+    """Those that were acknowledged: what the database had room for is still there to be used."""
+    ids: list[int] = []
+    with pytest.raises(EnvironmentFault) as refused:
+        while len(ids) < 1000:
+            ids.append(yard.submit("true", gpus=0, env=[f"FILL={'x' * 20000}"]))
+    return ids, refused.value
+
+
+@as_root
+def test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room(
+    small_disk: Path, own_yard: Yard
+) -> None:
+    yard = own_yard
+    yard.start()
+    running, gate = yard.start_gated(gpus=0)
+    ballast = fill(small_disk)
+    yard.post("/pause")
+    taken, refused = submit_until_refused(yard)
+    assert "the queue's database cannot be written" in str(refused)
+    assert "disk space" in (refused.hint or "")
+    gate.write_text("go\n")
+    until(lambda: not yard.processes(), "the end of the job")
+    assert {yard.state(job_id) for job_id in taken} <= {"queued"}
+    ballast.unlink()
+    assert yard.wait(running)["succeeded"] == 1
+    yard.post("/unpause")
+    yard.submit("true", gpus=0)
+    assert yard.wait()["succeeded"] == len(taken) + 2
+
+
+@as_root
+def test_a_daemon_that_is_killed_on_a_full_disk_loses_nothing(small_disk: Path, own_yard: Yard) -> None:
+    yard = own_yard
+    yard.start()
+    held = yard.submit("true", gpus=0, hold=True)
+    running, gate = yard.start_gated(gpus=0)
+    ballast = fill(small_disk)
+    taken, _ = submit_until_refused(yard)
+    yard.kill9()
+    gate.write_text("go\n")
+    daemon = Daemon()
+    if daemon.serves():  # there may be room left in what the database has
+        daemon.kill()
+    else:
+        assert daemon.wait() == 1
+        assert "disk" in daemon.log
+    assert "Traceback" not in daemon.log
+    ballast.unlink()
+    yard.start()
+    yard.post("/jobs/release", ids=str(held))
+    assert yard.wait()["succeeded"] == len(taken) + 2
+
+
+@as_root
+def test_a_cancel_that_cannot_be_written_down_is_refused_and_can_be_asked_for_again(
+    small_disk: Path, own_yard: Yard
+) -> None:
+    yard = own_yard
+    yard.start()
+    job_id = yard.shell("trap '' TERM; while :; do sleep 0.05; done", gpus=0, grace="100ms")
+    yard.until_state(job_id, "running")
+    ballast = fill(small_disk)
+    submit_until_refused(yard)
+    with contextlib.suppress(EnvironmentFault):
+        yard.post("/jobs/cancel", ids=str(job_id))
+        pytest.skip("the database had room for it")
+    ballast.unlink()
+    assert yard.state(job_id) == "running"
+    assert yard.post("/jobs/cancel", ids=str(job_id))["count"] == 1
+    assert yard.wait(job_id)["failed"][0]["state"] == "cancelled"
+
+
+@as_root
+def test_a_large_submission_that_does_not_fit_on_the_disk_is_not_there_and_can_be_sent_again(
+    small_disk: Path, own_yard: Yard
+) -> None:
+    yard = own_yard
+    yard.start()
+    ballast = fill(small_disk)
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        yard.send("true", token="again", gpus=0, array="1-20000", hold=True)
+    ballast.unlink()
+    assert yard.send("true", token="again", gpus=0, array="1-1500", hold=True)["count"] == 1500
+    assert yard.counts() == {"held": 1500}
+
+
+# The ledger
+
+
+def test_the_daemon_answers_while_somebody_else_keeps_the_ledger_shut(yard: Yard) -> None:
+    yard.wait(yard.submit("true"))
+    with (yard.home / "locks" / "mutex").open() as mutex:
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        job_id = yard.submit("true")
+        until_s, slowest = time.monotonic() + 3.0, 0.0
+        while time.monotonic() < until_s:
+            began = time.monotonic()
+            yard.get("/status")
+            slowest = max(slowest, time.monotonic() - began)
+        assert yard.state(job_id) == "queued"
+        with pytest.raises(EnvironmentFault, match="was busy for"):
+            yard.why(job_id)
+    assert slowest < SOON_S
+    assert yard.wait(job_id)["succeeded"] == 1
+
+
+# The supervisor
+
+
+def test_a_program_whose_supervisor_was_killed_is_ended_before_its_job_runs_again(yard: Yard, tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    job_id = yard.shell(
+        f"if [ -e {said} ]; then kill -0 $(cat {said}) && echo beside; exit 0; fi; echo $$ > {said}; sleep 3600",
+        retries=1,
+    )
+    until(lambda: said.exists() and said.read_text().endswith("\n"), "the program")
+    os.kill(yard.job(job_id)["attempts"][0]["pid"], signal.SIGKILL)
+    assert yard.wait(job_id)["succeeded"] == 1
+    assert [attempt["outcome"] for attempt in yard.job(job_id)["attempts"]] == ["lost", "succeeded"]
+    assert "beside" not in yard.log_of(job_id, 2)
+    assert is_gone(int(said.read_text()))
+
+
+def test_a_supervisor_that_died_while_there_was_no_daemon_is_told_as_lost(yard: Yard) -> None:
+    job_id, gate = yard.start_gated()
+    pid = yard.job(job_id)["attempts"][0]["pid"]
+    yard.kill9()
+    os.kill(pid, signal.SIGKILL)
+    yard.start()
+    (failed,) = yard.wait(job_id)["failed"]
+    assert (failed["outcome"], failed["state"]) == ("lost", "failed")
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # nobody stands at the gate any more
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))

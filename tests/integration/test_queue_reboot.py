@@ -1,0 +1,80 @@
+"""The machine was restarted while jobs ran: what becomes of them, as asked for or by default.
+
+A restart is made by ending the daemon and all processes of its jobs, and noting another boot for what they were.
+"""
+
+import contextlib
+import sqlite3
+from typing import Any
+
+import pytest
+
+from tests.integration.queue_fixture import Yard
+
+LONG = ("sleep", "3600")
+
+
+def reboot(yard: Yard) -> None:
+    yard.kill9()
+    yard.kill_processes()
+    with contextlib.closing(sqlite3.connect(yard.home / "queue.db")) as database, database:
+        database.execute("UPDATE attempts SET boot_id = 'another' WHERE ended_at IS NULL")
+    yard.start()
+
+
+def after_reboot(yard: Yard, **options: object) -> Any:
+    job_id = yard.submit(*LONG, **options)
+    yard.until_state(job_id, "running")
+    reboot(yard)
+    return yard.job(job_id)
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [
+        ({}, "held"),
+        ({"retries": 1}, "requeued"),
+        ({"array": "0-0"}, "requeued"),
+        ({"on_reboot": "hold", "retries": 1}, "held"),
+        ({"on_reboot": "requeue"}, "requeued"),
+        ({"on_reboot": "fail", "retries": 1}, "failed"),
+    ],
+)
+def test_a_job_goes_the_way_that_was_asked_for_when_it_was_submitted(
+    yard: Yard, options: dict[str, object], state: str
+) -> None:
+    job = after_reboot(yard, **options)
+    first = job["attempts"][0]
+    assert (first["outcome"], first["reason"]) == ("lost", "the machine was restarted while it ran")
+    if state == "requeued":
+        job = yard.until_state(job["id"], "running")
+        assert (job["attempt"], job["failures"]) == (2, 0)
+    else:
+        assert job["state"] == state
+        assert "the machine was restarted" in job["reason"]
+
+
+def test_a_held_job_runs_again_from_its_beginning_when_it_is_released(yard: Yard) -> None:
+    job = after_reboot(yard)
+    assert f"gpuyard release {job['id']}" in job["reason"]
+    yard.post("/jobs/release", ids=str(job["id"]))
+    assert yard.until_state(job["id"], "running")["attempt"] == 2
+
+
+def test_a_job_that_was_being_cancelled_is_cancelled(yard: Yard) -> None:
+    job_id = yard.shell("trap '' TERM; while :; do sleep 0.05; done", on_reboot="requeue", grace="1h")
+    yard.until_state(job_id, "running")
+    yard.post("/jobs/cancel", ids=str(job_id))
+    reboot(yard)
+    assert yard.state(job_id) == "cancelled"
+
+
+def test_what_ended_before_and_what_waited_is_as_it_was(yard: Yard) -> None:
+    done = yard.submit("true")
+    yard.wait(done)
+    running = yard.submit(*LONG, gpus=2, on_reboot="fail")
+    yard.until_state(running, "running")
+    waiting, blocked = yard.submit("true", gpus=2), yard.submit("true", after=[str(running)])
+    reboot(yard)
+    assert yard.wait(waiting)["succeeded"] == 1
+    assert [yard.state(job_id) for job_id in (done, running, blocked)] == ["succeeded", "failed", "rejected"]

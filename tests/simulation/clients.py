@@ -1,0 +1,199 @@
+"""People at their keyboards: what they ask for, what they were told, and what they do when nobody answers."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from gpuyard.control.requests import Changed, fit_to_machine
+from gpuyard.core.selection import parse_selection
+from gpuyard.core.submission import Asked, Submission, parse_submission
+from gpuyard.errors import StoreFault, UserError
+from tests.simulation.engine import UNPASSABLE
+from tests.simulation.life import Life
+from tests.simulation.world import World
+
+MOST_TRIES = 5
+KINDS = {
+    "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
+    "kill": 4, "reboot": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    at: float
+    kind: str
+    number: int
+
+
+def operations(seed: int, count: int, within_s: float) -> list[Operation]:
+    random = Random(f"{seed} operations")
+    times = sorted(random.choice((0.0, random.uniform(0.0, within_s))) for _ in range(count))
+    kinds = ["submit", *random.choices(list(KINDS), list(KINDS.values()), k=count - 1)]
+    return [Operation(at=at, kind=kind, number=number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))]
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """A submission; `ids` are there once it was acknowledged."""
+
+    asked: Asked
+    count: int
+    ids: tuple[int, int] | None = None
+    tries: int = 0
+    is_given_up: bool = False
+
+    def submission(self) -> Submission:
+        return parse_submission(self.asked)
+
+
+@dataclass(kw_only=True)
+class Request:
+    pieces: Generator[None, None, Any]
+    done: Callable[[Any], None]
+    sent: Sent | None = None
+
+
+@dataclass
+class Clients:
+    world: World
+    sent: dict[str, Sent] = field(default_factory=dict)
+    waiting: list[Request] = field(default_factory=list)
+    again: list[Sent] = field(default_factory=list)
+    frozen: dict[int, str] = field(default_factory=dict)
+    refused: int = 0
+
+    def jobs(self) -> list[int]:
+        return [job_id for one in self.sent.values() if one.ids for job_id in range(one.ids[0], one.ids[1] + 1)]
+
+    # Asking
+
+    def ask(self, operation: Operation, life: Life) -> None:
+        random = Random(f"{self.world.seed} operation {operation.number}")
+        if operation.kind == "submit":
+            asked = self._submission(f"s{operation.number}", random)
+            self.submit(asked, life)
+        elif operation.kind in ("pause", "unpause"):
+            life.requests.set_paused(paused=operation.kind == "pause")
+        elif self.jobs():
+            self.change(operation.kind, self._selection(random), random.randint(-2, 3), life)
+
+    def submit(self, asked: Asked, life: Life) -> None:
+        sent = Sent(asked=asked, count=0)
+        try:
+            sent.count = sent.submission().count
+        except UserError:
+            self.refused += 1
+            return
+        self.sent[asked.token] = sent
+        self.send(sent, life)
+
+    def send(self, sent: Sent, life: Life) -> None:
+        sent.tries += 1
+        try:
+            fitted = fit_to_machine(sent.submission(), self.world.snapshot(), ())
+        except UserError:
+            self.refused += 1
+            sent.is_given_up = True
+            return
+
+        def done(ids: tuple[int, int]) -> None:
+            assert sent.ids in (None, ids), "a submission that was sent again has other ids"
+            assert ids[1] - ids[0] + 1 == sent.count
+            sent.ids = ids
+            self.world.tell("acknowledged", (sent.asked.token, ids))
+
+        self.waiting.append(Request(pieces=life.requests.submit(fitted, "me"), done=done, sent=sent))
+
+    def change(self, kind: str, text: str, priority: int, life: Life) -> None:
+        selection = parse_selection(text)
+        requests = life.requests
+        verbs = {"cancel": requests.cancel, "hold": requests.hold, "release": requests.release, "retry": requests.retry}
+        pieces = requests.prioritise(selection, priority) if kind == "priority" else verbs[kind](selection)
+        if kind in ("release", "retry"):
+            self.frozen.clear()  # it may happen from now on, whether or not anybody is told
+
+        def done(changed: Changed) -> None:
+            self.world.tell(kind, (text, changed.ids))
+            if kind in ("cancel", "hold"):
+                self.frozen.update(dict.fromkeys(changed.ids, kind))
+
+        self.waiting.append(Request(pieces=pieces, done=done))
+
+    # Being answered
+
+    def proceed(self) -> None:
+        """Each request that is under way is taken one piece further."""
+        for request in list(self.waiting):
+            try:
+                next(request.pieces)
+            except StopIteration as end:
+                self.waiting.remove(request)
+                request.done(end.value)
+            except UserError:
+                self.waiting.remove(request)
+                self.refused += 1
+            except StoreFault:
+                self.waiting.remove(request)
+                self._try_again(request)
+
+    def lose_daemon(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            self._try_again(request)
+
+    def send_again(self, life: Life) -> None:
+        again, self.again = self.again, []
+        for sent in again:
+            self.send(sent, life)
+
+    def _try_again(self, request: Request) -> None:
+        sent = request.sent
+        if sent is None:
+            return
+        if sent.tries < MOST_TRIES and self.world.random("try again").random() < 0.8:
+            self.again.append(sent)
+        else:
+            sent.is_given_up = True
+
+    # What is asked for
+
+    def _submission(self, token: str, random: Random) -> Asked:
+        options: dict[str, Any] = {"name": token, "gpus": str(random.choice((0, 0, 1, 1, 1, 1, 2)))}
+        command = ["wild", token]
+        if options["gpus"] != "0":
+            options.update(random.choice(({}, {}, {"vram": "4G"}, {"vram": "9G"}, {"vram": "12G", "exclusive": True})))
+            options.update(random.choice(({}, {}, {}, {"device": "1"})) if options["gpus"] == "1" else {})
+        if random.random() < 0.3:
+            options["array"] = f"0-{random.randint(0, 7)}{random.choice(('', '%1', '%2', '%3'))}"
+            command.append("{index}")
+        self._add_wishes(options, random)
+        if random.random() < 0.03:
+            command.append(UNPASSABLE)
+        return Asked(cwd="/", environment={}, token=token, command=tuple(command), options=options)
+
+    def _add_wishes(self, options: dict[str, Any], random: Random) -> None:
+        wishes: tuple[tuple[float, str, Callable[[], Any]], ...] = (
+            (0.4, "priority", lambda: str(random.randint(-2, 3))),
+            (0.4, "retries", lambda: str(random.randint(1, 2))),
+            (0.3, "time-limit", lambda: f"{random.randint(1, 12)}s"),
+            (0.5, "grace", lambda: f"{random.randint(0, 4)}s"),
+            (0.3, "duration", lambda: f"{random.randint(1, 20)}s"),
+            (0.3, "tag", lambda: random.choice(("night", "day"))),
+            (0.1, "hold", lambda: True),
+            (0.5, "on-reboot", lambda: random.choice(("requeue", "hold", "fail"))),
+        )
+        for chance, name, value in wishes:
+            if random.random() < chance:
+                options[name] = value()
+        if self.jobs() and random.random() < 0.4:
+            kind = random.choice(("after", "after-any", "after-failed"))
+            some = [str(random.choice(self.jobs())) for _ in range(random.randint(1, 2))]
+            options[kind] = random.choice((some, some, some, ["all"]))
+
+    def _selection(self, random: Random) -> str:
+        jobs = self.jobs()
+        first = random.choice(jobs)
+        names = [f"name={one.asked.token}" for one in self.sent.values() if one.ids]
+        return random.choice((str(first), str(first), f"{first}-{first + 2}", random.choice(names), "all"))

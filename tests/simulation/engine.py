@@ -1,0 +1,100 @@
+"""The simulated engine: supervisors live in the world, wait at a gate, and leave a word in a journal.
+
+It does what engines/local.py does, and what is rare there happens here at every chance: the journal is emptied whenever
+that is allowed, and a supervisor that finds its daemon gone may take its time to leave.
+"""
+
+from collections.abc import Sequence
+
+from gpuyard.core.jobs import Attempt
+from gpuyard.engines.journal import Things, outcome_of
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ports import Ended, Launch, Prepared
+from tests.simulation.world import Program, World
+
+UNPASSABLE = "\0"
+Name = tuple[int, int, int]
+
+
+class SimulatedEngine:
+    """Implements `ports.Engine`. `descriptors` says which lease a descriptor is of."""
+
+    def __init__(self, world: World, descriptors: dict[int, str], trouble: float = 0.0) -> None:
+        self._world = world
+        self._descriptors = descriptors
+        self._trouble = trouble
+        self._prepared: list[Program] = []
+        self._watched: dict[Name, Program] = {}
+        self._over: list[Name] = []
+        self._may_empty_journal = False
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        world = self._world
+        if any(UNPASSABLE in word for word in launch.command):
+            raise UserError("the command cannot be passed to a program")
+        if world.random("prepare").random() < self._trouble:
+            raise EnvironmentFault("the system will not make another process")
+        lease_id = None if lease_descriptor is None else self._descriptors[lease_descriptor]
+        program = world.spawn(launch.job_id, launch.attempt, launch.command, lease_id)
+        self._prepared.append(program)
+        self._watched[*program.name, program.pid] = program
+        return Prepared(
+            job_id=launch.job_id,
+            attempt=launch.attempt,
+            pid=program.pid,
+            pid_started=program.born_at,
+            log=f"{launch.job_id}.{launch.attempt}.log",
+        )
+
+    def begin(self) -> None:
+        for program in self._prepared:
+            self._world.begin(program)
+        self._prepared.clear()
+
+    def abandon(self) -> None:
+        for program in self._prepared:
+            del self._watched[*program.name, program.pid]
+            self._world.kill_supervisor(program, "abandoned")
+        self._prepared.clear()
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            name = (attempt.job_id, attempt.number, attempt.pid)
+            found = next((program for program in self._world.programs if _is_of(program, attempt)), None)
+            if found is not None:
+                self._watched[name] = found
+            else:
+                self._over.append(name)
+        self._may_empty_journal = True
+        self._world.engine_woke = True
+
+    def ended(self) -> list[Ended]:
+        if self._may_empty_journal and not self._watched and not self._over:
+            self._world.journal.clear()
+        over, self._over = self._over, []
+        over += [name for name, program in self._watched.items() if not program.is_supervised]
+        words = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
+        for name in over:
+            self._watched.pop(name, None)
+        return [
+            Ended(job_id=name[0], attempt=name[1], outcome=outcome_of(words.get(name), Things())) for name in over
+        ]
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        return self._world.signal(attempt.job_id, attempt.number, signum)
+
+    def die(self) -> None:
+        """What waits at the gate hears that nobody is there any more, sooner or later."""
+        for program in self._prepared:
+            random = self._world.random("gate")
+            delay_s = random.choice((0.0, random.uniform(0.0, 0.5)))
+            self._world.after(delay_s, lambda program=program: self._world.leave_unbegun(program))  # type: ignore[misc]
+
+
+def _is_of(program: Program, attempt: Attempt) -> bool:
+    """The pid alone proves nothing: another boot has the same ones."""
+    return (
+        program.is_supervised
+        and (program.job_id, program.attempt, program.pid) == (attempt.job_id, attempt.number, attempt.pid)
+        and program.born_at == attempt.pid_started
+    )

@@ -1,0 +1,219 @@
+"""What must hold after every turn of a story and at its end, read from the database and from the world itself."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gpuyard.control.desk import Desk
+from gpuyard.core.dependencies import Prospect, prospect, prospect_of_all
+from gpuyard.core.jobs import Attempt, DependencyKind, Job, OutcomeKind
+from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.core.ordering import level
+from gpuyard.core.recovery import REBOOTED
+from gpuyard.engines.journal import Things, outcome_of
+from gpuyard.store.database import Database
+from gpuyard.store.jobs import JobStore
+from gpuyard.store.rows import lane_of
+from tests.simulation.clients import Clients
+from tests.simulation.life import LIMITS
+from tests.simulation.world import Program, World
+
+_STATE_OF = {
+    JobState.SUCCEEDED: {OutcomeKind.SUCCEEDED},
+    JobState.FAILED: {OutcomeKind.FAILED, OutcomeKind.CANNOT_START, OutcomeKind.TIMED_OUT, OutcomeKind.LOST},
+}
+
+
+class Checker:
+    def __init__(self, world: World, database: Database, clients: Clients) -> None:
+        self._world = world
+        self._execute = database.execute
+        self._database = database
+        self._clients = clients
+        self._ends: dict[int, set[JobState]] = {}
+        self._told = 0
+        self._queued: dict[int, Job] = {}
+        self._was_paused = False
+
+    # After every turn
+
+    def check(self, desk: Desk | None = None) -> None:
+        assert not self._execute("PRAGMA foreign_key_check").fetchall()
+        store = JobStore(self._database)  # a new one each time: it remembers nothing
+        states = self._states()
+        self._check_counts(states)
+        self._check_live(store, states)
+        self._note_ends(states)
+        self._check_begun(store)
+        self._check_blocked(store, states)
+        if desk is not None:
+            on_desk = [(live.job, live.attempt) for live in desk.live.values()]
+            assert _essence(on_desk) == _essence(store.live()), "the desk is not in step with the store"
+
+    def _check_counts(self, states: dict[int, JobState]) -> None:
+        counted = Counter(states.values())
+        told = dict(self._execute("SELECT state, jobs FROM counts WHERE state <> 'arriving'").fetchall())
+        assert told == {state: counted.get(JobState(state), 0) for state in told}
+
+    def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
+        live = store.live()
+        assert {job.id for job, _ in live} == {job_id for job_id, state in states.items() if state in LIVE}
+        assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
+        self._check_limits([job for job, _ in live])
+        recorded = {(attempt.job_id, attempt.number, attempt.pid) for _, attempt in live}
+        running = [program for program in self._world.programs if program.is_running]
+        assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
+        for program in running:
+            assert (*program.name, program.pid) in recorded, f"{program.name} runs, and nobody knows of it"
+
+    def _check_limits(self, jobs: Sequence[Job]) -> None:
+        groups = Counter(job.group for job in jobs if job.group_limit is not None)
+        most = {job.group: job.group_limit for job in jobs}
+        assert all(count <= (most[group] or 0) for group, count in groups.items()), "more of an array than its limit"
+        tags = Counter(job.spec.tag for job in jobs)
+        assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), "more of a tag than its limit"
+        assert sum(not job.spec.need.devices for job in jobs) <= LIMITS.cpu_jobs
+
+    def _note_ends(self, states: dict[int, JobState]) -> None:
+        for job_id, state in states.items():
+            if state in FINISHED:
+                self._ends.setdefault(job_id, set()).add(state)
+
+    def _check_begun(self, store: JobStore) -> None:
+        """Programs that have begun since the last look were allowed to."""
+        new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
+        self._told = len(self._world.log)
+        for job_id, _ in new:  # type: ignore[misc]
+            assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
+            for other, kind, _ in store.dependencies(job_id):
+                was_met = any(prospect(kind, end) is Prospect.MET for end in self._ends.get(other, ()))
+                assert was_met, f"job {job_id} runs before job {other} has ended as it should"
+
+    def _check_blocked(self, store: JobStore, states: dict[int, JobState]) -> None:
+        arriving = self._arriving()
+        for job_id, state in states.items():
+            if state is JobState.BLOCKED and job_id not in arriving:
+                assert prospect_of_all(store.dependencies(job_id))[0] is Prospect.PENDING, f"job {job_id} waits in vain"
+
+    # Around a step
+
+    def before_step(self) -> None:
+        store = JobStore(self._database)
+        self._was_paused = bool(store.setting("paused"))
+        rows = self._execute("SELECT id FROM jobs WHERE state = 'queued'").fetchall()
+        arriving = self._arriving()
+        jobs = [store.job(job_id) for (job_id,) in rows if job_id not in arriving]
+        self._queued = {job.id: job for job in jobs if job is not None}
+
+    def after_step(self, started: int) -> None:
+        assert not (self._was_paused and started), "the queue is paused, and a job has started"
+        states = self._states()
+        begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING]
+        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED]
+        for job in waiting:
+            for other in begun:
+                assert not self._is_before(job, other), f"job {other.id} was started before job {job.id}"
+
+    def _is_before(self, job: Job, other: Job) -> bool:
+        """Where nothing but their places in the queue tells them apart."""
+        mine, others = lane_of(job), lane_of(other)
+        is_alike = (mine.user, mine.tag, mine.need) == (others.user, others.tag, others.need)
+        if not is_alike or mine.group_limit is not None:
+            return False
+        now = self._world.now
+        rank = [(-level(one.priority, one.submitted_at, now), one.submitted_at, one.id) for one in (job, other)]
+        return rank[0] < rank[1]
+
+    # At the end
+
+    def check_end(self) -> None:
+        self.check()
+        store = JobStore(self._database)
+        assert not self._world.granted, "a lease is left"
+        assert not self._world.tickets, "a ticket is left"
+        assert not self._execute("SELECT 1 FROM submissions WHERE NOT is_complete").fetchall()
+        self._check_submissions()
+        recorded = {job_id: store.attempts(job_id) for job_id in self._states()}
+        self._check_runs([attempt for attempts in recorded.values() for attempt in attempts])
+        for job_id, attempts in recorded.items():
+            job = store.job(job_id)
+            assert job is not None
+            assert [attempt.number for attempt in attempts] == list(range(1, job.attempts + 1))
+            self._check_verdict(job, attempts)
+
+    def _check_submissions(self) -> None:
+        for token, sent in self._clients.sent.items():
+            count = self._execute("SELECT count(*) FROM jobs WHERE name = ?", (token,)).fetchone()[0]
+            if sent.ids is not None:
+                first, last = self._execute("SELECT min(id), max(id) FROM jobs WHERE name = ?", (token,)).fetchone()
+                assert (first, last) == sent.ids, f"{token} was acknowledged as {sent.ids}"
+                assert count == sent.count, f"{token} is there {count} times, and not {sent.count}"
+            else:
+                assert count in (0, sent.count), f"{token} was never acknowledged, and is there in part"
+
+    def _check_runs(self, attempts: Sequence[Attempt]) -> None:
+        begun = {_key(program): program for program in self._world.programs if program.began_at is not None}
+        unbegun = {_key(program) for program in self._world.programs if program.began_at is None}
+        recorded = {(attempt.job_id, attempt.number, attempt.pid, attempt.boot_id): attempt for attempt in attempts}
+        assert begun.keys() <= recorded.keys(), f"ran unrecorded: {sorted(begun.keys() - recorded.keys())}"
+        for key, attempt in recorded.items():
+            if key in begun:
+                _check_outcome(attempt, begun[key])
+            else:  # it was stopped, or the machine was, before it began
+                assert key in unbegun
+                assert attempt.stopping is not None or attempt.outcome == REBOOTED
+
+    def _check_verdict(self, job: Job, attempts: Sequence[Attempt]) -> None:
+        outcome = attempts[-1].outcome if attempts else None
+        if job.state in _STATE_OF:
+            assert outcome is not None
+            assert outcome.kind in _STATE_OF[job.state]
+        if job.state is JobState.REJECTED:
+            dependencies = self._execute("SELECT on_job, kind FROM dependencies WHERE job = ?", (job.id,)).fetchall()
+            assert self._is_in_vain(dependencies) or "cannot be passed" in (job.reason or "")
+
+    def _is_in_vain(self, dependencies: list[tuple[int, str]]) -> bool:
+        return any(
+            prospect(DependencyKind(kind), end) is Prospect.NEVER
+            for other, kind in dependencies
+            for end in self._ends.get(other, ())
+        )
+
+    # What stands in the database
+
+    def is_all_finished(self) -> bool:
+        return all(state in FINISHED for state in self._states().values())
+
+    def held(self) -> list[int]:
+        return [job_id for job_id, state in self._states().items() if state is JobState.HELD]
+
+    def standing(self) -> dict[int, str]:
+        return {job_id: str(state) for job_id, state in self._states().items() if state not in FINISHED}
+
+    def _states(self) -> dict[int, JobState]:
+        return {job_id: JobState(state) for job_id, state in self._execute("SELECT id, state FROM jobs").fetchall()}
+
+    def _arriving(self) -> set[int]:
+        query = "SELECT first_id, last_id FROM submissions WHERE NOT is_complete"
+        return {job_id for first, last in self._execute(query).fetchall() for job_id in range(first, last + 1)}
+
+
+def _essence(live: Sequence[tuple[Job, Attempt]]) -> dict[int, tuple[JobState, int, Attempt]]:
+    return {job.id: (job.state, job.failures, attempt) for job, attempt in live}
+
+
+def _key(program: Program) -> tuple[Any, ...]:
+    return *program.name, program.pid, f"boot-{program.boot}"
+
+
+def _check_outcome(attempt: Attempt, program: Program) -> None:
+    """What was recorded is what became of the program."""
+    outcome = attempt.outcome
+    assert outcome is not None, f"{program.name} has no outcome"
+    if attempt.stopping is not None:
+        assert outcome.kind is attempt.stopping
+    elif outcome == REBOOTED or program.fate == "rebooted":
+        assert outcome.kind is OutcomeKind.LOST
+    else:
+        expected = outcome_of(program.word, Things())
+        assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"

@@ -1,0 +1,154 @@
+"""The simulated ledger: the queue's own book, and the others who lease and wait beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Holder, Lease, Need, Snapshot, Ticket
+from gpuyard.core.placement import View, choose, in_line
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Wanted
+from tests.simulation.world import Granted, World
+
+Decide = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]
+
+
+class SimulatedClaim:
+    """Implements `ports.HeldClaim`."""
+
+    def __init__(self, world: World, granted: Granted, keeper: str, descriptor: int) -> None:
+        self._world = world
+        self._keeper = keeper
+        self.lease = granted.lease
+        self.descriptor = descriptor
+
+    def leave(self) -> None:
+        self._world.let_go(self.lease.id, self._keeper)
+
+    def release(self) -> None:
+        self._world.end_lease(self.lease.id)
+
+
+class SimulatedBook:
+    """Implements `ports.LeaseBook` for one life of a daemon, `keeper`; with it goes all that only it holds."""
+
+    def __init__(self, world: World, holder: Holder, keeper: str, trouble: float = 0.0) -> None:
+        self.descriptors: dict[int, str] = {}
+        self._world = world
+        self._holder = holder
+        self._keeper = keeper
+        self._trouble = trouble
+        self._ticket: str | None = None
+        self._waits_for: tuple[Need, int] | None = None
+
+    def grant(self, decide: Decide) -> list[SimulatedClaim]:
+        self._may_fail("grant")
+        tickets = tuple(ticket for ticket, _ in self._world.tickets.values())
+        claims = []
+        for wanted in decide(self._world.leases(), tickets):
+            holder = replace(self._holder, label=wanted.label)
+            granted = self._world.grant(holder, wanted.claim.shares, self._keeper)
+            descriptor = self._world.number("descriptor")
+            self.descriptors[descriptor] = granted.lease.id
+            claims.append(SimulatedClaim(self._world, granted, self._keeper, descriptor))
+        return claims
+
+    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
+        ids = {lease.id for lease in leases}
+        return {key: memory for key, memory in self._world.measured().items() if key[0] in ids}
+
+    def enter_line(self, need: Need, priority: int, label: str) -> None:
+        if self._waits_for == (need, priority):
+            return
+        self._may_fail("enter_line")
+        self.leave_line()
+        self._ticket = f"ticket-{self._world.number('ticket')}"
+        self._waits_for = (need, priority)
+        ticket = Ticket(
+            id=self._ticket,
+            holder=replace(self._holder, label=label),
+            need=need,
+            since=self._world.now,
+            priority=priority,
+        )
+        self._world.tickets[self._ticket] = (ticket, self._keeper)
+
+    def leave_line(self) -> None:
+        if self._ticket is not None:
+            self._world.tickets.pop(self._ticket, None)
+        self._ticket = self._waits_for = None
+
+    def my_ticket(self) -> str | None:
+        return self._ticket
+
+    def die(self) -> None:
+        for lease_id in list(self._world.granted):
+            self._world.let_go(lease_id, self._keeper)
+        for ticket_id, (_, keeper) in list(self._world.tickets.items()):
+            if keeper == self._keeper:
+                del self._world.tickets[ticket_id]
+
+    def _may_fail(self, kind: str) -> None:
+        if self._world.random(kind).random() < self._trouble:
+            raise EnvironmentFault("the ledger is busy")
+
+
+@dataclass(kw_only=True)
+class Other:
+    """A script or another user's daemon: it asks, waits in the line for a while, and leases for a while."""
+
+    name: str
+    need: Need
+    priority: int
+    runs_s: float
+    waits_s: float
+
+
+class Others:
+    """They ask again whenever something may have changed, and keep the ledger's rules."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._waiting: dict[str, Other] = {}
+
+    def arrive(self, other: Other) -> None:
+        world = self._world
+        ticket = Ticket(
+            id=f"ticket-{world.number('ticket')}",
+            holder=Holder(uid=7, user="other", pid=7000 + world.number("other"), label=other.name),
+            need=other.need,
+            since=world.now,
+            priority=other.priority,
+        )
+        world.tickets[ticket.id] = (ticket, other.name)
+        self._waiting[ticket.id] = other
+        world.after(other.waits_s, lambda: self._give_up(ticket.id))
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """In the order of the line; who was there before a reboot is gone."""
+        world = self._world
+        line = in_line([ticket for ticket, _ in world.tickets.values()])
+        for place, ticket in enumerate(line):
+            other = self._waiting.get(ticket.id)
+            if other is None or ticket.id not in world.tickets:
+                continue
+            ahead = tuple(one for one in line[:place] if one.id in world.tickets)
+            view = View(
+                now=world.now, snapshot=world.snapshot(), leases=world.leases(), measured=world.measured(), ahead=ahead
+            )
+            claim = choose(other.need, view).claim
+            if claim is not None:
+                granted = world.grant(ticket.holder, claim.shares, other.name)
+                lease_id, name = granted.lease.id, other.name
+                world.after(other.runs_s, lambda lease_id=lease_id, name=name: world.let_go(lease_id, name))  # type: ignore[misc]
+                self._give_up(ticket.id)
+
+    def leave(self) -> None:
+        for ticket_id in list(self._waiting):
+            self._give_up(ticket_id)
+
+    def _give_up(self, ticket_id: str) -> None:
+        self._world.tickets.pop(ticket_id, None)
+        self._waiting.pop(ticket_id, None)

@@ -1,0 +1,249 @@
+"""Plays a story: people ask, time passes, the daemon steps when it would have woken, dies where it is told to, and
+comes back; after each turn all invariants are checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuyard.control.controller import Step
+from gpuyard.core.model import Need
+from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.store.database import open_database
+from tests.simulation.clients import Clients, Operation, operations
+from tests.simulation.gaps import Crash, Gap, Gaps
+from tests.simulation.invariants import Checker
+from tests.simulation.leases import Other, Others
+from tests.simulation.life import Life
+from tests.simulation.world import EPOCH, MEMORY_MB, Event, Nature, World, wild_nature
+
+LOOK_S = 3.0
+TRY_AGAIN_S = 1.0
+MOST_TURNS = 4000
+WITHIN_S = 40.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What happens in a story; `trouble` is how often a port fails, `others` how many come to the ledger."""
+
+    seed: int
+    operations: tuple[Operation, ...] = ()
+    others: int = 0
+    trouble: float = 0.0
+    devices: int = 2
+
+
+def wild(seed: int) -> Script:
+    count = 4 + seed % 8
+    return Script(
+        seed=seed,
+        operations=tuple(operations(seed, count, WITHIN_S)),
+        others=seed % 4,
+        trouble=0.06 if seed % 3 == 0 else 0.0,
+        devices=1 + seed % 3 if seed % 5 else 2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    log: list[Event]
+    passed: list[Gap]
+    crashed: list[Gap]
+    deaths: int
+    jobs: int
+    attempts: int
+    starts: dict[int, float] = field(default_factory=dict)
+
+
+class Play:
+    def __init__(
+        self,
+        script: Script,
+        crash_at: frozenset[int] = frozenset(),
+        nature_of: Callable[[tuple[str, ...], int], Nature] | None = None,
+    ) -> None:
+        self.world = World(script.seed, nature_of or wild_nature(script.seed), script.devices)
+        self.database = open_database(None)[0]
+        self.gaps = Gaps(crash_at)
+        self.clients = Clients(self.world)
+        self.others = Others(self.world)
+        self.checker = Checker(self.world, self.database, self.clients)
+        self.deaths = 0
+        self._script = script
+        self._pending = list(script.operations)
+        self._step: Step | None = None
+        self._wake_at: float | None = self.world.now
+        self._is_calm = False
+        self.life = self._new_life()
+        self._invite_others()
+
+    def run(self) -> Played:
+        try:
+            for _ in range(MOST_TURNS):
+                if self._turn():
+                    self.checker.check_end()
+                    return self._played()
+            raise AssertionError(f"it does not come to an end: {self.checker.standing()}")
+        finally:
+            self.database.close()
+
+    def _played(self) -> Played:
+        first_starts: dict[int, float] = {}
+        for at, kind, what in self.world.log:
+            if kind == "begins":
+                first_starts.setdefault(what[0], at)  # type: ignore[index]
+        return Played(
+            log=self.world.log,
+            passed=self.gaps.passed,
+            crashed=self.gaps.crashed,
+            deaths=self.deaths,
+            jobs=len(self.clients.jobs()),
+            attempts=sum(kind == "begins" for _, kind, _ in self.world.log),
+            starts=first_starts,
+        )
+
+    # A turn
+
+    def _turn(self) -> bool:
+        """Whether the story is over."""
+        try:
+            self._ask()
+            self.clients.proceed()
+            self.checker.check(self.life.controller.desk)
+            if self._is_awake():
+                self._do_step()
+                self.checker.check(self.life.controller.desk)
+            self.others.ask_again()
+            return not self.clients.waiting and self._pass_time()
+        except Crash:
+            self._die()
+            return False
+
+    def _ask(self) -> None:
+        """What is due, and what was not answered before."""
+        self.clients.send_again(self.life)
+        while self._pending and EPOCH + self._pending[0].at <= self.world.now:
+            operation = self._pending.pop(0)
+            self._wake_at = self.world.now
+            if operation.kind == "kill":
+                raise Crash
+            if operation.kind == "reboot":
+                self.world.reboot()
+                raise Crash
+            try:
+                self.clients.ask(operation, self.life)
+            except EnvironmentFault:
+                self.world.tell("refused", operation.kind)
+        if self.clients.waiting:
+            self._wake_at = self.world.now
+
+    def _is_awake(self) -> bool:
+        is_due = self._wake_at is not None and self._wake_at <= self.world.now
+        watches = self._step is None or (self._step.waits_for_room and self.life.others_are_in_the_way())
+        return is_due or self.world.engine_woke or (self.world.ledger_woke and watches)
+
+    def _do_step(self) -> None:
+        self.world.engine_woke = self.world.ledger_woke = False
+        self.checker.before_step()
+        try:
+            self._step = self.life.step()
+        except StoreFault:
+            self.world.tell("the disk is full", None)
+            self._wake_at = self.world.now + TRY_AGAIN_S
+            return
+        self.checker.after_step(self._step.started)
+        self.world.tell("step", self._step.started)
+        times = [self._step.wake_at, self.world.now + LOOK_S if self._step.waits_for_room else None]
+        self._wake_at = min((at for at in times if at is not None), default=None)
+
+    def _pass_time(self) -> bool:
+        """To whatever comes next; whether nothing will."""
+        times = [self._wake_at, self.world.next_event()]
+        times.append(EPOCH + self._pending[0].at if self._pending else None)
+        times.append(self.world.now + TRY_AGAIN_S if self.clients.again else None)
+        known = [at for at in times if at is not None]
+        if not self._pending and not self._is_calm:
+            self._calm_down()
+            return False
+        if known:
+            self.world.advance(max(self.world.now, min(known)))
+            return False
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        held = self.checker.held()
+        if held:
+            self.clients.change("release", " ".join(map(str, held)), 0, self.life)
+            self._wake_at = self.world.now
+            return False
+        assert self.checker.is_all_finished(), f"the daemon sleeps, and jobs wait: {self.checker.standing()}"
+        return True
+
+    def _calm_down(self) -> None:
+        """Everybody else leaves, and nothing keeps a job from its turn."""
+        try:
+            self.life.requests.set_paused(paused=False)
+        except StoreFault:
+            return
+        self._is_calm = True
+        self.others.leave()
+        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, 0.0)
+        self.world.faults.clear()
+        self._wake_at = self.world.now
+
+    # Deaths
+
+    def _die(self) -> None:
+        self.world.tell("dies", self.gaps.crashed[-1:])
+        self.deaths += 1
+        self.life.die()
+        self.clients.lose_daemon()
+        self.life = self._new_life()
+        self._wake_at = self.world.now
+        self.checker.check()
+
+    def _new_life(self) -> Life:
+        """It may die again before it has taken over."""
+        while True:
+            life = Life(self.world, self.database, self.gaps, self._script.trouble)
+            self._step = None
+            try:
+                life.controller.recover()
+            except (Crash, StoreFault):
+                self.deaths += 1
+                life.die()
+            else:
+                return life
+
+    # The rest of the machine
+
+    def _invite_others(self) -> None:
+        random = self.world.random("others")
+        for number in range(self._script.others):
+            devices = random.choice((1, 1, len(self.world.device_ids)))
+            shared = random.choice((None, 2048.0, 6000.0))
+            need = Need(devices=devices, memory_mb=shared, is_exclusive=shared is None)
+            other = Other(
+                name=f"other {number}",
+                need=need,
+                priority=random.randint(0, 1),
+                runs_s=random.uniform(0.5, 15.0),
+                waits_s=random.uniform(1.0, 30.0),
+            )
+            self.world.after(random.uniform(0.0, WITHIN_S), lambda other=other: self.others.arrive(other))  # type: ignore[misc]
+            self.world.after(random.uniform(0.0, WITHIN_S), self._stranger(random.choice(self.world.device_ids)))
+            self.world.after(random.uniform(0.0, WITHIN_S), self._fault(random.choice(self.world.device_ids)))
+
+    def _stranger(self, device_id: str) -> Callable[[], None]:
+        def come_or_go() -> None:
+            if not self._is_calm:
+                self.world.strangers_mb[device_id] = self.world.random("stranger").choice((0.0, 500.0, MEMORY_MB / 2))
+
+        return come_or_go
+
+    def _fault(self, device_id: str) -> Callable[[], None]:
+        def fail_for_a_while() -> None:
+            if not self._is_calm:
+                self.world.faults[device_id] = "it fell off the bus"
+                self.world.after(5.0, lambda: self.world.faults.pop(device_id, None) and None)
+
+        return fail_for_a_while

@@ -1,0 +1,92 @@
+"""What tests of the store share: a queue in memory, and how the database goes about what it is asked."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Job, JobSpec
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Need
+from gpuyard.core.submission import Element
+from gpuyard.store.catalogue import Catalogue
+from gpuyard.store.database import Database, open_database
+from gpuyard.store.jobs import JobStore
+from gpuyard.store.rows import lane_of
+
+SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
+
+
+class Shelf:
+    """A queue in memory, and what a test asks of it."""
+
+    def __init__(self) -> None:
+        self.db: Database = open_database(None)[0]
+        self.store = JobStore(self.db)
+        self.catalogue = Catalogue(self.db, self.store)
+
+    def add(self, count: int = 1, *, batch: bool = False, complete: bool = True, **said: Any) -> list[int]:
+        """Jobs of one submission; what is said of them is said of the spec or of the job."""
+        of_spec = {name: value for name, value in said.items() if name in JobSpec.__struct_fields__}
+        like = Job(
+            id=0, spec=replace(SPEC, **of_spec), state=JobState.QUEUED, priority=0, user="me", submitted_at=100.0
+        )
+        like = replace(like, **{name: value for name, value in said.items() if name not in of_spec})
+        number, first = self.store.begin_submission("", count)
+        like = replace(like, id=first, group=first if like.spec.is_array else None)
+        lane = self.store.lane_id(lane_of(like, number if batch else None))
+        self.store.add_jobs(like, self.store.add_spec(like.spec), lane, first, [Element()] * count)
+        if complete:
+            self.store.complete_submission(number)
+        return list(range(first, first + count))
+
+    def job(self, job_id: int) -> Job:
+        job = self.store.job(job_id)
+        assert job is not None
+        return job
+
+    def ready(self) -> list[list[int]]:
+        return [[each.job_id for each in queue.jobs] for queue in self.store.ready_queues()]
+
+    def run(self, job_id: int, number: int = 1) -> Attempt:
+        attempt = Attempt(job_id=job_id, number=number, pid=9, pid_started=1.0, boot_id="b", started_at=110.0)
+        self.store.begin_attempt(attempt)
+        return attempt
+
+    def finish(self, job_id: int, at: float, state: JobState = JobState.SUCCEEDED) -> None:
+        self.store.change(job_id, state, ended_at=at)
+
+    def statements(self, act: Callable[[], object]) -> list[str]:
+        """What it asks of the database, with the values filled in."""
+        seen: list[str] = []
+        self.db._connection.set_trace_callback(seen.append)
+        act()
+        self.db._connection.set_trace_callback(None)
+        return seen
+
+    def plan_of(self, act: Callable[[], object]) -> list[str]:
+        """How the database would go about it."""
+        return [
+            row[3]
+            for asked in self.statements(act)
+            for row in self.db.execute(f"EXPLAIN QUERY PLAN {asked}").fetchall()
+        ]
+
+    def effort_of(self, act: Callable[[], object]) -> int:
+        """In instructions of the database's machine."""
+        steps = [0]
+
+        def count() -> int:
+            steps[0] += 1
+            return 0
+
+        self.db._connection.set_progress_handler(count, 1)
+        act()
+        self.db._connection.set_progress_handler(None, 0)
+        return steps[0]
+
+
+def full_scans(plan: Sequence[str]) -> list[str]:
+    tables = r"SCAN (jobs|attempts|events|dependencies|specs|lanes|submissions)"
+    return [step for step in plan if re.fullmatch(tables, step) or "TEMP B-TREE" in step]

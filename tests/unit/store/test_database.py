@@ -1,0 +1,245 @@
+"""The database as a file: schemas old and new, damage, and transactions."""
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.jobs import DependencyKind, OnReboot, Outcome, OutcomeKind
+from gpuyard.core.learning import Durations
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Need, Vendor
+from gpuyard.core.ordering import Use
+from gpuyard.core.selection import Selection
+from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.store.catalogue import Catalogue
+from gpuyard.store.database import Database, fault, migrations, open_database
+from gpuyard.store.jobs import JobStore
+
+DATA = Path(__file__).parents[2] / "data"
+RELEASED = sorted(DATA.glob("queue-schema-*.db"))
+
+
+def schema_of(database: Database) -> set[tuple[str, str, str]]:
+    return set(database.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+
+
+def settings_of(database: Database) -> dict[str, str]:
+    return dict(database.execute("SELECT name, value FROM settings").fetchall())
+
+
+Opener = Callable[[Path | None], Database]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opener]:
+    """Opens a database that nothing is wrong with, and closes it after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def opener(path: Path | None) -> Database:
+            database, notice = open_database(path)
+            stack.callback(database.close)
+            assert notice is None
+            return database
+
+        yield opener
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "queue.db"
+
+
+# Schemas
+
+
+def test_every_schema_has_its_file() -> None:
+    assert [each.name for each in RELEASED] == [f"queue-schema-{n}.db" for n in range(1, len(migrations()) + 1)]
+
+
+@pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.stem)
+def test_an_old_database_is_brought_to_the_schema_that_a_new_one_has(
+    opened: Opener, released: Path, tmp_path: Path
+) -> None:
+    new = opened(None)
+    old = opened(Path(shutil.copy(released, tmp_path)))
+    assert schema_of(old) == schema_of(new)
+    assert old.execute("PRAGMA user_version").fetchone() == (len(migrations()),)
+    assert old.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+@pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.stem)
+def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: Path, tmp_path: Path) -> None:
+    database = opened(Path(shutil.copy(released, tmp_path)))
+    store = JobStore(database)
+    catalogue = Catalogue(database, store)
+    ids = list(catalogue.ids(1, catalogue.last_id()))
+    jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
+    assert {job_id: str(job.state) for job_id, job in jobs.items()} == {
+        1: "queued", 2: "held", 3: "blocked", 4: "delayed", 5: "running", 6: "stopping", 7: "succeeded", 8: "failed",
+        9: "cancelled", 10: "rejected", 11: "queued", 12: "queued", 13: "queued",
+    }  # fmt: skip
+    assert store.counts() == {state: 4 if state is JobState.QUEUED else 1 for state in JobState}
+    plain = jobs[1].spec
+    assert (plain.command, plain.environment, plain.need) == (("python", "train.py"), {"LANG": "caf\udce9"}, Need())
+    assert (jobs[2].reason, jobs[10].reason) == ("held when it was submitted", "in vain")
+    assert (jobs[4].due_at, jobs[4].failures, jobs[4].attempts) == (1030.0, 1, 1)
+    assert jobs[7].outcome == Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
+    assert jobs[8].outcome == Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
+    assert store.submitted("sent-once") == (1, 1)
+
+
+@pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.stem)
+def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
+    opened: Opener, released: Path, tmp_path: Path
+) -> None:
+    database = opened(Path(shutil.copy(released, tmp_path)))
+    store = JobStore(database)
+    catalogue = Catalogue(database, store)
+    full = [job for job_id in (11, 12, 13) if (job := store.job(job_id)) is not None]
+    assert [job.words for job in full] == [("run", "1e-3"), ("run", "{lr}"), ("/bin/sh", "-c", "a | b")]
+    assert {(job.group, job.group_limit, job.priority) for job in full} == {(11, 2, 3)}
+    spec = full[0].spec
+    assert spec.need == Need(
+        devices=2, memory_mb=8192.0, is_exclusive=False, vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)
+    )
+    assert (spec.name, spec.tag, spec.retries, spec.on_reboot, spec.stdin) == (
+        "big", "night", 2, OnReboot.REQUEUE, "in.txt",
+    )  # fmt: skip
+    assert (spec.time_limit_s, spec.grace_s, spec.duration_s, spec.log_cap_mb) == (3600.0, 5.0, 600.0, 64.0)
+    assert [(job.id, attempt.pid, attempt.stopping) for job, attempt in store.live()] == [
+        (5, 4005, None), (6, 4006, OutcomeKind.CANCELLED),
+    ]  # fmt: skip
+    assert [attempt.outcome and attempt.outcome.kind for attempt in store.attempts(7)] == ["failed", "succeeded"]
+    assert store.attempts(5)[0].devices == ("GPU-a", "GPU-b")
+    assert store.dependencies(3) == [
+        (1, DependencyKind.OK, JobState.QUEUED), (2, DependencyKind.ANY, JobState.HELD),
+    ]  # fmt: skip
+    assert catalogue.story(8) == [(1020.0, "failed", "exit status 3")]
+    assert catalogue.ranges(Selection(tags=("night",))) == [(11, 13)]
+    assert store.uses() == {("me", "night"): Use(seconds=120.0, at=1030.0)}
+    assert store.durations("0123") == Durations(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
+    assert store.setting("paused") == "1"
+    ready = {each.lane.priority: [job.job_id for job in each.jobs] for each in store.ready_queues()}
+    assert ready == {0: [1], 3: [11, 12, 13]}
+
+
+def test_a_schema_of_a_newer_version_is_refused_and_left_alone(opened: Opener, path: Path) -> None:
+    database = opened(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(EnvironmentFault, match=r"has schema 99, and this gpuyard knows up to \d+") as caught:
+        open_database(path)
+    assert caught.value.hint == "a newer gpuyard made it: use that one"
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == ["queue.db"]
+
+
+def test_states_in_the_schema_are_those_of_the_core(opened: Opener) -> None:
+    database = opened(None)
+    assert {state for (state,) in database.execute("SELECT state FROM counts")} == set(JobState)
+
+
+# The file
+
+
+def test_what_is_kept_is_the_users_alone(opened: Opener, path: Path) -> None:
+    opened(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_committed_is_there_when_it_is_opened_again(opened: Opener, path: Path) -> None:
+    database = opened(path)
+    with database.transaction():
+        database.execute("INSERT INTO settings VALUES ('a', '1')")
+    database.close()
+    assert settings_of(opened(path))["a"] == "1"
+
+
+@pytest.mark.parametrize("damage", ["garbage", "a page in the middle", "cut short"])
+def test_a_damaged_database_is_set_aside_and_an_empty_one_begun(opened: Opener, path: Path, damage: str) -> None:
+    opened(path).close()
+    sound = path.read_bytes()
+    spoiled = {
+        "garbage": b"nothing like a database" * 100,
+        "a page in the middle": sound[:8192] + b"\xff" * 4096 + sound[12288:],
+        "cut short": sound[: len(sound) // 2],
+    }[damage]
+    path.write_bytes(spoiled)
+    database, notice = open_database(path)
+    (aside,) = path.parent.glob("queue.db.damaged-*")
+    assert aside.read_bytes() == spoiled
+    assert notice == f"the queue's database was damaged; it was set aside as {aside}, and an empty one begun"
+    assert settings_of(database) == {"next_id": "1"}
+    database.close()
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EnvironmentFault, match="file cannot be used"):
+        open_database(tmp_path / "file" / "queue.db")
+
+
+# Transactions
+
+
+def test_a_transaction_happens_as_a_whole_or_not_at_all(opened: Opener) -> None:
+    database = opened(None)
+
+    def interrupted() -> None:
+        with database.transaction():
+            database.execute("INSERT INTO settings VALUES ('a', '1')")
+            assert database.is_changing
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not database.is_changing
+    assert settings_of(database) == {"next_id": "1"}
+
+
+def test_nobody_else_sees_half_of_a_transaction(opened: Opener, path: Path) -> None:
+    database, other = opened(path), opened(path)
+    with database.transaction():
+        database.execute("INSERT INTO settings VALUES ('a', '1')")
+        assert "a" not in settings_of(other)
+    assert settings_of(other)["a"] == "1"
+
+
+def test_only_a_synced_transaction_waits_for_the_disk(opened: Opener, path: Path) -> None:
+    database = opened(path)
+
+    def level() -> int:
+        return int(database.execute("PRAGMA synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    with database.transaction(is_synced=True):
+        assert level() == full
+    assert level() == normal
+    with pytest.raises(ZeroDivisionError), database.transaction(is_synced=True):
+        raise ZeroDivisionError
+    assert level() == normal
+
+
+def test_a_full_disk_is_told_as_such_and_costs_nothing_that_was_written(opened: Opener, path: Path) -> None:
+    database = opened(path)
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreFault, match="cannot be written") as caught, database.transaction():
+        database.execute("INSERT INTO specs (body) VALUES (?)", ("x" * 100_000,))
+    assert not caught.value.is_damage
+    assert caught.value.hint == "free some disk space, then try again"
+    assert database.execute("SELECT count(*) FROM specs").fetchone() == (0,)
+
+
+def test_damage_that_shows_later_says_how_to_go_on() -> None:
+    error = sqlite3.DatabaseError("malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    told = fault(error)
+    assert told.is_damage
+    assert told.hint == "restart: gpuyard daemon stop"

@@ -1,0 +1,55 @@
+"""ARCHITECTURE.md says what the code says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.lifecycle import TRANSITIONS
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "scripts/state-diagram"
+
+
+def drawn(root: Path = ROOT, *arguments: str) -> str:
+    command = [sys.executable, str(root / SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A copy of the script, with an ARCHITECTURE.md of its own to write to."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / SCRIPT).write_bytes((ROOT / SCRIPT).read_bytes())
+    return tmp_path
+
+
+def test_the_diagram_is_the_one_that_the_table_gives() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- states -->\n(.*?)<!-- /states -->", text, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == drawn(), "run scripts/state-diagram --write"
+
+
+def test_the_diagram_has_every_transition_and_no_other() -> None:
+    arrows = re.findall(r"(\w+) --> (\w+): (.+)", drawn())
+    told = {(before, event): after for before, after, events in arrows for event in events.split(", ")}
+    assert told == {(str(before), str(event)): str(after) for (before, event), after in TRANSITIONS.items()}
+
+
+def test_writing_replaces_what_is_between_the_marks_and_nothing_else(elsewhere: Path) -> None:
+    page = elsewhere / "ARCHITECTURE.md"
+    page.write_text("before\n<!-- states -->\nold\n<!-- /states -->\nafter\n")
+    drawn(elsewhere, "--write")
+    assert page.read_text() == f"before\n<!-- states -->\n{drawn()}<!-- /states -->\nafter\n"
+
+
+def test_a_page_without_marks_is_left_as_it_is(elsewhere: Path) -> None:
+    page = elsewhere / "ARCHITECTURE.md"
+    page.write_text("no marks\n")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        drawn(elsewhere, "--write")
+    assert "put the two marks where the diagram belongs" in caught.value.stderr
+    assert page.read_text() == "no marks\n"
