@@ -23,7 +23,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import locks
 from gpuyard.leases.folder import prepare
 from gpuyard.leases.identity import tidy_label, user_name
-from gpuyard.leases.lockfile import Found, LockFile, held_files
+from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead
 from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
 
 _LEASE, _TICKET = ".lease", ".ticket"
@@ -128,20 +128,26 @@ class Ledger:
         """As `claim`, for several at once: all that `decide` says is granted, or nothing is."""
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
-            wanted = decide(*self._live(may_clean=True))
+            dead: list[str] = []
+            wanted = decide(*self._live(dead))
             try:
                 for holder, claim in wanted:
-                    granted.append(self._grant(holder, claim))
+                    granted.append(self._grant(holder, claim, dead))
             except BaseException:
                 for held in granted:
                     held.release()
                 raise
+            finally:
+                remove_dead(self.folder, dead)
             if granted and ticket is not None:
                 ticket.release()
         return granted
 
-    def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
-        file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares))
+    def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
+        spare = dead.pop() if dead else None
+        file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares), spare)
+        if spare is not None and os.path.lexists(f"{self.folder}/{spare}"):
+            dead.insert(0, spare)  # it could not be used, and is removed if it can be
         lease_id = file.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
 
@@ -156,10 +162,12 @@ class Ledger:
         with contextlib.suppress(FileNotFoundError):
             (self.folder / f"{lease_id}{_LEASE}").unlink()
 
-    def _make(self, suffix: str, record: Struct) -> LockFile:
+    def _make(self, suffix: str, record: Struct, spare: str | None = None) -> LockFile:
         name = f"{os.getpid()}-{os.urandom(4).hex()}{suffix}"
         try:
-            return LockFile(f"{self.folder}/{name}", msgspec.json.encode(record), is_inherited=suffix == _LEASE)
+            return LockFile(
+                f"{self.folder}/{name}", msgspec.json.encode(record), is_inherited=suffix == _LEASE, spare=spare
+            )
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
@@ -167,9 +175,9 @@ class Ledger:
         if not (self.folder / MUTEX).exists():
             return (), ()  # nobody has ever claimed anything
         with hold_mutex(self.folder, _READING_TIMEOUT_S):
-            return self._live(may_clean=False)
+            return self._live(None)
 
-    def _live(self, *, may_clean: bool) -> _Live:
+    def _live(self, dead: list[str] | None) -> _Live:
         """All leases and tickets that are held."""
         leases: list[Lease] = []
         tickets: list[Ticket] = []
@@ -177,7 +185,7 @@ class Ledger:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
             # Where nobody else can reach a file, nobody else can lock it.
             table = None if is_private else locks.LockTable()
-            for found in held_files(self.folder, (_LEASE, _TICKET), may_clean=may_clean):
+            for found in held_files(self.folder, (_LEASE, _TICKET), dead=dead):
                 if found.name.endswith(_LEASE):
                     leases += _lease(found, table)
                 else:

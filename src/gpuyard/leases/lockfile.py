@@ -2,7 +2,8 @@
 
 Rules:
 - A file gets its name only when it is complete and locked, so whatever bears such a name and is not locked is dead.
-- Nobody truncates a file, and nobody but its holder removes a living one.
+- Nobody changes or removes a living file but its holder. A dead one may be used again, under another name: some file
+  systems take long to make a new file where many were removed of late.
 - The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps it after its parent
   is gone, and the kernel lets go when the last copy is closed.
 - To see whether a file is held, one has to try its lock, and for that moment it seems held to everybody else. So files
@@ -15,7 +16,7 @@ import fcntl
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -44,14 +45,20 @@ class LockFile:
 
     _of_this_process: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
-    def __init__(self, path: str | Path, content: bytes, *, is_inherited: bool = True) -> None:
-        """One that is not inherited is this process's alone: a child forked meanwhile does not keep it."""
+    def __init__(
+        self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str | None = None
+    ) -> None:
+        """One that is not inherited is this process's alone: a child forked meanwhile does not keep it.
+
+        `spare` is the name of a dead file of this user's in the same folder, to be used again.
+        """
         self._folder, self.name = os.path.split(path)
         self.descriptor = -1
         self._pid = os.getpid()
         if not is_inherited:
             self._of_this_process.add(self)
-        self._make(content)
+        if spare is None or not self._use_again(spare, content):
+            self._make(content)
 
     @classmethod
     def leave_in_child(cls) -> None:
@@ -79,6 +86,23 @@ class LockFile:
                 self.path.unlink()
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.leave()
+
+    def _use_again(self, spare: str, content: bytes) -> bool:
+        """Whether that could be done. Nobody looks meanwhile: see above."""
+        old = f"{self._folder}/{spare}"
+        try:
+            self.descriptor = os.open(old, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if os.fstat(self.descriptor).st_uid != os.geteuid():
+                self.leave()
+                return False  # whose file it is says whose lease it is
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self.descriptor, 0)
+            _write_all(self.descriptor, content)
+            os.rename(old, f"{self._folder}/{self.name}")
+        except OSError:
+            self.leave()
+            return False
+        return True
 
     def _make(self, content: bytes) -> None:
         unnamed = f"{self._folder}/.{self.name}"
@@ -117,35 +141,41 @@ def take_over(path: Path) -> int:
     return descriptor
 
 
-def held_files(folder: Path, suffixes: tuple[str, ...], *, may_clean: bool) -> Iterator[Found]:
-    """Those that are held. What the dead left is removed where `may_clean`."""
+def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[Found]:
+    """Those that are held. The names of those whose holders are dead are added to `dead`."""
     place = str(folder)
     for name in sorted(os.listdir(place)):
-        found = _look_if_ours(place, name, may_clean=may_clean) if name.endswith(suffixes) else None
+        found = _look_if_ours(place, name, dead) if name.endswith(suffixes) else None
         if found is not None and not name.startswith("."):
             yield found
 
 
-def _look_if_ours(folder: str, name: str, *, may_clean: bool) -> Found | None:
+def remove_dead(folder: Path, names: Iterable[str]) -> None:
+    """Of those that are another user's some may stay."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            os.unlink(f"{folder}/{name}")
+
+
+def _look_if_ours(folder: str, name: str, dead: list[str] | None) -> Found | None:
     try:
-        return _look_at(folder, name, may_clean=may_clean)
+        return _look_at(folder, name, dead)
     except OSError as error:
         if error.errno in _NOT_OURS:
             return None
         raise  # no more descriptors, say: a lease that was not seen would be taken for free
 
 
-def _look_at(folder: str, name: str, *, may_clean: bool) -> Found | None:
-    path = f"{folder}/{name}"
+def _look_at(folder: str, name: str, dead: list[str] | None) -> Found | None:
     # Without O_NONBLOCK a pipe of that name would stop everybody.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
         if not _is_locked(descriptor):
-            if may_clean:
-                os.unlink(path)
+            if dead is not None:
+                dead.append(name)
             return None
         return Found(
             name=name,

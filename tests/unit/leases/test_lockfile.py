@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.lockfile import Found, LockFile, held_files, take_over
+from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead, take_over
 from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
 def held(folder: Path, *, may_clean: bool = False) -> list[Found]:
-    return list(held_files(folder, (".lease",), may_clean=may_clean))
+    dead: list[str] = []
+    found = list(held_files(folder, (".lease",), dead=dead))
+    if may_clean:
+        remove_dead(folder, dead)
+    return found
 
 
 def hold(connection: Connection, path: Path) -> None:
@@ -237,3 +241,26 @@ def test_half_a_record_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space left"):
         LockFile(tmp_path / "a.lease", b"a whole record")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_file_is_used_again_under_the_new_name_and_a_living_one_is_not(tmp_path: Path) -> None:
+    LockFile(tmp_path / "a.lease", b"a long record of somebody who is dead").leave()
+    inode = (tmp_path / "a.lease").stat().st_ino
+    file = LockFile(tmp_path / "b.lease", b"mine", spare="a.lease")
+    assert [(found.name, found.content, found.inode) for found in held(tmp_path)] == [("b.lease", b"mine", inode)]
+    other = LockFile(tmp_path / "c.lease", b"another's", spare="b.lease")
+    assert [(found.name, found.content) for found in held(tmp_path)] == [
+        ("b.lease", b"mine"),
+        ("c.lease", b"another's"),
+    ]
+    file.release()
+    other.release()
+
+
+def test_a_spare_that_is_gone_or_is_no_file_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "link.lease").symlink_to(tmp_path / "elsewhere")
+    for name, spare in (("a.lease", "gone.lease"), ("b.lease", "link.lease")):
+        file = LockFile(tmp_path / name, b"mine", spare=spare)
+        assert [(found.name, found.content) for found in held(tmp_path)] == [(name, b"mine")]
+        file.release()
+    assert not (tmp_path / "elsewhere").exists()
