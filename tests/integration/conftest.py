@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.queue_fixture import own_yard as own_yard
-from tests.integration.queue_fixture import yard as yard
+from tests.integration.queue_fixture import own_yard, yard  # noqa: F401 - fixtures are found where they are named
 
 HOLD = (
     "import sys\n"

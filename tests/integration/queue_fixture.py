@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,13 @@ def is_gone(pid: int) -> bool:
 class Daemon:
     """One life of the daemon, as a child; what it logs is heard as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = DAEMON) -> None:
         self.lines: list[str] = []
         self.status: int | None = None
-        self._process = subprocess.Popen(DAEMON, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         self.pid = self._process.pid
         self._has_spoken = threading.Event()
-        self._listener = threading.Thread(target=self._listen)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
@@ -92,8 +92,8 @@ class Yard:
 
     # The daemon
 
-    def start(self) -> None:
-        self.daemon = Daemon()
+    def start(self, command: Sequence[str] = DAEMON) -> None:
+        self.daemon = Daemon(command)
         assert self.daemon.serves(), self.daemon.log
 
     def kill9(self) -> None:
@@ -108,9 +108,10 @@ class Yard:
 
     def await_end(self) -> Daemon:
         """Of a daemon that ends by itself."""
-        daemon, self.daemon = self.daemon, None
+        daemon = self.daemon
         assert daemon is not None
         daemon.wait()
+        self.daemon = None
         self.client.close()
         return daemon
 
@@ -129,17 +130,17 @@ class Yard:
     def post(self, path: str, **body: object) -> Any:
         return self.client.request("POST", path, body=body, timeout_s=DEADLINE_S)
 
-    def send(self, *command: str, token: str | None = None, **options: object) -> Any:
+    def send(self, *command: str, token: str | None = None, **options: Any) -> Any:
         """The answer to a submission; of the options, `cwd`, `list` and `table` are not typed as such."""
         return self.client.request(
             "POST", "/submissions", body=asked(*command, token=token, **options), timeout_s=DEADLINE_S
         )
 
-    def submit(self, *command: str, **options: object) -> int:
+    def submit(self, *command: str, **options: Any) -> int:
         """The id of the job, or of the first."""
         return int(self.send(*command, **options)["first"])
 
-    def shell(self, script: str, **options: object) -> int:
+    def shell(self, script: str, **options: Any) -> int:
         return self.submit("/bin/sh", "-c", script, **options)
 
     def job(self, job_id: int) -> Any:
@@ -177,7 +178,7 @@ class Yard:
         os.mkfifo(path)
         return path
 
-    def start_gated(self, name: str = "gate", **options: object) -> tuple[int, Path]:
+    def start_gated(self, name: str = "gate", **options: Any) -> tuple[int, Path]:
         """A job that runs until the test lets it go, and the gate it stands at."""
         gate = self.gate(name)
         job_id = self.shell(f"read word < {gate}", **options)
@@ -228,15 +229,17 @@ class Yard:
             assert {state: jobs for state, jobs in ask("SELECT state, jobs FROM counts") if jobs} == counted
             assert set(counted) <= FINISHED
             assert ask("SELECT job FROM attempts WHERE ended_at IS NULL OR outcome IS NULL").fetchall() == []
-            numbers = ask("SELECT job, group_concat(number) FROM (SELECT * FROM attempts ORDER BY job, number) GROUP BY 1")
+            numbers = ask(
+                "SELECT job, group_concat(number) FROM (SELECT * FROM attempts ORDER BY job, number) GROUP BY 1"
+            )
             counts = dict(ask("SELECT id, attempts FROM jobs WHERE attempts"))
             assert dict(numbers) == {job: ",".join(map(str, range(1, n + 1))) for job, n in counts.items()}
 
 
-def asked(*command: str, token: str | None = None, **options: object) -> dict[str, object]:
+def asked(*command: str, token: str | None = None, **options: Any) -> dict[str, object]:
     """A submission as it is sent; a name's underscores are dashes."""
     cwd, environment = options.pop("cwd", "/"), options.pop("environment", {"PATH": os.environ["PATH"]})
-    files = {name: options.pop(name) for name in ("list", "table") if name in options}
+    files: dict[str, Any] = {name: options.pop(name) for name in ("list", "table") if name in options}
     typed = {name.replace("_", "-"): value for name, value in options.items()}
     return {
         "token": secrets.token_hex(8) if token is None else token,

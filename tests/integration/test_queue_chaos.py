@@ -1,10 +1,13 @@
 """The daemon is killed at random, again and again, while hundreds of jobs come in, run, fail and are tried again.
 
-A small dose each time, and what GPUYARD_CHAOS_QUEUE says (jobs, kills) where it is set before the tests are run.
+A small dose each time, and what GPUYARD_CHAOS_QUEUE says (jobs, kills, seed) where it is set before the tests are run.
 """
 
+import contextlib
 import os
 import random
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +21,15 @@ from gpuyard.errors import EnvironmentFault
 from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, asked
 
 # Read before the tests' own home clears the environment.
-JOBS, KILLS = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "80,10").split(","))
-SEED = 20
+JOBS, KILLS, SEED = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "60,8,20").split(","))
 LONGEST_LIFE_S = 0.5
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("alone", {}),
+    ("alone", {"gpus": 2}),
+    ("10", {"vram": "10G"}),
+    ("6", {"vram": "6G"}),
+    ("none", {"gpus": 0}),
+)
 # It says when it begins and when it ends, of itself and on each of its devices: `worker RUNS KIND PAUSE FAILS STATUS`.
 WORKER = """
 note() {
@@ -37,11 +46,39 @@ note -
 """
 
 
+# A daemon that is killed at one very moment, the first time it comes to it.
+CRASHING = """
+import os, signal
+from gpuyard.daemon.main import run_daemon
+from {module} import {name} as owner
+
+whole = owner.{method}
+def crash(self, *arguments, **named):
+    if {when}:
+        {before}
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self, *arguments, **named)
+owner.{method} = crash
+run_daemon()
+"""
+ENGINE, STORE = "gpuyard.engines.local.LocalEngine", "gpuyard.store.jobs.JobStore"
+ANY_TIME, WITH_WORK, GO_ON = "True", "self._prepared", "whole(self, *arguments, **named)"
+MOMENTS = {
+    "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),
+    "between two supervisors": (ENGINE, "prepare", WITH_WORK, "pass"),
+    "before an attempt is recorded": (STORE, "begin_attempt", ANY_TIME, "pass"),
+    "when attempts are recorded and not begun": (ENGINE, "begin", WITH_WORK, "pass"),
+    "when attempts are begun": (ENGINE, "begin", WITH_WORK, GO_ON),
+    "before an end is recorded": (STORE, "end_attempt", ANY_TIME, "pass"),
+    "when an end is not yet committed": (STORE, "end_attempt", ANY_TIME, GO_ON),
+}
+
+
 class Work(Struct, frozen=True, kw_only=True):
     """A submission, and what its jobs must come to."""
 
     command: tuple[str, ...]
-    options: dict[str, object]
+    options: dict[str, Any]
     jobs: int
     attempts: int
     status: int
@@ -53,9 +90,7 @@ class Work(Struct, frozen=True, kw_only=True):
 
 def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
     while jobs > 0:
-        kind, options = dice.choice(
-            [("alone", {}), ("alone", {"gpus": 2}), ("10", {"vram": "10G"}), ("6", {"vram": "6G"}), ("none", {"gpus": 0})]
-        )
+        kind, options = dice.choice(KINDS)
         count = min(jobs, dice.choice([1, 1, 1, 5]))
         fails, retries, status = dice.choice([0, 0, 0, 1]), dice.choice([0, 1]), dice.randint(1, 120)
         pause = f"{dice.uniform(0, 0.3):.3f}"
@@ -74,11 +109,10 @@ def submit_whatever_happens(yard: Yard, work: Work) -> Any:
     """As the command line would: again with the same token, until it is acknowledged."""
     body = asked(*work.command, **work.options)
     deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(EnvironmentFault):
             return yard.client.request("POST", "/submissions", body=body, timeout_s=DEADLINE_S, is_repeatable=True)
-        except EnvironmentFault as error:
-            assert time.monotonic() < deadline, f"nobody takes the submission: {error}"
+    pytest.fail("nobody takes the submission")
 
 
 class Killer(threading.Thread):
@@ -151,3 +185,23 @@ def never_too_many(uses: Path) -> None:
         beside.append(kind)
         assert beside == ["alone"] or ("alone" not in beside and sum(map(int, beside)) <= 24), beside
     assert beside == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_jobs_run_once_when_the_daemon_is_killed(yard: Yard, tmp_path: Path, moment: str) -> None:
+    yard.post("/pause")
+    run = f"echo $GPUYARD_JOB_ID $GPUYARD_ATTEMPT >> {tmp_path}/ran"
+    ids = [yard.shell(run, **options) for options in ({"gpus": 0}, {}, {"vram": "10G"})]
+    yard.stop()
+    owner, method, when, before = MOMENTS[moment]
+    module, _, name = owner.rpartition(".")
+    code = CRASHING.format(module=module, name=name, method=method, when=when, before=before)
+    yard.start([sys.executable, "-c", code])
+    with contextlib.suppress(EnvironmentFault):
+        yard.post("/unpause")
+    assert yard.await_end().status == -signal.SIGKILL
+    yard.start()
+    yard.wait()
+    assert sorted((tmp_path / "ran").read_text().splitlines()) == [f"{job_id} 1" for job_id in ids]
+    attempts = [attempt for job_id in ids for attempt in yard.job(job_id)["attempts"]]
+    assert [(attempt["number"], attempt["outcome"]) for attempt in attempts] == [(1, "succeeded")] * 3

@@ -16,22 +16,29 @@ from tests.simulation.world import World
 MOST_TRIES = 5
 KINDS = {
     "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
-    "kill": 4, "reboot": 3,
+    "kill": 4, "reboot": 3, "why": 5,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
+    """What is not said about it (a submission, or which jobs are meant) follows from the seed."""
+
     at: float
     kind: str
-    number: int
+    number: int = 0
+    asked: Asked | None = None
+    jobs: str | None = None
+    priority: int | None = None
 
 
 def operations(seed: int, count: int, within_s: float) -> list[Operation]:
     random = Random(f"{seed} operations")
     times = sorted(random.choice((0.0, random.uniform(0.0, within_s))) for _ in range(count))
     kinds = ["submit", *random.choices(list(KINDS), list(KINDS.values()), k=count - 1)]
-    return [Operation(at=at, kind=kind, number=number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))]
+    return [
+        Operation(at=at, kind=kind, number=number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
+    ]
 
 
 @dataclass(kw_only=True)
@@ -72,12 +79,15 @@ class Clients:
     def ask(self, operation: Operation, life: Life) -> None:
         random = Random(f"{self.world.seed} operation {operation.number}")
         if operation.kind == "submit":
-            asked = self._submission(f"s{operation.number}", random)
-            self.submit(asked, life)
+            self.submit(operation.asked or self._submission(f"s{operation.number}", random), life)
         elif operation.kind in ("pause", "unpause"):
             life.requests.set_paused(paused=operation.kind == "pause")
+        elif operation.kind == "why":
+            for job_id in self.jobs():
+                life.explain(job_id)
         elif self.jobs():
-            self.change(operation.kind, self._selection(random), random.randint(-2, 3), life)
+            priority = random.randint(-2, 3) if operation.priority is None else operation.priority
+            self.change(operation.kind, operation.jobs or self._selection(random), priority, life)
 
     def submit(self, asked: Asked, life: Life) -> None:
         sent = Sent(asked=asked, count=0)

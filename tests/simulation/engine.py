@@ -66,7 +66,6 @@ class SimulatedEngine:
             else:
                 self._over.append(name)
         self._may_empty_journal = True
-        self._world.engine_woke = True
 
     def ended(self) -> list[Ended]:
         if self._may_empty_journal and not self._watched and not self._over:
@@ -76,9 +75,11 @@ class SimulatedEngine:
         words = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
         for name in over:
             self._watched.pop(name, None)
-        return [
-            Ended(job_id=name[0], attempt=name[1], outcome=outcome_of(words.get(name), Things())) for name in over
-        ]
+        return [Ended(job_id=name[0], attempt=name[1], outcome=outcome_of(words.get(name), Things())) for name in over]
+
+    def is_readable(self) -> bool:
+        """What an event loop would see: it stays so until `ended` was asked."""
+        return any(not program.is_supervised for program in self._watched.values())
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         return self._world.signal(attempt.job_id, attempt.number, signum)

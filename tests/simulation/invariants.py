@@ -53,18 +53,21 @@ class Checker:
     def _check_counts(self, states: dict[int, JobState]) -> None:
         counted = Counter(states.values())
         told = dict(self._execute("SELECT state, jobs FROM counts WHERE state <> 'arriving'").fetchall())
-        assert told == {state: counted.get(JobState(state), 0) for state in told}
+        assert told == {state: counted.get(JobState(state), 0) for state in told}, "jobs are not counted right"
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
         live = store.live()
-        assert {job.id for job, _ in live} == {job_id for job_id, state in states.items() if state in LIVE}
+        alive = {job_id for job_id, state in states.items() if state in LIVE}
+        assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
         self._check_limits([job for job, _ in live])
         recorded = {(attempt.job_id, attempt.number, attempt.pid) for _, attempt in live}
         running = [program for program in self._world.programs if program.is_running]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
+        names = {job.id: job.spec.name for job, _ in live}
         for program in running:
             assert (*program.name, program.pid) in recorded, f"{program.name} runs, and nobody knows of it"
+            assert names[program.job_id] in program.words, f"{program.name} runs the command of another"
 
     def _check_limits(self, jobs: Sequence[Job]) -> None:
         groups = Counter(job.group for job in jobs if job.group_limit is not None)
@@ -72,7 +75,8 @@ class Checker:
         assert all(count <= (most[group] or 0) for group, count in groups.items()), "more of an array than its limit"
         tags = Counter(job.spec.tag for job in jobs)
         assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), "more of a tag than its limit"
-        assert sum(not job.spec.need.devices for job in jobs) <= LIMITS.cpu_jobs
+        without_devices = sum(not job.spec.need.devices for job in jobs)
+        assert without_devices <= LIMITS.cpu_jobs, "more without devices than their limit"
 
     def _note_ends(self, states: dict[int, JobState]) -> None:
         for job_id, state in states.items():
@@ -83,7 +87,7 @@ class Checker:
         """Programs that have begun since the last look were allowed to."""
         new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
         self._told = len(self._world.log)
-        for job_id, _ in new:  # type: ignore[misc]
+        for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
             for other, kind, _ in store.dependencies(job_id):
                 was_met = any(prospect(kind, end) is Prospect.MET for end in self._ends.get(other, ()))
@@ -105,14 +109,17 @@ class Checker:
         jobs = [store.job(job_id) for (job_id,) in rows if job_id not in arriving]
         self._queued = {job.id: job for job in jobs if job is not None}
 
-    def after_step(self, started: int) -> None:
+    def after_step(self, started: int, head: int | None) -> list[int]:
+        """Behind a `head`, those who are known to take little time may pass those who are not: which have passed it."""
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
         states = self._states()
         begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING]
         waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED]
-        for job in waiting:
+        for job in waiting if head is None else [job for job in waiting if job.id == head]:
             for other in begun:
                 assert not self._is_before(job, other), f"job {other.id} was started before job {job.id}"
+        first = self._queued.get(head or 0)
+        return [] if first is None else [job.id for job in begun if self._rank(job) > self._rank(first)]
 
     def _is_before(self, job: Job, other: Job) -> bool:
         """Where nothing but their places in the queue tells them apart."""
@@ -120,9 +127,10 @@ class Checker:
         is_alike = (mine.user, mine.tag, mine.need) == (others.user, others.tag, others.need)
         if not is_alike or mine.group_limit is not None:
             return False
-        now = self._world.now
-        rank = [(-level(one.priority, one.submitted_at, now), one.submitted_at, one.id) for one in (job, other)]
-        return rank[0] < rank[1]
+        return self._rank(job) < self._rank(other)
+
+    def _rank(self, job: Job) -> tuple[int, float, int]:
+        return -level(job.priority, job.submitted_at, self._world.now), job.submitted_at, job.id
 
     # At the end
 
@@ -131,14 +139,15 @@ class Checker:
         store = JobStore(self._database)
         assert not self._world.granted, "a lease is left"
         assert not self._world.tickets, "a ticket is left"
-        assert not self._execute("SELECT 1 FROM submissions WHERE NOT is_complete").fetchall()
+        assert not self._arriving(), "a submission is incomplete"
         self._check_submissions()
         recorded = {job_id: store.attempts(job_id) for job_id in self._states()}
         self._check_runs([attempt for attempts in recorded.values() for attempt in attempts])
         for job_id, attempts in recorded.items():
             job = store.job(job_id)
             assert job is not None
-            assert [attempt.number for attempt in attempts] == list(range(1, job.attempts + 1))
+            numbers = [attempt.number for attempt in attempts]
+            assert numbers == list(range(1, job.attempts + 1)), "attempts are not counted right"
             self._check_verdict(job, attempts)
 
     def _check_submissions(self) -> None:
@@ -153,15 +162,17 @@ class Checker:
 
     def _check_runs(self, attempts: Sequence[Attempt]) -> None:
         begun = {_key(program): program for program in self._world.programs if program.began_at is not None}
-        unbegun = {_key(program) for program in self._world.programs if program.began_at is None}
+        unbegun = {_key(program): program for program in self._world.programs if program.began_at is None}
         recorded = {(attempt.job_id, attempt.number, attempt.pid, attempt.boot_id): attempt for attempt in attempts}
         assert begun.keys() <= recorded.keys(), f"ran unrecorded: {sorted(begun.keys() - recorded.keys())}"
         for key, attempt in recorded.items():
             if key in begun:
                 _check_outcome(attempt, begun[key])
-            else:  # it was stopped, or the machine was, before it began
+            else:
                 assert key in unbegun
-                assert attempt.stopping is not None or attempt.outcome == REBOOTED
+                stopped_before_it_began = attempt.stopping is not None
+                restarted_before_it_left = attempt.outcome == REBOOTED and unbegun[key].fate == "rebooted"
+                assert stopped_before_it_began or restarted_before_it_left
 
     def _check_verdict(self, job: Job, attempts: Sequence[Attempt]) -> None:
         outcome = attempts[-1].outcome if attempts else None
@@ -179,6 +190,13 @@ class Checker:
             for end in self._ends.get(other, ())
         )
 
+    def check_nothing_is_left(self) -> None:
+        """After all was forgotten."""
+        for table in ("jobs", "attempts", "dependencies", "events", "specs"):
+            left = self._execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            assert not left, f"{left} {table} are left though all jobs were forgotten"
+        self.check()
+
     # What stands in the database
 
     def is_all_finished(self) -> bool:
@@ -189,6 +207,15 @@ class Checker:
 
     def standing(self) -> dict[int, str]:
         return {job_id: str(state) for job_id, state in self._states().items() if state not in FINISHED}
+
+    def names(self) -> dict[int, str]:
+        """Those of an array by their index: `big.3`."""
+        rows = self._execute("SELECT id, name, array_index FROM jobs ORDER BY id").fetchall()
+        return {job_id: name if index is None else f"{name}.{index}" for job_id, name, index in rows}
+
+    def states_by_name(self) -> dict[str, str]:
+        states = self._states()
+        return {name: str(states[job_id]) for job_id, name in self.names().items()}
 
     def _states(self) -> dict[int, JobState]:
         return {job_id: JobState(state) for job_id, state in self._execute("SELECT id, state FROM jobs").fetchall()}
@@ -212,8 +239,8 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     assert outcome is not None, f"{program.name} has no outcome"
     if attempt.stopping is not None:
         assert outcome.kind is attempt.stopping
-    elif outcome == REBOOTED or program.fate == "rebooted":
-        assert outcome.kind is OutcomeKind.LOST
+    elif outcome == REBOOTED:
+        assert program.word != "0", f"{program.name} had succeeded before the machine was restarted"
     else:
         expected = outcome_of(program.word, Things())
         assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"

@@ -4,6 +4,7 @@ import os
 
 from gpuyard.control.controller import Controller, Look, Rules, Step
 from gpuyard.control.requests import Requests
+from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Holder
 from gpuyard.core.policy import Limits
 from gpuyard.store.catalogue import Catalogue
@@ -28,14 +29,14 @@ class Life:
         self._database = database
         self._book = SimulatedBook(world, self.me, f"life {self.number}", trouble)
         self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
-        store = JobStore(database)
+        self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
         clock = Port("clock", world.clock, self.thread)
         self.controller = Controller(
             store_port,  # type: ignore[arg-type]
-            LeasesPort("leases", self._book, self.thread),  # type: ignore[arg-type]
-            Port("engine", self._engine, self.thread),  # type: ignore[arg-type]
-            clock,  # type: ignore[arg-type]
+            LeasesPort("leases", self._book, self.thread),
+            Port("engine", self._engine, self.thread),
+            clock,
             rules=Rules(limits=LIMITS),
             me=self.me,
         )
@@ -43,6 +44,14 @@ class Life:
 
     def step(self) -> Step:
         return self.controller.step(Look(snapshot=self._world.snapshot()))
+
+    def explain(self, job_id: int) -> None:
+        job = self._store.job(job_id)
+        if job is not None and job.state is JobState.QUEUED:
+            self.controller.explain(job, Look(snapshot=self._world.snapshot()))
+
+    def is_called(self) -> bool:
+        return self._engine.is_readable()
 
     def others_are_in_the_way(self) -> bool:
         """As the daemon tells whether to watch the ledger."""

@@ -2,7 +2,7 @@
 comes back; after each turn all invariants are checked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuyard.control.controller import Step
 from gpuyard.core.model import Need
@@ -51,7 +51,9 @@ class Played:
     deaths: int
     jobs: int
     attempts: int
-    starts: dict[int, float] = field(default_factory=dict)
+    starts: dict[str, float]
+    backfilled: dict[str, set[str]]
+    states: dict[str, str]
 
 
 class Play:
@@ -68,6 +70,7 @@ class Play:
         self.others = Others(self.world)
         self.checker = Checker(self.world, self.database, self.clients)
         self.deaths = 0
+        self.backfilled: dict[int, set[int]] = {}
         self._script = script
         self._pending = list(script.operations)
         self._step: Step | None = None
@@ -81,24 +84,30 @@ class Play:
             for _ in range(MOST_TURNS):
                 if self._turn():
                     self.checker.check_end()
-                    return self._played()
+                    played = self._played()
+                    self._forget_all()
+                    return played
             raise AssertionError(f"it does not come to an end: {self.checker.standing()}")
         finally:
             self.database.close()
 
     def _played(self) -> Played:
-        first_starts: dict[int, float] = {}
-        for at, kind, what in self.world.log:
+        log = self.world.log
+        names = self.checker.names()
+        starts: dict[str, float] = {}
+        for at, kind, what in log:
             if kind == "begins":
-                first_starts.setdefault(what[0], at)  # type: ignore[index]
+                starts.setdefault(names[what[0]], at)
         return Played(
-            log=self.world.log,
+            log=log,
             passed=self.gaps.passed,
             crashed=self.gaps.crashed,
             deaths=self.deaths,
-            jobs=len(self.clients.jobs()),
-            attempts=sum(kind == "begins" for _, kind, _ in self.world.log),
-            starts=first_starts,
+            jobs=len(names),
+            attempts=sum(kind == "begins" for _, kind, _ in log),
+            starts=starts,
+            backfilled={names[head]: {names[one] for one in passed} for head, passed in self.backfilled.items()},
+            states=self.checker.states_by_name(),
         )
 
     # A turn
@@ -106,9 +115,9 @@ class Play:
     def _turn(self) -> bool:
         """Whether the story is over."""
         try:
-            self._ask()
-            self.clients.proceed()
-            self.checker.check(self.life.controller.desk)
+            if self._ask():
+                self.clients.proceed()
+                self.checker.check(self.life.controller.desk)
             if self._is_awake():
                 self._do_step()
                 self.checker.check(self.life.controller.desk)
@@ -118,11 +127,12 @@ class Play:
             self._die()
             return False
 
-    def _ask(self) -> None:
-        """What is due, and what was not answered before."""
+    def _ask(self) -> bool:
+        """What is due, and what was not answered before; whether there was anything."""
+        has_asked = False
         self.clients.send_again(self.life)
         while self._pending and EPOCH + self._pending[0].at <= self.world.now:
-            operation = self._pending.pop(0)
+            operation, has_asked = self._pending.pop(0), True
             self._wake_at = self.world.now
             if operation.kind == "kill":
                 raise Crash
@@ -135,14 +145,15 @@ class Play:
                 self.world.tell("refused", operation.kind)
         if self.clients.waiting:
             self._wake_at = self.world.now
+        return has_asked or bool(self.clients.waiting)
 
     def _is_awake(self) -> bool:
         is_due = self._wake_at is not None and self._wake_at <= self.world.now
         watches = self._step is None or (self._step.waits_for_room and self.life.others_are_in_the_way())
-        return is_due or self.world.engine_woke or (self.world.ledger_woke and watches)
+        return is_due or self.life.is_called() or (self.world.ledger_woke and watches)
 
     def _do_step(self) -> None:
-        self.world.engine_woke = self.world.ledger_woke = False
+        self.world.ledger_woke = False
         self.checker.before_step()
         try:
             self._step = self.life.step()
@@ -150,13 +161,19 @@ class Play:
             self.world.tell("the disk is full", None)
             self._wake_at = self.world.now + TRY_AGAIN_S
             return
-        self.checker.after_step(self._step.started)
+        plan = self.life.controller.plan
+        head = None if plan.head is None else plan.head.job_id
+        passed = self.checker.after_step(self._step.started, head)
         self.world.tell("step", self._step.started)
+        if passed:
+            self.backfilled.setdefault(head or 0, set()).update(passed)
         times = [self._step.wake_at, self.world.now + LOOK_S if self._step.waits_for_room else None]
         self._wake_at = min((at for at in times if at is not None), default=None)
 
     def _pass_time(self) -> bool:
         """To whatever comes next; whether nothing will."""
+        if self.life.is_called():
+            return False
         times = [self._wake_at, self.world.next_event()]
         times.append(EPOCH + self._pending[0].at if self._pending else None)
         times.append(self.world.now + TRY_AGAIN_S if self.clients.again else None)
@@ -189,6 +206,17 @@ class Play:
         self.world.strangers_mb = dict.fromkeys(self.world.device_ids, 0.0)
         self.world.faults.clear()
         self._wake_at = self.world.now
+
+    def _forget_all(self) -> None:
+        while self.checker.names():
+            try:
+                for _ in self.life.requests.clean(-1.0):
+                    self.checker.check()
+            except StoreFault:
+                continue
+            except Crash:
+                self._die()
+        self.checker.check_nothing_is_left()
 
     # Deaths
 
@@ -244,6 +272,9 @@ class Play:
         def fail_for_a_while() -> None:
             if not self._is_calm:
                 self.world.faults[device_id] = "it fell off the bus"
-                self.world.after(5.0, lambda: self.world.faults.pop(device_id, None) and None)
+                self.world.after(5.0, recover)
+
+        def recover() -> None:
+            self.world.faults.pop(device_id, None)
 
         return fail_for_a_while

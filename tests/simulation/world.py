@@ -9,13 +9,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from gpuyard.core.model import Device, Holder, Host, Lease, Share, Snapshot, Ticket, Vendor
 
 EPOCH = 1_763_000_000.0
 MEMORY_MB = 24_576.0
 Action = Callable[[], None]
-Event = tuple[float, str, object]
+Event = tuple[float, str, Any]
 
 
 class VirtualClock:
@@ -82,6 +83,7 @@ class Program:
     pid: int
     born_at: float
     boot: int
+    words: tuple[str, ...]
     nature: Nature
     lease_id: str | None
     began_at: float | None = None
@@ -117,7 +119,7 @@ class World:
         self.strangers_mb = dict.fromkeys(self.device_ids, 0.0)
         self.faults: dict[str, str] = {}
         self.log: list[Event] = []
-        self.engine_woke = self.ledger_woke = False
+        self.ledger_woke = False
         self._nature_of = nature_of
         self._agenda: list[tuple[float, int, Action]] = []
         self._numbers: dict[str, int] = {}
@@ -136,7 +138,7 @@ class World:
         """A new one each time; those of one kind do not depend on how many of another were drawn."""
         return Random(f"{self.seed} {kind} {self.number('random ' + kind)}")
 
-    def tell(self, kind: str, what: object) -> None:
+    def tell(self, kind: str, what: Any) -> None:
         self.log.append((round(self.now - EPOCH, 6), kind, what))
 
     def after(self, seconds: float, action: Action) -> None:
@@ -161,6 +163,7 @@ class World:
             pid=100 + self.number(f"pid of boot {self.boot}"),
             born_at=self.now,
             boot=self.boot,
+            words=words,
             nature=self._nature_of(words, attempt),
             lease_id=lease_id,
         )
@@ -175,13 +178,13 @@ class World:
         nature = program.nature
         program.began_at, program.is_running = self.now, True
         self.tell("begins", program.name)
-        self.after(nature.runs_s, lambda: self._exit(program, nature.word))
+        self.after(nature.runs_s, lambda: self.exit(program, nature.word))
         if nature.lost_after_s is not None:
             self.after(nature.lost_after_s, lambda: self._lose(program))
 
     def leave_unbegun(self, program: Program) -> None:
         if program.is_supervised and program.began_at is None:
-            self._exit(program, "unbegun")
+            self.exit(program, "unbegun")
 
     def kill_supervisor(self, program: Program, fate: str) -> None:
         if program.is_supervised:
@@ -194,12 +197,12 @@ class World:
         for program in found:
             self.tell("signal", (program.name, int(signum)))
             if signum == signal.SIGKILL:
-                self._exit(program, "137")
+                self.exit(program, "137")
             elif program.nature.heeds_term:
-                self.after(program.nature.term_s, lambda program=program: self._exit(program, "143"))  # type: ignore[misc]
+                self.after(program.nature.term_s, lambda program=program: self.exit(program, "143"))  # type: ignore[misc]
         return len(found)
 
-    def _exit(self, program: Program, word: str) -> None:
+    def exit(self, program: Program, word: str) -> None:
         if program.began_at is not None and not program.is_running:
             return
         program.is_running = False
@@ -217,7 +220,6 @@ class World:
         if program.is_supervised:
             program.is_supervised = False
             program.ended_at = self.now
-            self.engine_woke = True
             self.tell("over", (program.name, program.word or program.fate))
         if not program.is_running and program.lease_id is not None:
             keeper, lease_id = f"pid {program.pid}", program.lease_id

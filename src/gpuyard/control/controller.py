@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from gpuyard.control.desk import Desk
+from gpuyard.control.desk import Desk, Live
+from gpuyard.control.launching import launch_of
 from gpuyard.core.gates import Gate, judge_above, judge_below
-from gpuyard.core.jobs import Attempt, Job, OutcomeKind
+from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind
 from gpuyard.core.learning import Estimate
 from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
@@ -24,12 +25,10 @@ from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.policy import Hold, Limits, Plan, Start, View, decide, estimate_start
 from gpuyard.core.reasons import Reason, ReasonKind, over, plain
-from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine
+from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.leases.measure import LEASE_VARIABLE
-from gpuyard.ports import Clock, Ended, Engine, HeldClaim, Launch, LeaseBook, Wanted
+from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Wanted
 from gpuyard.store.jobs import JobStore
-from gpuyard.visibility import visible_variables
 
 # So long a job waits before others in the ledger are told of it: most waits are over by then, and a ticket is a file.
 IN_LINE_AFTER_S = 0.25
@@ -111,11 +110,13 @@ class Controller:
         with self._store.transaction():
             self._store.drop_incomplete()
             self.desk.reload()
-            for live in list(self.desk.live.values()):
-                if died_with_the_machine(live.attempt, self.me.boot_id):
-                    verdict = after_reboot(live.job) if live.job.state is JobState.RUNNING else None
-                    self.desk.end(live.job.id, REBOOTED, now, verdict)
-        self._engine.adopt([live.attempt for live in self.desk.live.values()])
+        attempts = [live.attempt for live in self.desk.live.values()]
+        self._engine.adopt(attempts)
+        if any(self._died_with_the_machine(attempt) for attempt in attempts):
+            self._ask_for_ends()
+            with self.desk.in_step(), self._store.transaction():
+                self._record_ends(now)
+            self._unrecorded.clear()
         self._devices_end = True
 
     def step(self, look: Look, *, may_start: bool = True) -> Step:
@@ -124,8 +125,7 @@ class Controller:
         if now >= self._trouble_until:
             self._trouble = None
         self._has_rejected = False
-        if not self._unrecorded:  # the engine may forget what it told of when it is asked again
-            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engine.ended()}
+        self._ask_for_ends()
         granted: list[HeldClaim] = []
         try:
             with self.desk.in_step(), self._store.transaction():
@@ -148,16 +148,34 @@ class Controller:
 
     # Observe
 
+    def _ask_for_ends(self) -> None:
+        if not self._unrecorded:  # the engine may forget what it told of when it is asked again
+            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engine.ended()}
+
+    def _died_with_the_machine(self, attempt: Attempt) -> bool:
+        return died_with_the_machine(attempt, self.me.boot_id)
+
     def _record_ends(self, now: float) -> None:
         for (job_id, number), ended in self._unrecorded.items():
             live = self.desk.live.get(job_id)
             if live is None or live.attempt.number != number:
                 continue  # recorded before, by a daemon that did not live to forget it
             attempt = live.attempt
+            self._devices_end = self._devices_end or attempt.lease_id is not None
+            if self._died_with_the_machine(attempt):
+                self._end_of_earlier_boot(live, ended.outcome, now)
+                continue
             if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
                 self._engine.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
-            self._devices_end = self._devices_end or attempt.lease_id is not None
             self.desk.end(job_id, ended.outcome, now)
+
+    def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
+        """Nothing of it is left to be killed, and its pid may be another's by now."""
+        if ended_before_reboot(outcome):
+            self.desk.end(live.job.id, outcome, now)
+        else:
+            verdict = after_reboot(live.job) if live.job.state is JobState.RUNNING else None
+            self.desk.end(live.job.id, REBOOTED, now, verdict)
 
     def _requeue_due(self, now: float) -> None:
         for job_id in self._store.due(now):
@@ -268,7 +286,7 @@ class Controller:
         number = job.attempts + 1
         try:
             prepared = self._engine.prepare(
-                _launch(job, number, held, snapshot), held.descriptor if held is not None else None
+                launch_of(job, number, held, snapshot), held.descriptor if held is not None else None
             )
         except GpuyardError as error:
             if held is not None:
@@ -364,25 +382,3 @@ class Controller:
             waits_for_look=not kinds <= _TOLD_OF | {ReasonKind.LEASED, ReasonKind.AWAITED},
             started=started,
         )
-
-
-def _launch(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot) -> Launch:
-    devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
-    told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
-    ours = {"GPUYARD_JOB_ID": str(job.id), "GPUYARD_ATTEMPT": str(number)}
-    if job.index is not None:
-        ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
-    if held is not None:
-        ours[LEASE_VARIABLE] = held.lease.id
-    return Launch(
-        job_id=job.id,
-        attempt=number,
-        command=job.words,
-        cwd=job.spec.cwd,
-        environment={**told, **visible_variables(devices), **ours},
-        stdin=job.spec.stdin,
-    )
-
-
-# A job that was submitted from inside another must not be taken for it.
-_OURS = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_QUEUE", LEASE_VARIABLE})

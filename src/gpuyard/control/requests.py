@@ -85,7 +85,6 @@ class Requests:
     def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         is_small = submission.count <= _PIECE
         like, on = self._first_job(submission, user)
-        elements = iter(submission.elements)
         with self._store.transaction(is_synced=is_small):
             if not is_small:
                 self._store.drop_incomplete(submission.token)
@@ -97,11 +96,12 @@ class Requests:
                 spec_id=self._store.add_spec(submission.spec),
                 lane_id=self._store.lane_id(lane_of(like, None if is_small else number)),
             )
+            pieces = _pieces(iter(submission.elements), first)
+            self._add(batch, *next(pieces))
             if is_small:
-                self._add(batch, first, list(elements))
                 self._store.complete_submission(number)
         if not is_small:
-            for start, piece in _pieces(elements, first):
+            for start, piece in pieces:
                 yield
                 with self._store.transaction():
                     self._add(batch, start, piece)

@@ -81,7 +81,10 @@ def level(priority: int, submitted_at: float, now: float) -> int:
 class Line:
     """The lanes' first jobs in their order; a start or a refusal brings the next one forward."""
 
-    def __init__(self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> None:
+    def __init__(
+        self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, about: int | None = None
+    ) -> None:
+        """`about` is a lane that is looked at however many there are."""
         self._now = now
         self._used = dict(used)
         heads = ((queue, next(queue.jobs, None)) for queue in queues)
@@ -89,9 +92,9 @@ class Line:
         if len(self._heads) > MOST_LANES:
             with_devices = [entry for entry in self._heads if entry[0].lane.need.devices]
             without = [entry for entry in self._heads if not entry[0].lane.need.devices]
-            self._heads = [
-                entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]
-            ]
+            first = [entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]]
+            asked = [entry for entry in self._heads if entry[0].lane.id == about and entry not in first]
+            self._heads = first + asked
 
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:

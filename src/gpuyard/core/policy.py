@@ -98,7 +98,7 @@ class _Planner:
     def __init__(self, view: View, about: int | None) -> None:
         self._view = view
         self._about = about
-        self._line = Line(view.queues, view.used, view.now)
+        self._line = Line(view.queues, view.used, view.now, about=about)
         self._board = Board(view.placement)
         self._kept = self._board
         self._tickets = in_line(view.tickets)
@@ -191,16 +191,23 @@ class _Planner:
         return self._view.now + most_s <= self._shadow
 
     def _earliest_for_head(self) -> float:
-        """When the head could start at the earliest: a lease of which nobody knows the end may end at any moment."""
+        """When the head could start at the earliest: of what nobody knows the end, the end may come at any moment."""
         assert self._head is not None
-        now, gone = self._view.now, set[str]()
-        known = {run.lease_id: self._view.ends_after(run.job_id) for run in self._view.running}
-        leases = self._view.placement.leases
-        for end, lease_id in sorted((max(now, known.get(lease.id) or now), lease.id) for lease in leases):
-            gone.add(lease_id)
-            if self._board.without(frozenset(gone)).choose(self._head.lane.need).claim is not None:
+        view, need = self._view, self._head.lane.need
+        known = {run.lease_id: view.ends_after(run.job_id) for run in view.running}
+        ends = [(max(view.now, known.get(lease.id) or view.now), lease.id) for lease in view.placement.leases]
+        # Those that start with this plan have no leases yet; they too may make room for it.
+        starting = {f"job {start.job_id}": start for start in self._starts}
+        ends += [(view.now + (view.estimate(start.job_id).least_s or 0.0), name) for name, start in starting.items()]
+        gone = set[str]()
+        for end, name in sorted(ends):
+            gone.add(name)
+            board = self._board.without(frozenset(gone))
+            for start in (start for name, start in starting.items() if name not in gone):
+                board.take(start.claim, self._holder(start.job_id))
+            if board.choose(need).claim is not None:
                 return end
-        return now
+        return view.now
 
     def _holder(self, job_id: int) -> Holder:
         return replace(self._view.me, label=f"job {job_id}")

@@ -1,7 +1,8 @@
 """What a new daemon makes of attempts that an earlier one left behind.
 
 Those of this boot are watched on: their supervisors live, or their ends are in the journal. Those of an earlier boot
-died with the machine, and their jobs go the way that was asked for when they were submitted.
+died with the machine, and their jobs go the way that was asked for when they were submitted; but one that is known to
+have succeeded, or never to have begun, is not made to run twice or to wait for a person.
 """
 
 from gpuyard.core.jobs import Attempt, Job, OnReboot, Outcome, OutcomeKind
@@ -13,6 +14,11 @@ REBOOTED = Outcome(kind=OutcomeKind.LOST, reason="the machine was restarted whil
 
 def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
     return attempt.boot_id is not None and boot_id is not None and attempt.boot_id != boot_id
+
+
+def ended_before_reboot(outcome: Outcome) -> bool:
+    """Whether the outcome can be believed: a failure may be the work of the shutdown, which asks programs to end."""
+    return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)
 
 
 def after_reboot(job: Job) -> Verdict:

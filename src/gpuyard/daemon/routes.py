@@ -1,6 +1,7 @@
 """The daemon's routes: what can be asked over the socket, by the command line, by a page, by `curl`."""
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -22,8 +23,9 @@ from gpuyard.daemon.http import Refused, Request, Response
 from gpuyard.daemon.waiting import Waiting
 from gpuyard.daemon.yard import Yard, read_rules
 from gpuyard.engines.logs import path_of, remove_logs
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.leases.identity import user_name
+from gpuyard.store.database import faults_told
 from gpuyard.version import __version__
 
 T = TypeVar("T")
@@ -60,9 +62,25 @@ class Routes:
         }
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        route = self._routes.get((request.method, request.path)) or self._route_of_job(request)
-        answer = route(request)
-        return _as_json(answer) if isinstance(answer, dict) else _later(answer)
+        with self._damage_noticed():
+            route = self._routes.get((request.method, request.path)) or self._route_of_job(request)
+            answer = route(request)
+        return _as_json(answer) if isinstance(answer, dict) else self._later(answer)
+
+    async def _later(self, answer: Awaitable[Answer]) -> Response:
+        with self._damage_noticed():
+            return _as_json(await answer)
+
+    @contextlib.contextmanager
+    def _damage_noticed(self) -> Iterator[None]:
+        """A damaged database ends the daemon wherever it shows first."""
+        try:
+            with faults_told():
+                yield
+        except StoreFault as error:
+            if error.is_damage:
+                self._yard.give_up(error)
+            raise
 
     def _route_of_job(self, request: Request) -> Callable[[Request], Answer | Awaitable[Answer]]:
         """`/jobs/17`, `/jobs/17/why`, `/jobs/17/story`."""
@@ -243,10 +261,6 @@ async def _in_pieces(pieces: InPieces[T]) -> T:
 
 def _as_json(answer: Answer) -> Response:
     return Response(body=json.dumps(answer).encode())
-
-
-async def _later(answer: Awaitable[Answer]) -> Response:
-    return _as_json(await answer)
 
 
 def _body(request: Request) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from gpuyard.leases.book import Book
 from gpuyard.leases.notice import Notice
 from gpuyard.ports import Clock
 from gpuyard.store.catalogue import Catalogue
-from gpuyard.store.database import Database
+from gpuyard.store.database import Database, faults_told
 from gpuyard.store.jobs import JobStore
 
 _log = logging.getLogger(__name__)
@@ -93,9 +93,10 @@ class Yard:
         began = time.perf_counter()
         is_fresh = self.looks.age() <= _FRESH_S
         try:
-            step = self.controller.step(self.looks.latest, may_start=is_fresh)
-            if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
-                self.looks.request()  # it wakes us when it has come
+            with faults_told():
+                step = self.controller.step(self.looks.latest, may_start=is_fresh)
+                if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
+                    self.looks.request()  # it wakes us when it has come
         except StoreFault as error:
             self._suffer(error)
             return
@@ -136,16 +137,26 @@ class Yard:
 
     def _look(self) -> None:
         self._timer = None
-        if self.store.has_ready():
+        try:
+            with faults_told():
+                has_ready = self.store.has_ready()
+        except StoreFault as error:
+            self._suffer(error)
+            return
+        if has_ready:
             self.looks.request()
         else:
             self.wake()
 
+    def give_up(self, error: StoreFault) -> None:
+        """On a damaged database: the next daemon sets it aside."""
+        if not self.broken.done():
+            self.broken.set_result(error)
+
     def _suffer(self, error: StoreFault) -> None:
         """Nothing was changed. A full disk may have room again; a damaged database needs a new start."""
         if error.is_damage:
-            if not self.broken.done():
-                self.broken.set_result(error)
+            self.give_up(error)
             return
         if str(error) != self._trouble:
             self._trouble = str(error)

@@ -96,8 +96,9 @@ class LockFile:
                 self.leave()
                 return False  # whose file it is says whose lease it is
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self.descriptor, 0)
             _write_all(self.descriptor, content)
+            # Not to nothing first: a file system that sees that writes it out at once, for fear of a crash.
+            os.ftruncate(self.descriptor, len(content))
             os.rename(old, f"{self._folder}/{self.name}")
         except OSError:
             self.leave()

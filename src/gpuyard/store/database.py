@@ -53,6 +53,15 @@ class Database:
         self._connection.close()
 
 
+@contextlib.contextmanager
+def faults_told() -> Iterator[None]:
+    """For reads outside of a transaction: what SQLite complains of becomes a StoreFault."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise fault(error) from error
+
+
 def fault(error: sqlite3.DatabaseError) -> StoreFault:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _DAMAGED:
@@ -127,7 +136,8 @@ def migrations() -> list[str]:
 
 def _set_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    aside = path.with_name(f"{path.name}.damaged-{stamp}")
+    names = (f"{path.name}.damaged-{stamp}{again}" for again in ("", *(f"-{n}" for n in range(2, 1000))))
+    aside = next(place for name in names if not (place := path.with_name(name)).exists())
     for ending in _COMPANIONS:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{ending}", f"{aside}{ending}")

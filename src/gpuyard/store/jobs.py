@@ -114,9 +114,12 @@ class JobStore:
         """Forgets submissions that were never acknowledged: all of them, or the one that was sent with the token."""
         query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (?1 IS NULL OR token = ?1)"
         for submission, first, last in self._execute(query, (token,)).fetchall():
-            self._execute("DELETE FROM dependencies WHERE job BETWEEN ? AND ?", (first, last))
-            self._execute("DELETE FROM jobs WHERE id BETWEEN ? AND ?", (first, last))
+            spec = self._execute("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last)).fetchone()
+            for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
+                self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
             self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
+            self._execute("DELETE FROM specs WHERE id = ?", spec or (None,))
+            self.spec.cache_clear()  # another may get its number
             self._arriving.discard(submission)
 
     def begin_ids_after(self, job_id: int) -> None:

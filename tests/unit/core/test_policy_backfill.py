@@ -1,6 +1,6 @@
 """The head of the queue is never delayed: what may start behind it, and what may not."""
 
-from itertools import combinations
+from random import Random
 from typing import Any
 
 import pytest
@@ -177,27 +177,36 @@ def head_fits(looked_at: View, need: Need, gone: tuple[Lease, ...], plan: Plan |
     return board.choose(need).claim is not None
 
 
-@given(cards(), needs, queues_of())
+# Wide ones wait most often, and so have the most to lose.
+heads = st.one_of(
+    needs,
+    st.builds(Need, devices=st.integers(2, 4)),
+    st.builds(shared, st.sampled_from([5 * GB, 20 * GB]), st.integers(2, 4)),
+)
+
+
+@given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
 def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
-    world: World, need: Need, queues: list[LaneQueue]
+    world: World, need: Need, queues: list[LaneQueue], chance: Random
 ) -> None:
     snapshot, leases, measured = world
     head = queue(99, need, 999, priority=100)
     looked_at = view(head, *queues, on=snapshot, leases=leases, measured=measured)
     plan = decide(looked_at)
     assume(999 not in started(plan))
+    ending = chance.sample(leases, len(leases))
     for count in range(len(leases) + 1):
-        for gone in combinations(leases, count):
-            if head_fits(looked_at, need, gone):
-                assert head_fits(looked_at, need, gone, plan)
+        gone = tuple(ending[:count])
+        if head_fits(looked_at, need, gone):
+            assert head_fits(looked_at, need, gone, plan)
 
 
 @given(
     cards(),
-    needs,
+    heads,
     queues_of(),
-    st.lists(st.sampled_from([None, 10.0, 50.0]), min_size=9, max_size=9),
-    st.dictionaries(st.integers(10, 69), st.sampled_from([5.0, 20.0, 60.0])),
+    st.lists(st.sampled_from([None, None, 10.0, 50.0]), min_size=9, max_size=9),
+    st.dictionaries(st.integers(10, 69), st.sampled_from([5.0, 20.0, 60.0]), min_size=20),
 )
 def test_with_durations_only_what_is_over_in_time_stands_where_the_head_will(
     world: World, need: Need, queues: list[LaneQueue], ends: list[float | None], most_s: dict[int, float]

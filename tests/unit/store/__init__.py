@@ -27,19 +27,24 @@ class Shelf:
         self.catalogue = Catalogue(self.db, self.store)
 
     def add(self, count: int = 1, *, batch: bool = False, complete: bool = True, **said: Any) -> list[int]:
-        """Jobs of one submission; what is said of them is said of the spec or of the job."""
+        """Jobs of one submission that are all alike; what is said of them is said of the spec or of the job."""
+        return self.add_each([Element()] * count, batch=batch, complete=complete, **said)
+
+    def add_each(
+        self, elements: Sequence[Element], *, batch: bool = False, complete: bool = True, **said: Any
+    ) -> list[int]:
         of_spec = {name: value for name, value in said.items() if name in JobSpec.__struct_fields__}
         like = Job(
             id=0, spec=replace(SPEC, **of_spec), state=JobState.QUEUED, priority=0, user="me", submitted_at=100.0
         )
         like = replace(like, **{name: value for name, value in said.items() if name not in of_spec})
-        number, first = self.store.begin_submission("", count)
+        number, first = self.store.begin_submission("", len(elements))
         like = replace(like, id=first, group=first if like.spec.is_array else None)
         lane = self.store.lane_id(lane_of(like, number if batch else None))
-        self.store.add_jobs(like, self.store.add_spec(like.spec), lane, first, [Element()] * count)
+        self.store.add_jobs(like, self.store.add_spec(like.spec), lane, first, elements)
         if complete:
             self.store.complete_submission(number)
-        return list(range(first, first + count))
+        return list(range(first, first + len(elements)))
 
     def job(self, job_id: int) -> Job:
         job = self.store.job(job_id)
@@ -50,7 +55,9 @@ class Shelf:
         return [[each.job_id for each in queue.jobs] for queue in self.store.ready_queues()]
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
-        attempt = Attempt(job_id=job_id, number=number, pid=9, pid_started=1.0, boot_id="b", started_at=110.0)
+        attempt = Attempt(
+            job_id=job_id, number=number, pid=9, pid_started=1.0, boot_id="b", started_at=110.0, devices=("G0", "G1")
+        )
         self.store.begin_attempt(attempt)
         return attempt
 

@@ -16,7 +16,7 @@ from gpuyard.core.ordering import Use
 from gpuyard.core.selection import Selection
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.catalogue import Catalogue
-from gpuyard.store.database import Database, fault, migrations, open_database
+from gpuyard.store.database import Database, faults_told, migrations, open_database
 from gpuyard.store.jobs import JobStore
 
 DATA = Path(__file__).parents[2] / "data"
@@ -240,6 +240,7 @@ def test_a_full_disk_is_told_as_such_and_costs_nothing_that_was_written(opened: 
 def test_damage_that_shows_later_says_how_to_go_on() -> None:
     error = sqlite3.DatabaseError("malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    told = fault(error)
-    assert told.is_damage
-    assert told.hint == "restart: gpuyard daemon stop"
+    with pytest.raises(StoreFault, match="is damaged: malformed") as caught, faults_told():
+        raise error
+    assert caught.value.is_damage
+    assert caught.value.hint == "restart: gpuyard daemon stop"

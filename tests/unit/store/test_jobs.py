@@ -14,6 +14,7 @@ from gpuyard.core.learning import Durations
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
 from gpuyard.core.ordering import Lane, Use
+from gpuyard.core.submission import Element
 from gpuyard.errors import StoreFault
 from gpuyard.store.jobs import JobStore
 from tests.unit.store import Shelf, full_scans
@@ -267,11 +268,37 @@ def test_a_submission_that_was_never_acknowledged_is_dropped_and_its_ids_are_not
     assert shelf.add() == [5]
 
 
+def test_of_submissions_that_were_never_acknowledged_one_can_be_dropped_by_its_token(shelf: Shelf) -> None:
+    for token in ("sent again", "under way"):
+        shelf.store.begin_submission(token, 2)
+    shelf.store.drop_incomplete("sent again")
+    _, first = shelf.store.begin_submission("sent again", 2)
+    assert first == 5
+    assert shelf.db.execute("SELECT first_id FROM submissions ORDER BY first_id").fetchall() == [(3,), (5,)]
+
+
+def test_whoever_opens_the_store_anew_knows_what_is_still_arriving(shelf: Shelf) -> None:
+    shelf.add(2, batch=True, complete=False)
+    shelf.add()
+    anew = JobStore(shelf.db)
+    assert [[each.job_id for each in queue.jobs] for queue in anew.ready_queues()] == [[3]]
+    assert [anew.is_arriving(job_id) for job_id in (1, 2, 3)] == [True, True, False]
+
+
 def test_ids_go_on_after_those_that_are_known_from_elsewhere(shelf: Shelf) -> None:
     shelf.store.begin_ids_after(41)
     assert shelf.add() == [42]
     shelf.store.begin_ids_after(7)
     assert shelf.add() == [43]
+
+
+def test_what_sets_jobs_of_a_submission_apart_is_read_back(shelf: Shelf) -> None:
+    elements = Element(index=7), Element(values={"lr": "caf\udce9"}), Element(command=("sh", "-c", "a | b"))
+    jobs = [shelf.job(job_id) for job_id in shelf.add_each(elements, is_array=True, group_limit=2)]
+    assert [(job.index, job.values, job.command) for job in jobs] == [
+        (each.index, each.values, each.command) for each in elements
+    ]
+    assert {(job.group, job.group_limit) for job in jobs} == {(1, 2)}
 
 
 # Changes
@@ -295,6 +322,15 @@ def test_a_job_is_due_when_its_time_has_come(shelf: Shelf) -> None:
     assert shelf.store.next_due() == 20.0
 
 
+def test_a_job_that_is_delayed_later_is_noticed_however_often_there_was_none(shelf: Shelf) -> None:
+    (job_id,) = shelf.add()
+    for due_at in (10.0, 20.0):
+        assert (shelf.store.next_due(), shelf.store.due(99.0)) == (None, [])
+        shelf.store.change(job_id, JobState.DELAYED, due_at=due_at)
+        assert (shelf.store.next_due(), shelf.store.due(99.0)) == (due_at, [job_id])
+        shelf.store.change(job_id, JobState.QUEUED)
+
+
 def test_a_start_clears_what_was_said_of_the_last_end(shelf: Shelf) -> None:
     (job_id,) = shelf.add()
     shelf.store.change(job_id, JobState.FAILED, reason="exit status 1", ended_at=5.0, outcome=FAILED, failures=1)
@@ -304,6 +340,14 @@ def test_a_start_clears_what_was_said_of_the_last_end(shelf: Shelf) -> None:
     assert (job.reason, job.outcome, job.ended_at, job.failures) == (None, None, None, 1)
     shelf.store.forgive(job_id)
     assert shelf.job(job_id).failures == 0
+
+
+def test_an_attempt_is_read_back_as_it_was_and_so_is_how_it_is_stopped(shelf: Shelf) -> None:
+    begun = shelf.run(*shelf.add())
+    assert shelf.store.attempts(1) == [begun]
+    stopped = replace(begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0)
+    shelf.store.set_stop(stopped)
+    assert [attempt for _, attempt in shelf.store.live()] == [stopped]
 
 
 def test_an_attempt_that_never_began_leaves_no_trace(shelf: Shelf) -> None:

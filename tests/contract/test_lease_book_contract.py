@@ -1,0 +1,291 @@
+"""What the ledger promises the queue (`ports.LeaseBook`), held by the real one in a folder and by the simulated one."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import pytest
+
+from gpuyard.core.model import Claim, Device, Holder, Host, Lease, Need, Share, Snapshot, Ticket, Vendor
+from gpuyard.leases.book import Book
+from gpuyard.leases.folder import prepare
+from gpuyard.leases.identity import start_time
+from gpuyard.leases.ledger import Ledger
+from gpuyard.ports import HeldClaim, LeaseBook, Wanted
+from tests.simulation.leases import SimulatedBook
+from tests.simulation.world import Nature, World
+
+DEADLINE_S = 30.0
+DEVICES = ("SIM-0", "SIM-1")
+# A daemon that has a lease, has left another to a child, waits for a third, and is killed.
+_DAEMON = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from gpuyard.core.model import Claim, Holder, Need, Share
+from gpuyard.leases.book import Book
+from gpuyard.leases.ledger import Ledger
+from gpuyard.ports import Wanted
+book = Book(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))
+wanted = [Wanted(claim=Claim(shares=(Share(device_id=device),)), label=device) for device in ("SIM-0", "SIM-1")]
+kept, left = book.grant(lambda leases, tickets: wanted)
+book.enter_line(Need(devices=2), 3, "job 9")
+os.set_inheritable(left.descriptor, True)
+child = subprocess.Popen(["sleep", "60"], pass_fds=[left.descriptor], stdout=subprocess.DEVNULL)
+left.leave()
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Place(Protocol):
+    def book(self) -> LeaseBook:
+        """That of one more daemon."""
+
+    def inherit(self, held: HeldClaim) -> int:
+        """A process that has the lease too; its pid."""
+
+    def kill(self, pid: int) -> None: ...
+
+    def die(self) -> int:
+        """A daemon had SIM-0, left SIM-1 to the process that is returned, stood in line, and was killed."""
+
+    def snapshot(self) -> Snapshot: ...
+
+
+class FolderPlace:
+    def __init__(self, folder: Path) -> None:
+        self._folder = prepare(folder / "leases")
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._others: list[int] = []
+
+    def book(self) -> Book:
+        me = Holder(uid=os.getuid(), user="me", pid=os.getpid(), pid_started=start_time(os.getpid()))
+        return Book(Ledger(self._folder), me)
+
+    def inherit(self, held: HeldClaim) -> int:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[held.descriptor])
+        self._children.append(child)
+        return child.pid
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        for child in self._children:
+            if child.pid == pid:
+                child.wait(DEADLINE_S)
+        if pid in self._others:
+            self._others.remove(pid)
+            _wait_until_gone(pid)
+
+    def die(self) -> int:
+        call = [sys.executable, "-c", _DAEMON, str(self._folder)]
+        ran = subprocess.run(call, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=False)
+        assert ran.returncode == -signal.SIGKILL
+        self._others.append(int(ran.stdout))
+        return self._others[-1]
+
+    def snapshot(self) -> Snapshot:
+        devices = tuple(
+            Device(id=device, vendor=Vendor.SIMULATED, memory_used_mb=0.0, memory_free_mb=1000.0, processes=())
+            for device in DEVICES
+        )
+        return Snapshot(taken_at=0.0, host=Host(), devices=devices)
+
+    def close(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait(DEADLINE_S)
+        for pid in self._others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until_gone(pid: int) -> None:
+    """No child of ours: its locks are gone once its process has none any more."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            assert select.select([handle], [], [], DEADLINE_S)[0]
+        finally:
+            os.close(handle)
+
+
+class SimulatedPlace:
+    def __init__(self) -> None:
+        self._world = World(1, lambda *_: Nature(runs_s=1e9), devices=len(DEVICES))
+        self._lives = 0
+
+    def book(self) -> SimulatedBook:
+        self._lives += 1
+        me = Holder(uid=1, user="me", pid=self._lives)
+        return SimulatedBook(self._world, me, f"life {self._lives}")
+
+    def inherit(self, held: HeldClaim) -> int:
+        program = self._world.spawn(1, 1, ("program",), held.lease.id)
+        self._world.begin(program)
+        return program.pid
+
+    def kill(self, pid: int) -> None:
+        for program in self._world.programs:
+            if program.pid == pid:
+                self._world.exit(program, "137")
+
+    def die(self) -> int:
+        book = self.book()
+        _, left = book.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1")])
+        book.enter_line(Need(devices=2), 3, "job 9")
+        pid = self.inherit(left)
+        left.leave()
+        book.die()
+        return pid
+
+    def snapshot(self) -> Snapshot:
+        return self._world.snapshot()
+
+
+@pytest.fixture(params=["folder", "simulated"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "simulated":
+        yield SimulatedPlace()
+        return
+    folder = FolderPlace(tmp_path)
+    yield folder
+    folder.close()
+
+
+def wanted(*device_ids: str, label: str = "job 1") -> Wanted:
+    return Wanted(claim=Claim(shares=tuple(Share(device_id=device_id) for device_id in device_ids)), label=label)
+
+
+def look(book: LeaseBook) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+    """What is live, as one who decides is shown it."""
+    seen: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
+
+    def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[Wanted]:
+        seen.append((leases, tickets))
+        return []
+
+    assert not book.grant(read)
+    return seen[0]
+
+
+def leased(book: LeaseBook) -> list[str]:
+    return sorted(share.device_id for lease in look(book)[0] for share in lease.shares)
+
+
+def test_all_that_is_wanted_is_granted_and_everybody_sees_it(place: Place) -> None:
+    mine, other = place.book(), place.book()
+    first, second = mine.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1", label="job 2")])
+    assert [share.device_id for share in first.lease.shares] == ["SIM-0"]
+    assert second.lease.holder.label == "job 2"
+    assert {lease.id for lease in look(other)[0]} == {first.lease.id, second.lease.id}
+    assert leased(other) == ["SIM-0", "SIM-1"]
+    for held in (first, second):
+        held.release()
+    assert leased(other) == []
+
+
+def test_one_who_decides_is_shown_what_was_granted_before(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    [later] = book.grant(
+        lambda leases, tickets: [wanted("SIM-1")] if [one.id for one in leases] == [held.lease.id] else []
+    )
+    assert leased(book) == ["SIM-0", "SIM-1"]
+    held.release()
+    later.release()
+
+
+def test_a_decision_that_fails_grants_nothing(place: Place) -> None:
+    def fail(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[Wanted]:
+        raise RuntimeError("no")
+
+    book = place.book()
+    with pytest.raises(RuntimeError):
+        book.grant(fail)
+    assert leased(book) == []
+
+
+def test_a_lease_that_was_left_lives_as_long_as_whoever_inherited_it(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    pid = place.inherit(held)
+    held.leave()
+    assert leased(book) == ["SIM-0"]
+    place.kill(pid)
+    assert leased(book) == []
+
+
+def test_a_lease_that_was_left_to_nobody_ends(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    held.leave()
+    assert leased(book) == []
+
+
+def test_a_lease_that_was_released_ends_for_those_who_inherited_it_too(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    pid = place.inherit(held)
+    held.release()
+    assert leased(book) == []
+    place.kill(pid)
+
+
+def test_a_daemon_that_is_killed_holds_nothing_but_what_others_inherited(place: Place) -> None:
+    pid = place.die()
+    book = place.book()
+    assert leased(book) == ["SIM-1"]
+    assert look(book)[1] == ()
+    place.kill(pid)
+    assert leased(book) == []
+
+
+def test_a_place_in_the_line_is_seen_by_all_and_kept_while_the_wish_is_the_same(place: Place) -> None:
+    mine, other = place.book(), place.book()
+    assert mine.my_ticket() is None
+    mine.enter_line(Need(devices=2), 3, "job 9")
+    ticket = mine.my_ticket()
+    mine.enter_line(Need(devices=2), 3, "job 10")
+    assert mine.my_ticket() == ticket
+    [seen] = look(other)[1]
+    assert (seen.id, seen.need, seen.priority) == (ticket, Need(devices=2), 3)
+    assert other.my_ticket() is None
+    mine.leave_line()
+    assert mine.my_ticket() is None
+    assert look(other)[1] == ()
+
+
+def test_another_wish_takes_another_place(place: Place) -> None:
+    book = place.book()
+    book.enter_line(Need(devices=1), 0, "job 1")
+    before = book.my_ticket()
+    book.enter_line(Need(devices=2), 0, "job 2")
+    [seen] = look(book)[1]
+    assert seen.id == book.my_ticket() != before
+    assert seen.need.devices == 2
+    book.leave_line()
+
+
+def test_a_lease_that_has_used_nothing_yet_is_measured_as_nothing(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
+    measured = book.measure(place.snapshot(), look(book)[0])
+    assert measured == {(held.lease.id, device): 0.0 for device in DEVICES}
+    held.release()
+    assert book.measure(place.snapshot(), ()) == {}
+
+
+def test_leases_are_told_with_whom_they_belong_to(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
+    [seen] = look(book)[0]
+    assert seen.holder.label == held.lease.holder.label == "job 7"
+    assert msgspec.structs.asdict(seen)["shares"] == held.lease.shares
+    held.release()

@@ -1,0 +1,110 @@
+"""Another user of the same machine: gets at nothing of a queue that is not theirs, and shares the GPUs with it."""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from gpuyard.leases.folder import make_shared
+from gpuyard.leases.identity import this_process, user_name
+from gpuyard.leases.ledger import Ledger
+from tests.integration.queue_fixture import Yard, until
+from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_word
+
+pytestmark = as_root
+
+ANNE = 61001
+
+
+def become(uid: int) -> None:
+    """After a rehearsal: what Python loads late may lie where the new user may not look."""
+    with tempfile.TemporaryDirectory() as scratch:
+        lease = Ledger(Path(scratch)).claim(this_process(), take("G0"), DEADLINE_S)
+        assert lease is not None
+        lease.release()
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+@pytest.fixture
+def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where others could look, if the queue let them; pytest's own folder lets nobody in."""
+    above = Path(tempfile.mkdtemp(prefix="gpuyard-queue-"))
+    above.chmod(0o755)
+    monkeypatch.setenv("GPUYARD_HOME", str(above / "home"))
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(make_shared(above / "ledger")))
+    yield above / "home"
+    shutil.rmtree(above)
+
+
+def pry(connection: Connection, home: Path, uid: int) -> None:
+    """Tries to get at everything, and tells what the kernel said."""
+    become(uid)
+    ways: dict[str, Callable[[], object]] = {
+        "connect": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(str(home / "daemon.sock")),
+        "database": (home / "queue.db").read_bytes,
+        "what comes before it": (home / "queue.db-wal").read_bytes,
+        "journal": (home / "journal").read_bytes,
+        "write the journal": lambda: (home / "journal").open("ab"),
+        "logs": lambda: os.listdir(home / "logs"),
+        "log": (home / "logs" / "1.1.log").read_bytes,
+        "lock": (home / "daemon.lock").read_bytes,
+        "remove": (home / "queue.db").unlink,
+        "add": (home / "config.toml").touch,
+    }
+    connection.send({way: complaint(go) for way, go in ways.items()})
+
+
+def complaint(go: Callable[[], object]) -> str:
+    try:
+        go()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+
+@pytest.mark.parametrize("mode", [None, 0o755], ids=["as it is", "with its folder open to all"])
+def test_nobody_else_can_read_or_reach_a_queue(yard: Yard, mode: int | None) -> None:
+    yard.wait(yard.submit("echo", "secret"))
+    yard.submit("true", hold=True, env=["TOKEN=secret"])
+    if mode is not None:
+        yard.home.chmod(mode)
+    with child(pry, yard.home, ANNE) as anne:
+        said = anne.hear()
+    assert said == dict.fromkeys(said, "PermissionError")
+    yard.home.chmod(0o700)
+
+
+def hold_both(connection: Connection, folder: Path, uid: int) -> None:
+    become(uid)
+    lease = Ledger(folder).claim(this_process("train.py"), take("SIM-0", "SIM-1"), DEADLINE_S)
+    assert lease is not None
+    connection.send("held")
+    wait_for_word(connection)
+    lease.release()
+
+
+def test_a_job_waits_for_another_users_script_is_told_whose_it_is_and_starts_when_it_ends(yard: Yard) -> None:
+    with child(hold_both, yard.home.parent / "ledger", ANNE) as anne:
+        anne.hear()
+        job_id = yard.submit("true")
+        until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in yard.why(job_id), "whose it is")
+        assert yard.wait(yard.submit("true", gpus=0))["succeeded"] == 1
+        assert yard.state(job_id) == "queued"
+        anne.tell("go")
+        assert yard.wait(job_id)["succeeded"] == 1
+
+
+def test_a_job_starts_when_another_users_script_is_killed(yard: Yard) -> None:
+    with child(hold_both, yard.home.parent / "ledger", ANNE) as anne:
+        anne.hear()
+        job_id = yard.submit("true")
+        until(lambda: "train.py" in yard.why(job_id), "whose it is")
+        anne.kill()
+        assert yard.wait(job_id)["succeeded"] == 1
