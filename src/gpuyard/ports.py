@@ -56,7 +56,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A supervisor that exists and waits for its word; nothing of the program has run yet."""
+    """Ready to begin; nothing of the program has run yet. `pid` is the keeper's, who will be its parent."""
 
     job_id: int
     attempt: int
@@ -66,18 +66,19 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """An attempt whose supervisor is gone, and what became of the program."""
+    """An attempt that is over, and what became of the program; `pid` is the one it had, where that is known."""
 
     job_id: int
     attempt: int
     outcome: Outcome
+    pid: int | None = None
 
 
 class Engine(Protocol):
     """Runs attempts that outlive whoever started them.
 
-    `prepare` makes the supervisor, `begin` lets all that were prepared run. Whoever dies between the two leaves
-    nothing behind: a supervisor that never hears its word ends without running anything, and its outcome is UNBEGUN.
+    `prepare` makes everything ready, `begin` lets all that were prepared run, under a keeper that lives on. Whoever
+    dies between the two leaves nothing behind: what never began is UNBEGUN to the next who adopts it.
     """
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
@@ -97,11 +98,11 @@ class Engine(Protocol):
         blocks."""
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        """Sends it to every process of the attempt that can be found, but its supervisor: to how many."""
+        """Sends it to every process of the attempt that can be found, but its keeper: to how many."""
 
 
 class HeldClaim(Protocol):
-    """A lease in this process's hands, until a supervisor has inherited it."""
+    """A lease in this process's hands, until an attempt has inherited it."""
 
     @property
     def lease(self) -> Lease: ...

@@ -16,8 +16,8 @@ import pytest
 
 from gpuyard.core.jobs import Attempt, OutcomeKind
 from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.tree import boot_id
 from gpuyard.errors import UserError
+from gpuyard.leases.identity import boot_id
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.world import Nature, World
@@ -282,7 +282,7 @@ def test_one_whose_supervisor_was_killed_is_lost(place: Place) -> None:
     engine.signal(attempt_of(place, prepared), signal.SIGKILL)
 
 
-def test_one_that_nobody_has_seen_is_lost(place: Place) -> None:
+def test_one_that_nobody_has_seen_never_began(place: Place) -> None:
     engine = place.engine()
     other = engine.prepare(place.launch(2, "waits"), None)
     engine.begin()
@@ -290,7 +290,7 @@ def test_one_that_nobody_has_seen_is_lost(place: Place) -> None:
     stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1, pid_started=1.0))
     successor = place.engine()
     successor.adopt([stranger])
-    assert kinds(place.ended(successor, 1)) == {1: OutcomeKind.LOST}
+    assert kinds(place.ended(successor, 1)) == {1: OutcomeKind.UNBEGUN}
     engine.signal(attempt_of(place, other), signal.SIGKILL)
     assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.FAILED}
 

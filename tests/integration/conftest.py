@@ -1,4 +1,4 @@
-"""What integration tests share: scripts of their own that take GPUs, and a queue of their own."""
+"""What integration tests share: scripts of their own that take GPUs, a queue and an engine of their own."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import own_yard, yard  # noqa: F401 - fixtures are found where they are named
 
 HOLD = (

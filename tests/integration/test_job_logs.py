@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines import logs
-from tests.integration.test_engine import wait_for
+from tests.integration.engine_fixture import wait_for
 
 BLOCK = 4096
 WRITER = """

@@ -271,10 +271,16 @@ def test_the_daemon_answers_while_somebody_else_keeps_the_ledger_shut(yard: Yard
     assert yard.wait(job_id)["succeeded"] == 1
 
 
-# The supervisor
+# The keeper
 
 
-def test_a_program_whose_supervisor_was_killed_is_ended_before_its_job_runs_again(yard: Yard, tmp_path: Path) -> None:
+def keeper_of(yard: Yard, job_id: int) -> int:
+    """The parent of a job that runs."""
+    program = yard.job(job_id)["attempts"][0]["pid"]
+    return int(Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again(yard: Yard, tmp_path: Path) -> None:
     said = tmp_path / "pid"
     job_id = yard.shell(
         f"if [ -e {said} ]; then cut -d' ' -f3 /proc/$(cat {said})/stat || echo gone; exit 0; fi\n"
@@ -282,18 +288,18 @@ def test_a_program_whose_supervisor_was_killed_is_ended_before_its_job_runs_agai
         retries=1,
     )
     until(lambda: said.exists() and said.read_text().endswith("\n"), "the program")
-    os.kill(yard.job(job_id)["attempts"][0]["pid"], signal.SIGKILL)
+    os.kill(keeper_of(yard, job_id), signal.SIGKILL)
     assert yard.wait(job_id)["succeeded"] == 1
     assert [attempt["outcome"] for attempt in yard.job(job_id)["attempts"]] == ["lost", "succeeded"]
     assert yard.log_of(job_id, 2).split()[-1] in ("Z", "X", "gone")  # nobody may have taken notice of its end
     assert is_gone(int(said.read_text()))
 
 
-def test_a_supervisor_that_died_while_there_was_no_daemon_is_told_as_lost(yard: Yard) -> None:
+def test_a_keeper_that_died_while_there_was_no_daemon_is_told_as_lost(yard: Yard) -> None:
     job_id, gate = yard.start_gated()
-    pid = yard.job(job_id)["attempts"][0]["pid"]
+    keeper = keeper_of(yard, job_id)
     yard.kill9()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
     yard.start()
     (failed,) = yard.wait(job_id)["failed"]
     assert (failed["outcome"], failed["state"]) == ("lost", "failed")

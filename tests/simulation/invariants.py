@@ -10,7 +10,7 @@ from gpuyard.core.jobs import Attempt, DependencyKind, Job, OutcomeKind
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.ordering import level
 from gpuyard.core.recovery import REBOOTED
-from gpuyard.engines.journal import Things, outcome_of
+from gpuyard.engines.journal import BEGAN, Things, outcome_of
 from gpuyard.store.database import Database
 from gpuyard.store.jobs import JobStore
 from gpuyard.store.rows import lane_of
@@ -242,5 +242,5 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     elif outcome == REBOOTED:
         assert program.word != "0", f"{program.name} had succeeded before the machine was restarted"
     else:
-        expected = outcome_of(program.word, Things())
+        expected = outcome_of(program.word or (BEGAN if program.began_at is not None else None), Things())
         assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"

@@ -2,8 +2,9 @@
 
 import os
 
-from gpuyard.control.controller import Controller, Look, Rules, Step
+from gpuyard.control.controller import Controller
 from gpuyard.control.requests import Requests
+from gpuyard.control.words import Look, Rules, Step
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Holder
 from gpuyard.core.policy import Limits

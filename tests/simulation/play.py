@@ -4,7 +4,7 @@ comes back; after each turn all invariants are checked."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuyard.control.controller import Step
+from gpuyard.control.words import Step
 from gpuyard.core.model import Need
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import open_database

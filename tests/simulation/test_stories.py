@@ -280,7 +280,7 @@ def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sabotage", "caught"),
     [
         (_begin_without_a_gate, "runs, and nobody knows of it"),
-        (_forget_ends_before_they_are_recorded, "left 0"),
+        (_forget_ends_before_they_are_recorded, "ran unrecorded"),
         (_leave_orphans_alone, "runs, and nobody knows of it"),
         (_count_unbegun_attempts, "live attempts and states do not agree"),
         (_ignore_limits, "than (its|their) limit"),

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from gpuyard.core.model import Device, Holder, Host, Lease, Share, Snapshot, Ticket, Vendor
+from gpuyard.engines.journal import BEGAN
 
 EPOCH = 1_763_000_000.0
 MEMORY_MB = 24_576.0
@@ -177,6 +178,7 @@ class World:
             return
         nature = program.nature
         program.began_at, program.is_running = self.now, True
+        self.journal.append((program.job_id, program.attempt, program.pid, BEGAN))
         self.tell("begins", program.name)
         self.after(nature.runs_s, lambda: self.exit(program, nature.word))
         if nature.lost_after_s is not None:

@@ -5,17 +5,18 @@ A supervisor is made before its attempt is recorded, and runs nothing until that
 - before the commit, a crash leaves a supervisor that never hears its word, and a job that is still queued;
 - after it, a recorded attempt whose supervisor either begins, or says that it never did, or is found gone.
 
-What the world did (ends of attempts) is kept until it is recorded; what we do to it (signals) may be done twice.
+What the world did (ends of attempts) is kept until it is recorded. That a job is to stop is recorded before it is asked
+to; signals may be sent twice.
 """
 
 import contextlib
+import logging
 import signal
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
 from gpuyard.control.desk import Desk, Live
 from gpuyard.control.launching import launch_of
+from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.gates import Gate, judge_above, judge_below
 from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind
 from gpuyard.core.learning import Estimate
@@ -23,16 +24,18 @@ from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
-from gpuyard.core.policy import Hold, Limits, Plan, Start, View, decide, estimate_start
+from gpuyard.core.policy import Hold, Plan, Start, View, decide, estimate_start
 from gpuyard.core.reasons import Reason, ReasonKind, over, plain
 from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Wanted
 from gpuyard.store.jobs import JobStore
 
+_log = logging.getLogger(__name__)
 # So long a job waits before others in the ledger are told of it: most waits are over by then, and a ticket is a file.
 IN_LINE_AFTER_S = 0.25
 _KILL_AGAIN_S = 5.0
+_ASK_AGAIN_S = 0.05
 _TROUBLE_S = 1.0
 # Of the end of these we hear by ourselves.
 _TOLD_OF = frozenset(
@@ -40,41 +43,6 @@ _TOLD_OF = frozenset(
      ReasonKind.BANNED, ReasonKind.TOO_FEW}
 )  # fmt: skip
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
-
-
-class Rules(Struct, frozen=True, kw_only=True):
-    """What the configuration says about the queue."""
-
-    limits: Limits
-    max_cpu_percent: float | None = None
-    min_free_memory_mb: float | None = None
-    banned: tuple[str, ...] = ()
-
-
-class Look(Struct, frozen=True, kw_only=True):
-    """The machine as it was seen; `cpu_percent` is smoothed."""
-
-    snapshot: Snapshot
-    cpu_percent: float | None = None
-
-
-class Step(Struct, frozen=True, kw_only=True):
-    """When the next step is due though nothing happens; whether a job waits for what others hold, or for what only a
-    look at the machine can tell."""
-
-    wake_at: float | None
-    waits_for_room: bool
-    waits_for_look: bool
-    started: int
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """The reasons are those of the first job of its lane, `first_id`; `ahead` of it stand so many of that lane."""
-
-    reasons: tuple[Reason, ...]
-    first_id: int
-    ahead: int
-    starts_at: float | None
 
 
 class Controller:
@@ -99,10 +67,12 @@ class Controller:
         self._unrecorded: dict[tuple[int, int], Ended] = {}
         self._cpu_gate = self._memory_gate = Gate()
         self._trouble: Reason | None = None
-        self._trouble_until = 0.0
+        self._trouble_until = self._ledger_until = 0.0
         self._head_since: tuple[int, float] | None = None
         self._devices_end = False
         self._has_rejected = False
+        self._asked: set[int] = set()
+        self._has_unasked = False
 
     def recover(self) -> None:
         """Takes over what an earlier daemon left: to be called once, before the first step."""
@@ -143,6 +113,7 @@ class Controller:
         self._engine.begin()
         for held in granted:
             held.leave()
+        self._ask_to_stop()
         self._stand_in_line(now, has_started=started > 0)
         return self._report(now, started)
 
@@ -167,7 +138,7 @@ class Controller:
                 continue
             if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
                 self._engine.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
-            self.desk.end(job_id, ended.outcome, now)
+            self.desk.end(job_id, ended.outcome, now, pid=ended.pid)
 
     def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
         """Nothing of it is left to be killed, and its pid may be another's by now."""
@@ -175,7 +146,7 @@ class Controller:
             self.desk.end(live.job.id, outcome, now)
         else:
             verdict = after_reboot(live.job) if live.job.state is JobState.RUNNING else None
-            self.desk.end(live.job.id, REBOOTED, now, verdict)
+            self.desk.end(live.job.id, REBOOTED, now, verdict=verdict)
 
     def _requeue_due(self, now: float) -> None:
         for job_id in self._store.due(now):
@@ -187,30 +158,36 @@ class Controller:
         for live in list(self.desk.live.values()):
             attempt = live.attempt
             if attempt.stopping is None and attempt.stop_at is not None and attempt.stop_at <= now:
-                self.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
+                self.desk.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
             elif attempt.kill_at is not None and attempt.kill_at <= now:
                 self._engine.signal(attempt, signal.SIGKILL)
                 self.desk.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
 
-    def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
-        """Asks a running job to end; it is made to after its time of grace."""
-        live = self.desk.stop(job_id, kind, now)
-        self._engine.signal(live.attempt, signal.SIGTERM)
+    def _ask_to_stop(self) -> None:
+        """Once it is recorded that they are to; again where nothing of it was found yet, and after a crash of ours."""
+        stopping = {job_id: live for job_id, live in self.desk.live.items() if live.attempt.stopping is not None}
+        self._asked &= stopping.keys()
+        for job_id in stopping.keys() - self._asked:
+            if self._engine.signal(stopping[job_id].attempt, signal.SIGTERM):
+                self._asked.add(job_id)
+        self._has_unasked = len(self._asked) < len(stopping)
 
     # Decide and start
 
     def _start(self, look: Look, now: float, granted: list[HeldClaim]) -> int:
         queues = self._store.ready_queues()
         wants_devices = any(queue.lane.need.devices for queue in queues)
-        if not wants_devices and not self._devices_end:
-            self.plan = decide(self._view(look, now, queues)) if queues else Plan()
-        else:
+        if wants_devices or self._devices_end:
             try:
                 granted += self._leases.grant(lambda leases, tickets: self._want(look, now, queues, leases, tickets))
                 self._devices_end = False
             except EnvironmentFault as error:
-                self._have_trouble(ReasonKind.NO_ROOM, error, now)
-                self.plan = Plan()
+                _log.warning("%s; jobs that need devices wait", error)
+                self._ledger_until = now + _TROUBLE_S
+                queues = [queue for queue in self._store.ready_queues() if not queue.lane.need.devices]
+                self.plan = decide(self._view(look, now, queues)) if queues else Plan()
+        else:
+            self.plan = decide(self._view(look, now, queues)) if queues else Plan()
         waiting = iter(granted)
         started = 0
         for start in self.plan.starts:
@@ -371,8 +348,12 @@ class Controller:
             times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)
         if self._has_rejected:
             times.append(now)
+        if self._has_unasked:
+            times.append(now + _ASK_AGAIN_S)
         if self._trouble is not None:
             times.append(self._trouble_until)
+        if now < self._ledger_until:
+            times.append(self._ledger_until)
         if self._head_since is not None and self._leases.my_ticket() is None:
             times.append(self._head_since[1] + IN_LINE_AFTER_S if now < self._head_since[1] + IN_LINE_AFTER_S else None)
         kinds = {reason.kind for hold in self.plan.holds for reason in hold.reasons}

@@ -77,8 +77,10 @@ class Desk:
         self.store.set_stop(attempt)
         self.live[job_id] = Live(job=live.job, attempt=attempt)
 
-    def end(self, job_id: int, outcome: Outcome, now: float, verdict: Verdict | None = None) -> None:
-        """Records how the live attempt ended, and what becomes of its job."""
+    def end(
+        self, job_id: int, outcome: Outcome, now: float, *, verdict: Verdict | None = None, pid: int | None = None
+    ) -> None:
+        """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
         live = self.live.pop(job_id)
         job, attempt = live.job, live.attempt
         if attempt.stopping is not None:
@@ -86,7 +88,7 @@ class Desk:
         if outcome.kind is OutcomeKind.UNBEGUN:
             self.store.drop_attempt(job_id, attempt.number)
         else:
-            self.store.end_attempt(job_id, attempt.number, outcome, now)
+            self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
             self._charge(job, attempt, now)
         if outcome.kind is OutcomeKind.SUCCEEDED:
             self._learn(job, now - attempt.started_at)

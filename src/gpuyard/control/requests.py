@@ -58,7 +58,6 @@ class _Batch(Struct, frozen=True, kw_only=True):
 
 class Requests:
     def __init__(self, controller: Controller, store: JobStore, catalogue: Catalogue, clock: Clock) -> None:
-        self._controller = controller
         self._desk = controller.desk
         self._store = store
         self._catalogue = catalogue
@@ -177,7 +176,7 @@ class Requests:
         if job.state is JobState.STOPPING:
             raise UserError("it is being stopped already")
         if job.state in LIVE:
-            self._controller.stop(job.id, OutcomeKind.CANCELLED, now)
+            self._desk.stop(job.id, OutcomeKind.CANCELLED, now)
         else:
             self._desk.apply(job, JobEvent.CANCEL, now, "cancelled")
 

@@ -113,8 +113,9 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One run. It lives from the moment its supervisor exists until its outcome is known.
+    """One run. It lives from the moment it is recorded until its outcome is known.
 
+    While it lives, `pid` is that of its keeper; afterwards it is the program's own.
     It is asked to stop at `stop_at` and made to at `kill_at`; `stopping` is what that will have been.
     """
 

@@ -39,7 +39,9 @@ def judge(job: Job, outcome: Outcome) -> Verdict:
         return Verdict(event=JobEvent.FAIL, counts=True, text=why)
     delay_s = pause_s(outcome.kind, job.failures)
     when = f"in {delay_s:g} s" if delay_s else "at once"
-    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; again {when}, and {left - 1} more after that")
+    return Verdict(
+        event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; again {when}, and {left - 1} more after that"
+    )
 
 
 def pause_s(kind: OutcomeKind, failures: int) -> float:

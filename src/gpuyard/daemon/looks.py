@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from gpuyard.control.controller import Look
+from gpuyard.control.words import Look
 from gpuyard.core.model import Host, Snapshot
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuyard.control.requests import Changed, InPieces, fit_to_machine
-from gpuyard.core.jobs import Job
+from gpuyard.core.jobs import Attempt, Job
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.selection import Selection, format_ids, parse_selection
 from gpuyard.core.shape import iso_time
@@ -160,7 +160,8 @@ class Routes:
 
     async def _take_in(self, submission: Submission) -> Answer:
         yard = self._yard
-        if submission.spec.need.devices:
+        is_new = not submission.token or yard.store.submitted(submission.token) is None
+        if is_new and submission.spec.need.devices:
             look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
             yard.controller.rules, banned = read_rules(look.snapshot)
             submission = fit_to_machine(submission, look.snapshot, banned)
@@ -229,15 +230,20 @@ class Routes:
         store = self._yard.store
         row = shape.row(job, self._last_attempt(job), self._yard.looks.latest.snapshot, time.time())
         with_environment = request.query.get("environment") == "1"
-        attempts, after = store.attempts(job.id), store.dependencies(job.id)
+        attempts, after = self._attempts(job), store.dependencies(job.id)
         return {**row, **shape.details(job, attempts, after, with_environment=with_environment)}
+
+    def _attempts(self, job: Job) -> list[Attempt]:
+        """Each with the program's own pid."""
+        attempts = self._yard.store.attempts(job.id)
+        return [self._yard.with_own_pid(attempt) if attempt.ended_at is None else attempt for attempt in attempts]
 
     async def _why(self, job: Job, _: Request) -> Answer:
         await self._yard.looks.fresh(_LOOK_FOR_PEOPLE_S)
         return telling.why(self._yard, job)
 
     def _story(self, job: Job, _: Request) -> Answer:
-        events = telling.story(job, self._yard.store.attempts(job.id), self._yard.catalogue.story(job.id))
+        events = telling.story(job, self._attempts(job), self._yard.catalogue.story(job.id))
         return {"id": job.id, "events": events}
 
     async def _wait(self, request: Request) -> Answer:

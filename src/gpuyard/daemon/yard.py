@@ -10,9 +10,13 @@ import os
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpuyard.config import load_config
-from gpuyard.control.controller import Controller, Rules, Step
+from gpuyard.control.controller import Controller
 from gpuyard.control.requests import Requests
+from gpuyard.control.words import Rules, Step
+from gpuyard.core.jobs import Attempt
 from gpuyard.core.model import Holder, Snapshot
 from gpuyard.core.naming import ban
 from gpuyard.core.policy import Limits
@@ -167,6 +171,10 @@ class Yard:
     def trouble(self) -> str | None:
         """What keeps it from working, where something does."""
         return self._trouble
+
+    def with_own_pid(self, attempt: Attempt) -> Attempt:
+        """One that lives, with the pid of its program rather than its keeper's, once it has one."""
+        return replace(attempt, pid=self._engine.pid_of(attempt) or attempt.pid)
 
     # Others who hold devices
 

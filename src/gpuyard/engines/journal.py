@@ -1,8 +1,9 @@
-"""The engine's journal: what supervisors write when their work is over, and what it means.
+"""The engine's journal: what keepers write when work begins and when it is over, and what it means.
 
-One line for each, `17.1 4242 0 .`: the job's attempt, the supervisor's pid, and the program's status or a word. The pid
-is there because an attempt that was never begun may be prepared again under the same number. A line that a full disk
-cut off lacks its dot, or was joined by another's beginning; it says nothing.
+Lines such as `17.1 4242 began .` and `17.1 4242 0 4301 .`: the job's attempt, the keeper's pid, and a word or the
+program's status with its pid. The keeper's pid is there because an attempt that was never begun may be prepared again
+under the same number. A line that a full disk cut off lacks its dot, or was joined by another's beginning; it says
+nothing.
 """
 
 import re
@@ -13,15 +14,19 @@ from msgspec import Struct
 
 from gpuyard.core.jobs import Outcome, OutcomeKind
 
-_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+) \.")
+BEGAN, UNBEGUN, HELLO = "began", "unbegun", "hello"
+_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+))? \.")
 _BY_SIGNAL = 128
 _CANNOT_EXECUTE, _NOT_FOUND = 126, 127
 
 
 class Entry(Struct, frozen=True):
+    """`pid` is the program's, where it had one."""
+
     key: str
-    pid: int
+    keeper: int
     word: str
+    pid: int | None = None
 
 
 class Things(Struct, frozen=True, kw_only=True):
@@ -42,20 +47,19 @@ def _entries(lines: bytes) -> Iterator[Entry]:
     for line in lines.split(b"\n"):
         match = _LINE.fullmatch(line)
         if match is not None:
-            yield Entry(match[1].decode(), int(match[2]), match[3].decode())
+            pid = int(match[4]) if match[4] is not None else None
+            yield Entry(match[1].decode(), int(match[2]), match[3].decode(), pid)
 
 
 def outcome_of(word: str | None, things: Things) -> Outcome:
-    """What a supervisor's word says; without one, nobody knows."""
-    if word is None:
-        return Outcome(
-            kind=OutcomeKind.LOST, reason="its supervisor is gone and left no status: it was killed, or the machine was"
-        )
-    if word.isdigit():
-        return _of_status(int(word))
-    if word == "unbegun":
+    """What the last word on an attempt says, when its keeper is gone or has no more to say."""
+    if word is None or word == UNBEGUN:
         return Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it could begin")
-    return _of_hindrance(word, things)
+    if word == BEGAN:
+        return Outcome(
+            kind=OutcomeKind.LOST, reason="its keeper is gone and left no status: it was killed, or the machine was"
+        )
+    return _of_status(int(word)) if word.isdigit() else _of_hindrance(word, things)
 
 
 def _of_status(status: int) -> Outcome:
@@ -76,12 +80,14 @@ def _of_hindrance(word: str, things: Things) -> Outcome:
         "no-directory": f"the directory {things.directory or 'of the job'} is not there, or cannot be entered",
         "no-program": f"there is no program {things.program or 'of that name'}",
         "not-executable": f"{things.program or 'the program'} cannot be executed",
+        "too-long": "the command with its environment is longer than the system allows",
         "no-log": "the log cannot be written",
         "no-stdin": f"the input {things.stdin or 'of the job'} cannot be read",
+        "stdin-is-pipe": f"the input {things.stdin or 'of the job'} is a named pipe: a file is needed",
         "no-process": "the system would not make another process",
     }
     reason = reasons.get(word)
     if reason is None:
-        return Outcome(kind=OutcomeKind.LOST, reason=f"its supervisor left a word that nobody knows: {word}")
+        return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper left a word that nobody knows: {word}")
     status = _NOT_FOUND if word == "no-program" else _CANNOT_EXECUTE
     return Outcome(kind=OutcomeKind.CANNOT_START, status=status, reason=reason)

@@ -1,15 +1,13 @@
 """The processes of an attempt, found again wherever they went.
 
 A process belongs to an attempt where any of these is so:
-- it is in the supervisor's session;
 - its environment names the queue, the job and the attempt, as that of every program the job starts does unless it was
   cleared;
 - it writes to the attempt's log;
+- it is in a session that such a process leads;
 - its parent belongs to it.
 
-Never the supervisor, which has to tell of the end, never this process, and never another user's. The supervisor's pid
-is believed only together with its start time and the machine's boot. On Linux a start time counts from the boot, so
-that a clock which is set anew changes nothing; elsewhere it is what psutil says.
+Never the keeper, which has to tell of the end, never this process, and never another user's.
 
 Who left the session, lost its parent, cleared its environment and closed the log is not found.
 """
@@ -18,9 +16,7 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -30,7 +26,6 @@ from gpuyard.core.jobs import Attempt
 QUEUE = "GPUYARD_QUEUE"
 _IS_LINUX = sys.platform == "linux"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_STARTED_WITHIN_S = 0.5
 # After a fork the child may be in the next round only; what outruns this many rounds needs a cgroup, not a scheduler.
 _MOST_ROUNDS = 50
 # These let nobody answer by starting something, so whoever is new was forked before and is meant too.
@@ -51,26 +46,6 @@ def start_time(pid: int) -> float | None:
     return None if process is None else process.started
 
 
-def time_now() -> float:
-    """On the clock that `start_time` goes by. To ask the kernel for the start of a process that is just being made
-    takes ten times as long, and a number is not given to another process within the same half second."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if _IS_LINUX else time.time()
-
-
-@lru_cache(maxsize=1)
-def boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
-def has_supervisor(attempt: Attempt) -> bool:
-    """Whether the very process that was made for the attempt is there, dead or alive."""
-    process = _look_at(attempt.pid)
-    return process is not None and _is_supervisor(process, attempt)
-
-
 def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
     """To how many it went. Those that cannot be dodged are sent until nobody new is found."""
     reached: set[tuple[int, float]] = set()
@@ -86,24 +61,19 @@ def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
 
 
 def _members(attempt: Attempt, queue: str) -> list[_Process]:
-    table = {process.pid: process for process in _everybody()}
-    leader = table.get(attempt.pid)
-    if leader is not None and not _is_supervisor(leader, attempt):
-        leader = None
-    # Whoever is left out here is no parent of anybody either: the daemon's children are the other jobs.
-    others = {pid: one for pid, one in table.items() if one is not leader and pid != os.getpid() and not one.is_dead}
-    found = {pid for pid, one in others.items() if leader is not None and one.session == leader.pid}
-    found |= {pid for pid in others.keys() - found if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
-    found |= _descendants(others, found | ({leader.pid} if leader is not None else set()))
+    # Whoever is left out here is no parent of anybody either: the daemon's children are the keeper and its jobs.
+    others = {one.pid: one for one in _everybody() if one.pid not in (os.getpid(), attempt.pid) and not one.is_dead}
+    found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
+    sessions = {others[pid].session for pid in found if others[pid].session == pid}
+    found |= {pid for pid, one in others.items() if one.session in sessions}
+    found |= _descendants(others, found)
     return sorted((others[pid] for pid in found if _is_ours(pid)), key=lambda one: (one.started, one.pid))
 
 
-def _is_supervisor(process: _Process, attempt: Attempt) -> bool:
-    """Supervisors lead a session; where nothing was recorded, that has to do."""
-    same_boot = attempt.boot_id is None or attempt.boot_id == boot_id()
-    told = attempt.pid_started
-    same_start = told is None or abs(told - process.started) < _STARTED_WITHIN_S
-    return same_boot and same_start and process.session == process.pid
+def main_process(attempt: Attempt, queue: str) -> int | None:
+    """The one that leads the attempt's session: the program itself."""
+    leaders = (one for one in _everybody() if one.session == one.pid and one.parent == attempt.pid)
+    return next((one.pid for one in leaders if _is_marked(one.pid, attempt, queue)), None)
 
 
 def _descendants(table: dict[int, _Process], of: set[int]) -> set[int]:
@@ -149,7 +119,7 @@ def _writes_to(pid: int, log: str | None) -> bool:
 
 
 def _is_for_appending(pid: int, descriptor: str) -> bool:
-    """As the supervisor opened it; the user's own editor would not."""
+    """As the keeper opened it; the user's own editor would not."""
     lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines()
     flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
     return flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)

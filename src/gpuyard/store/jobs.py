@@ -247,10 +247,11 @@ class JobStore:
             (attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float) -> None:
+    def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
+        """From now on its pid is that of the program, where that is known."""
         self._execute(
-            "UPDATE attempts SET ended_at = ?, outcome = ? WHERE job = ? AND number = ?",
-            (at, rows.outcome_to_text(outcome), job_id, number),
+            "UPDATE attempts SET ended_at = ?, outcome = ?, pid = coalesce(?, pid) WHERE job = ? AND number = ?",
+            (at, rows.outcome_to_text(outcome), pid, job_id, number),
         )
 
     def set_stop(self, attempt: Attempt) -> None:

@@ -1,0 +1,151 @@
+"""An engine of the test's own, daemons that can be killed, and what is needed to watch them."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuyard.core.jobs import Attempt, Outcome
+from gpuyard.engines.local import LocalEngine
+from gpuyard.ports import Launch, Prepared
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "queue"
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[LocalEngine]:
+    engine = LocalEngine(folder)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """What a program can wait at until the test lets it go on."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def let_go(pipe: Path) -> None:
+    pipe.write_text("go\n")
+
+
+def launch_of(job_id: int, *command: str, **other: object) -> Launch:
+    environment = {"PATH": os.environ["PATH"], "GPUYARD_JOB_ID": str(job_id), "GPUYARD_ATTEMPT": "1"}
+    fields = {"cwd": "/", "environment": environment, "attempt": 1, **other}
+    fields["environment"] = {**environment, **fields["environment"]}  # type: ignore[dict-item]
+    return Launch(job_id=job_id, command=command, **fields)  # type: ignore[arg-type]
+
+
+def attempt_of(prepared: Prepared) -> Attempt:
+    return Attempt(
+        job_id=prepared.job_id,
+        number=prepared.attempt,
+        pid=prepared.pid,
+        pid_started=prepared.pid_started,
+        boot_id=None,
+        started_at=0.0,
+        log=prepared.log,
+    )
+
+
+def started(engine: LocalEngine, job_id: int, *command: str, lease: int | None = None) -> Attempt:
+    prepared = engine.prepare(launch_of(job_id, *command), lease)
+    engine.begin()
+    return attempt_of(prepared)
+
+
+def wait_for(is_so: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        select.select([], [], [], 0.005)
+
+
+def outcomes(engine: LocalEngine, count: int = 1) -> dict[int, Outcome]:
+    """What the next so many that end came to, by job."""
+    told: dict[int, Outcome] = {}
+    deadline = time.monotonic() + DEADLINE_S
+    while len(told) < count:
+        assert time.monotonic() < deadline, f"{len(told)} of {count} ended"
+        told.update((one.job_id, one.outcome) for one in engine.ended())
+        if len(told) < count:
+            select.select([engine.fileno()], [], [], 0.5)
+    return told
+
+
+def outcome_of(engine: LocalEngine, launch: Launch, lease: int | None = None) -> Outcome:
+    engine.prepare(launch, lease)
+    engine.begin()
+    return outcomes(engine)[launch.job_id]
+
+
+def log_of(folder: Path, job_id: int) -> str:
+    return (folder / "logs" / f"{job_id}.1.log").read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def wait_until_gone(pid: int, what: str) -> None:
+    wait_for(lambda: is_gone(pid), f"the end of {what}")
+
+
+# Launches come by its input, as they may be long; what was prepared is its answer.
+_DAEMON = """
+import sys
+from pathlib import Path
+import msgspec
+from gpuyard.core.jobs import Attempt
+from gpuyard.engines.local import LocalEngine
+from gpuyard.ports import Launch
+engine = LocalEngine(Path(sys.argv[1]))
+engine.adopt(msgspec.json.decode(sys.argv[2], type=list[Attempt]))
+prepared = [engine.prepare(launch, None) for launch in msgspec.json.decode(sys.stdin.readline(), type=list[Launch])]
+if sys.argv[3] == "begin":
+    engine.begin()
+print(msgspec.json.encode(prepared).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+class Daemon:
+    def __init__(self, process: "subprocess.Popen[bytes]", attempts: list[Attempt]) -> None:
+        self._process = process
+        self.attempts = attempts
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def daemon(folder: Path, word: str, *launches: Launch, adopted: list[Attempt] | None = None) -> Iterator[Daemon]:
+    """Another process with an engine that adopts, prepares and, at the word `begin`, begins; killed in the end."""
+    command = [sys.executable, "-c", _DAEMON, str(folder), msgspec.json.encode(adopted or []).decode(), word]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(launches) + b"\n")
+        process.stdin.flush()
+        prepared = msgspec.json.decode(process.stdout.readline(), type=list[Prepared])
+        yield Daemon(process, [attempt_of(one) for one in prepared])
+        process.kill()

@@ -1,0 +1,277 @@
+"""The keeper outlives the daemon: what one began the next ones tell of, once, and nothing runs that was not begun."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.engines.local import LocalEngine
+from gpuyard.ports import Ended
+from tests.integration.engine_fixture import (
+    daemon,
+    is_gone,
+    launch_of,
+    let_go,
+    log_of,
+    outcome_of,
+    outcomes,
+    started,
+    wait_for,
+    wait_until_gone,
+)
+
+
+def sockets_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "keepers").glob("*.sock"))
+
+
+def waiting(tmp_path: Path, name: str, pipe: Path, status: int) -> tuple[str, ...]:
+    return "sh", "-c", f"echo ran; touch {tmp_path}/{name}; read x < {pipe}; exit {status}"
+
+
+def told_of(engine: LocalEngine, count: int) -> list[Ended]:
+    """In the order in which they are told, those told twice twice."""
+    told: list[Ended] = []
+
+    def are_told() -> bool:
+        told.extend(engine.ended())
+        return len(told) >= count
+
+    wait_for(are_told, f"{count} ends")
+    return told
+
+
+# The daemon is killed
+
+
+def test_killing_the_daemon_before_it_begins_leaves_nothing_run_and_no_keeper(folder: Path, tmp_path: Path) -> None:
+    launches = [launch_of(n, "touch", str(tmp_path / f"ran{n}")) for n in (1, 2)]
+    with daemon(folder, "wait", *launches) as first:
+        keeper = first.attempts[0].pid
+        assert not is_gone(keeper)
+        first.kill()
+    wait_until_gone(keeper, "the keeper")
+    wait_for(lambda: sockets_in(folder) == [], "the end of its socket")
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    assert {one.job_id: one.outcome.kind for one in engine.ended()} == dict.fromkeys((1, 2), OutcomeKind.UNBEGUN)
+    assert engine.ended() == []
+    engine.close()
+    assert not list(tmp_path.glob("ran*"))
+
+
+@pytest.mark.parametrize("repetition", range(5))
+def test_a_daemon_killed_right_after_it_began_has_begun_all_of_it_once(
+    folder: Path, tmp_path: Path, repetition: int
+) -> None:
+    """The next daemon may be there before the keeper has done what it was told."""
+    count = 50 * repetition + 1
+    launches = [launch_of(n, "sh", "-c", f"echo ran >> {tmp_path}/ran{n}; exit {n % 100}") for n in range(count)]
+    with daemon(folder, "begin", *launches) as first:
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    told = outcomes(engine, count)
+    assert {job_id: outcome.status for job_id, outcome in told.items()} == {n: n % 100 for n in range(count)}
+    assert [(tmp_path / f"ran{n}").read_text() for n in range(count)] == ["ran\n"] * count
+    engine.close()
+
+
+def test_another_daemon_tells_of_what_a_killed_one_began(folder: Path, tmp_path: Path, pipe: Path) -> None:
+    launches = [
+        launch_of(1, "sh", "-c", f"touch {tmp_path}/first; exit 7"),
+        launch_of(2, *waiting(tmp_path, "up", pipe, 8)),
+        launch_of(3, "sh", "-c", f"touch {tmp_path}/also; exec sleep 600"),
+    ]
+    with daemon(folder, "begin", *launches) as first:
+        wait_for(lambda: all((tmp_path / name).exists() for name in ("first", "up", "also")), "the programs")
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    engine.adopt(first.attempts)
+    assert [(one.job_id, one.outcome.status) for one in told_of(engine, 1)] == [(1, 7)]
+    engine.signal(first.attempts[2], signal.SIGKILL)
+    let_go(pipe)
+    told = told_of(engine, 2)
+    assert sorted((one.job_id, one.outcome.status) for one in told) == [(2, 8), (3, 137)]
+    wait_until_gone(first.attempts[0].pid, "the keeper")
+    assert engine.ended() == []
+    engine.close()
+
+
+def test_what_an_adopter_finds_over_wakes_whoever_watches_it(folder: Path) -> None:
+    with daemon(folder, "begin", launch_of(1, "true")) as first:
+        first.kill()
+    wait_until_gone(first.attempts[0].pid, "the keeper")
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    engine.close()
+
+
+def test_three_generations_of_daemons_each_tell_of_what_earlier_ones_began(
+    folder: Path, tmp_path: Path, pipe: Path
+) -> None:
+    attempts: list[Attempt] = []
+    for number in (1, 2, 3):
+        ends = launch_of(10 + number, "sh", "-c", f"touch {tmp_path}/done{number}; exit {number}")
+        stays = launch_of(number, *waiting(tmp_path, f"up{number}", pipe, 20 + number))
+        with daemon(folder, "begin", ends, stays, adopted=attempts) as each:
+            wait_for(lambda n=number: (tmp_path / f"up{n}").exists() and (tmp_path / f"done{n}").exists(), "both")  # type: ignore[misc]
+            attempts = [*attempts, *each.attempts]
+            each.kill()
+    keepers = {attempt.pid for attempt in attempts}
+    assert len(keepers) == 3
+    assert not any(map(is_gone, keepers))
+    engine = LocalEngine(folder)
+    engine.adopt(attempts)
+    over = {one.job_id: one.outcome.status for one in told_of(engine, 3)}
+    assert over == {11: 1, 12: 2, 13: 3}
+    own = started(engine, 4, *waiting(tmp_path, "up4", pipe, 24))
+    wait_for((tmp_path / "up4").exists, "the fourth")
+    for number in (1, 2, 3, 4):
+        engine.signal(next(one for one in [*attempts, own] if one.job_id == number), signal.SIGUSR1)
+    assert {job_id: one.status for job_id, one in outcomes(engine, 4).items()} == dict.fromkeys((1, 2, 3, 4), 138)
+    for keeper in keepers:
+        wait_until_gone(keeper, "a keeper")
+    assert [log_of(folder, number) for number in (1, 2, 3, 4)] == ["ran\n"] * 4
+    engine.close()
+
+
+def test_an_attempt_that_was_unbegun_runs_when_it_is_prepared_again(folder: Path, tmp_path: Path, pipe: Path) -> None:
+    with daemon(folder, "wait", launch_of(1, "true")) as first:
+        first.kill()
+    with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 6))) as second:
+        wait_for((tmp_path / "up").exists, "the program")
+        second.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(second.attempts)
+    let_go(pipe)
+    assert outcomes(engine)[1].status == 6
+    engine.close()
+
+
+# The keeper is killed
+
+
+def test_a_killed_keeper_means_that_its_attempts_are_lost_and_the_next_job_has_a_new_one(
+    engine: LocalEngine, tmp_path: Path, pipe: Path
+) -> None:
+    attempts = [started(engine, n, *waiting(tmp_path, f"up{n}", pipe, 0)) for n in (1, 2)]
+    wait_for(lambda: (tmp_path / "up1").exists() and (tmp_path / "up2").exists(), "the programs")
+    programs = [engine.pid_of(attempt) for attempt in attempts]
+    os.kill(attempts[0].pid, signal.SIGKILL)
+    assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.LOST}
+    third = engine.prepare(launch_of(3, "sh", "-c", "exit 3"), None)
+    assert third.pid != attempts[0].pid
+    engine.begin()
+    assert outcomes(engine)[3].status == 3
+    for attempt, program in zip(attempts, programs, strict=True):
+        assert program is not None
+        assert not is_gone(program)
+        assert engine.signal(attempt, signal.SIGKILL) == 1
+        wait_until_gone(program, "what it left")
+
+
+def test_what_a_killed_keeper_was_never_sent_is_unbegun_and_what_it_began_is_lost(
+    engine: LocalEngine, tmp_path: Path, pipe: Path
+) -> None:
+    first = started(engine, 1, *waiting(tmp_path, "up", pipe, 0))
+    wait_for((tmp_path / "up").exists, "the program")
+    engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until_gone(first.pid, "the keeper")
+    engine.begin()
+    told = outcomes(engine, 2)
+    assert {job_id: one.kind for job_id, one in told.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.UNBEGUN}
+    let_go(pipe)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_was_prepared_for_a_keeper_that_is_known_to_be_gone_is_unbegun(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    first = engine.prepare(launch_of(1, "touch", str(tmp_path / "ran")), None)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until_gone(first.pid, "the keeper")
+    assert engine.ended() == []
+    second = engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
+    assert second.pid != first.pid
+    engine.begin()
+    assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.UNBEGUN}
+    assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_adopter_hears_of_a_keeper_that_is_killed(folder: Path, tmp_path: Path, pipe: Path) -> None:
+    with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 0))) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    assert engine.ended() == []
+    os.kill(first.attempts[0].pid, signal.SIGKILL)
+    assert outcomes(engine)[1].kind is OutcomeKind.LOST
+    engine.close()
+    let_go(pipe)
+
+
+# The keeper's own end
+
+
+def test_a_keeper_stays_while_a_job_runs_and_leaves_no_socket_behind(folder: Path, tmp_path: Path, pipe: Path) -> None:
+    with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 0)), launch_of(2, "true")) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    keeper = first.attempts[0].pid
+    journal = folder / "journal"
+    wait_for(lambda: f"2.1 {keeper} 0 " in journal.read_text(), "the end of the second")
+    assert not is_gone(keeper)
+    assert sockets_in(folder) == [f"{keeper}.sock"]
+    let_go(pipe)
+    wait_until_gone(keeper, "the keeper")
+    assert sockets_in(folder) == []
+    assert f"1.1 {keeper} 0 " in journal.read_text()
+    assert (folder / "keepers/log").read_text() == ""
+
+
+def test_a_keeper_ends_with_an_engine_that_is_closed_and_not_while_it_is_open(folder: Path) -> None:
+    engine = LocalEngine(folder)
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    assert started(engine, 2, "true").pid == keeper
+    outcomes(engine)
+    engine.close()
+    wait_until_gone(keeper, "the keeper")
+    assert sockets_in(folder) == []
+
+
+def test_no_signal_but_kill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:
+    attempt = started(engine, 1, *waiting(tmp_path, "up", pipe, 5))
+    wait_for((tmp_path / "up").exists, "the program")
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        os.kill(attempt.pid, signum)
+    let_go(pipe)
+    assert outcomes(engine)[1].status == 5
+    assert started(engine, 2, "true").pid == attempt.pid
+    assert outcomes(engine)[2].status == 0
+
+
+def test_a_folder_whose_path_is_long_is_no_hindrance(tmp_path: Path, pipe: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 6))) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    let_go(pipe)
+    assert outcomes(engine)[1].status == 6
+    engine.close()
+
+
+def test_a_job_that_is_over_leaves_no_dead_process_behind(engine: LocalEngine) -> None:
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    assert Path(f"/proc/{keeper}/task/{keeper}/children").read_text() == ""

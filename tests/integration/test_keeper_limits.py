@@ -1,0 +1,277 @@
+"""What a keeper does where it lacks something, or has much: disk, files, a daemon that listens, leases, many jobs."""
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.jobs import OutcomeKind
+from gpuyard.engines import connection
+from gpuyard.engines.local import LocalEngine
+from gpuyard.errors import EnvironmentFault
+from tests.integration.engine_fixture import (
+    daemon,
+    is_gone,
+    launch_of,
+    let_go,
+    log_of,
+    outcome_of,
+    outcomes,
+    started,
+    wait_for,
+    wait_until_gone,
+)
+
+MANY = 1_000
+
+
+@contextlib.contextmanager
+def limited(pid: int, kind: int, most: int) -> Iterator[None]:
+    soft, hard = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (most, hard))
+    yield
+    resource.prlimit(pid, kind, (soft, hard))
+
+
+@contextlib.contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """No file of this process can grow: what a full disk does, but for the name of the error."""
+    with limited(pid, resource.RLIMIT_FSIZE, 0):
+        yield
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# The journal cannot be written
+
+
+def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
+    engine: LocalEngine, folder: Path, tmp_path: Path
+) -> None:
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    with full_disk(keeper):
+        for number in (2, 3):
+            engine.prepare(launch_of(number, "touch", str(tmp_path / "ran")), None)
+        engine.begin()
+        told = outcomes(engine, 2)
+        assert {one.kind for one in told.values()} == {OutcomeKind.UNBEGUN}
+        with pytest.raises(EnvironmentFault, match="cannot be written"):
+            engine.prepare(launch_of(2, "true"), None)
+    assert not (tmp_path / "ran").exists()
+    wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", "exit 5"), "the end of its caution")
+    engine.begin()
+    assert outcomes(engine)[2].status == 5
+    words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
+    assert words == ["unbegun", "began", "5"]
+
+
+def _can_prepare(engine: LocalEngine, job_id: int, *command: str) -> bool:
+    try:
+        engine.prepare(launch_of(job_id, *command), None)
+    except EnvironmentFault:
+        return False
+    return True
+
+
+def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
+    engine: LocalEngine, folder: Path, tmp_path: Path, pipe: Path
+) -> None:
+    """The keeper could not write that it was unbegun; by the time it can, the same attempt has come again."""
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    with full_disk(keeper):
+        assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.UNBEGUN
+        os.kill(keeper, signal.SIGSTOP)
+    wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", f"touch {tmp_path}/up; read x < {pipe}; exit 7"), "its turn")
+    engine.begin()
+    os.kill(keeper, signal.SIGCONT)
+    wait_for((tmp_path / "up").exists, "the program")
+    words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
+    assert words[-1] == "began"
+    let_go(pipe)
+    assert outcomes(engine)[2].status == 7
+
+
+def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
+    folder: Path, tmp_path: Path, pipe: Path
+) -> None:
+    script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
+    with daemon(folder, "begin", launch_of(1, "sh", "-c", script)) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        keeper = first.attempts[0].pid
+        first.kill()
+    with full_disk(keeper):
+        before = LocalEngine(folder)
+        before.adopt(first.attempts)
+        let_go(pipe)
+        assert outcomes(before)[1].status == 3
+        before.close()
+        assert not is_gone(keeper)
+    wait_until_gone(keeper, "the keeper, which had something to write")
+    after = LocalEngine(folder)
+    after.adopt(first.attempts)
+    assert outcomes(after)[1].status == 3
+    after.close()
+
+
+# A daemon that does not listen, and a keeper that does not
+
+
+def test_many_that_end_while_the_daemon_is_busy_are_all_told_of(engine: LocalEngine, folder: Path) -> None:
+    for number in range(MANY):
+        engine.prepare(launch_of(number, "true"), None)
+    engine.begin()
+    wait_for(lambda: (folder / "journal").read_text().count(" 0 ") == MANY, "the ends of all")
+    assert {one.status for one in outcomes(engine, MANY).values()} == {0}
+
+
+def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(folder: Path) -> None:
+    with daemon(folder, "begin", *(launch_of(n, "sleep", "600") for n in range(MANY))) as first:
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    keeper = first.attempts[0].pid
+    wait_for(lambda: len(children_of(keeper)) == MANY, "all of them")
+    assert engine.ended() == []
+    *others, last = children_of(keeper)
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: (folder / "journal").read_text().count(" 137 ") == len(others), "the ends of all but one")
+    assert {one.status for one in outcomes(engine, len(others)).values()} == {137}
+    assert engine.ended() == []
+    os.kill(last, signal.SIGKILL)
+    assert [one.status for one in outcomes(engine).values()] == [137]
+    engine.close()
+
+
+def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes(
+    engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PATIENCE_MS", 100)
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    os.kill(keeper, signal.SIGSTOP)
+    count = 300
+    for number in range(count):
+        engine.prepare(launch_of(number, "true", environment={"LONG": "x" * 10_000}), None)
+    engine.begin()
+    unbegun = [one.job_id for one in engine.ended()]
+    assert 0 < len(unbegun) < count
+    with pytest.raises(EnvironmentFault, match="does not answer"):
+        engine.prepare(launch_of(count, "true"), None)
+    os.kill(keeper, signal.SIGCONT)
+    told = outcomes(engine, count - len(unbegun))
+    assert {one.status for one in told.values()} == {0}
+    assert sorted([*told, *unbegun]) == list(range(count))
+    assert outcome_of(engine, launch_of(count, "true")).status == 0
+    assert not any((folder / f"logs/{number}.1.log").exists() for number in unbegun)
+
+
+# Leases
+
+
+def lease_in(tmp_path: Path, name: str) -> int:
+    descriptor = os.open(tmp_path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def is_held(path: Path) -> bool:
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def files_of(pid: int) -> set[str]:
+    return {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+
+
+def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
+    engine: LocalEngine, tmp_path: Path, pipe: Path
+) -> None:
+    leases = [tmp_path / f"lease{n}" for n in range(3)]
+    descriptors = [lease_in(tmp_path, lease.name) for lease in leases]
+    for number, descriptor in enumerate([*descriptors, None]):
+        script = f"touch {tmp_path}/up{number}; read x < {pipe}"
+        keeper = engine.prepare(launch_of(number, "sh", "-c", script), descriptor).pid
+    engine.begin()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    wait_for(lambda: all((tmp_path / f"up{number}").exists() for number in range(4)), "the programs")
+    programs = {pid: {path.name for path in leases if str(path) in files_of(pid)} for pid in children_of(keeper)}
+    assert sorted(map(sorted, programs.values())) == [[], ["lease0"], ["lease1"], ["lease2"]]
+    assert not any(str(path) in files_of(keeper) for path in leases)
+    assert all(map(is_held, leases))
+    for pid, held in programs.items():
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone(pid, "a program")
+        assert not any(is_held(tmp_path / name) for name in held)
+    outcomes(engine, 4)
+
+
+def test_a_lease_of_what_cannot_start_or_does_not_begin_is_free_at_once(engine: LocalEngine, tmp_path: Path) -> None:
+    keeper = started(engine, 1, "true").pid
+    outcomes(engine)
+    for number, is_full in ((2, False), (3, True)):
+        descriptor = lease_in(tmp_path, f"lease{number}")
+        with full_disk(keeper) if is_full else contextlib.nullcontext():
+            engine.prepare(launch_of(number, "no-such-thing"), descriptor)
+            engine.begin()
+            os.close(descriptor)
+            outcomes(engine)
+        assert not is_held(tmp_path / f"lease{number}")
+
+
+def test_a_great_many_begin_at_once_each_with_its_lease_and_a_long_environment(
+    engine: LocalEngine, folder: Path, tmp_path: Path
+) -> None:
+    """Every third has none, so that what belongs to whom is not just a matter of order."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * MANY), hard), hard))
+    script = "readlink /proc/self/fd/8; echo ${#LONG}"
+    descriptors: dict[int, int] = {}
+    for number in range(MANY):
+        if number % 3:
+            descriptors[number] = lease_in(tmp_path, f"lease{number}")
+        launch = launch_of(number, "sh", "-c", script, environment={"LONG": "x" * 100_000})
+        engine.prepare(launch, descriptors.get(number))
+    engine.begin()
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {one.status for one in outcomes(engine, MANY).values()} == {0}
+    leases = [f"{tmp_path}/lease{number}\n" if number % 3 else "" for number in range(MANY)]
+    assert [log_of(folder, number) for number in range(MANY)] == [f"{lease}100000\n" for lease in leases]
+    assert not any(is_held(tmp_path / f"lease{number}") for number in descriptors)
+
+
+def test_where_the_keeper_can_open_no_more_files_no_job_runs_without_its_lease(
+    engine: LocalEngine, folder: Path, tmp_path: Path
+) -> None:
+    keeper = started(engine, 0, "true").pid
+    outcomes(engine)
+    count = 150
+    descriptors = {number: lease_in(tmp_path, f"lease{number}") for number in range(1, count + 1)}
+    with limited(keeper, resource.RLIMIT_NOFILE, 60):
+        for number, descriptor in descriptors.items():
+            engine.prepare(launch_of(number, "readlink", "/proc/self/fd/8"), descriptor)
+        engine.begin()
+        told = outcomes(engine, count)
+    ran = [number for number, one in told.items() if one.kind is OutcomeKind.SUCCEEDED]
+    assert 0 < len(ran) < count
+    assert {one.kind for number, one in told.items() if number not in ran} == {OutcomeKind.UNBEGUN}
+    assert [log_of(folder, number) for number in ran] == [f"{tmp_path}/lease{number}\n" for number in ran]
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    assert not any(is_held(tmp_path / f"lease{number}") for number in descriptors)
