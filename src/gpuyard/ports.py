@@ -61,7 +61,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     job_id: int
     attempt: int
     pid: int
-    pid_started: float | None
     log: str
 
 

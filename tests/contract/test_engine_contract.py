@@ -180,7 +180,6 @@ def attempt_of(place: Place, prepared: Prepared) -> Attempt:
         job_id=prepared.job_id,
         number=prepared.attempt,
         pid=prepared.pid,
-        pid_started=prepared.pid_started,
         boot_id=place.boot_id(),
         started_at=0.0,
     )
@@ -287,7 +286,7 @@ def test_one_that_nobody_has_seen_never_began(place: Place) -> None:
     other = engine.prepare(place.launch(2, "waits"), None)
     engine.begin()
     wait_until_it_runs(place, 2)
-    stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1, pid_started=1.0))
+    stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1))
     successor = place.engine()
     successor.adopt([stranger])
     assert kinds(place.ended(successor, 1)) == {1: OutcomeKind.UNBEGUN}

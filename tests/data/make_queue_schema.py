@@ -57,7 +57,6 @@ def attempt(job_id: int, number: int = 1) -> Attempt:
         job_id=job_id,
         number=number,
         pid=4000 + job_id,
-        pid_started=999.5,
         boot_id="boot-1",
         started_at=1010.0,
         lease_id=f"lease-{job_id}",

@@ -55,7 +55,6 @@ def attempt_of(prepared: Prepared) -> Attempt:
         job_id=prepared.job_id,
         number=prepared.attempt,
         pid=prepared.pid,
-        pid_started=prepared.pid_started,
         boot_id=None,
         started_at=0.0,
         log=prepared.log,

@@ -42,7 +42,6 @@ class SimulatedEngine:
             job_id=launch.job_id,
             attempt=launch.attempt,
             pid=program.pid,
-            pid_started=program.born_at,
             log=f"{launch.job_id}.{launch.attempt}.log",
         )
 
@@ -97,5 +96,5 @@ def _is_of(program: Program, attempt: Attempt) -> bool:
     return (
         program.is_supervised
         and (program.job_id, program.attempt, program.pid) == (attempt.job_id, attempt.number, attempt.pid)
-        and program.born_at == attempt.pid_started
+        and attempt.boot_id == f"boot-{program.boot}"
     )

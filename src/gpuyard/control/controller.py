@@ -1,9 +1,9 @@
 """Controller.step(): observe, decide, claim, start, record. One step is one transaction.
 
-A supervisor is made before its attempt is recorded, and runs nothing until that is committed. So at every instant:
+An attempt is recorded before its keeper hears of it. So at every instant:
 
-- before the commit, a crash leaves a supervisor that never hears its word, and a job that is still queued;
-- after it, a recorded attempt whose supervisor either begins, or says that it never did, or is found gone.
+- before the commit, a crash leaves a job that is still queued, and leases that nobody holds;
+- after it, a recorded attempt that its keeper knows, and then it runs once, or does not, and then it never began.
 
 What the world did (ends of attempts) is kept until it is recorded. That a job is to stop is recorded before it is asked
 to; signals may be sent twice.
@@ -279,7 +279,6 @@ class Controller:
             job_id=job.id,
             number=number,
             pid=prepared.pid,
-            pid_started=prepared.pid_started,
             boot_id=self.me.boot_id,
             started_at=now,
             lease_id=held.lease.id if held is not None else None,

@@ -122,7 +122,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
     job_id: int
     number: int
     pid: int
-    pid_started: float | None
     boot_id: str | None
     started_at: float
     lease_id: str | None = None

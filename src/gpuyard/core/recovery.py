@@ -1,6 +1,6 @@
 """What a new daemon makes of attempts that an earlier one left behind.
 
-Those of this boot are watched on: their supervisors live, or their ends are in the journal. Those of an earlier boot
+Those of this boot are watched on: their keepers live, or their ends are in the journal. Those of an earlier boot
 died with the machine, and their jobs go the way that was asked for when they were submitted; but one that is known to
 have succeeded, or never to have begun, is not made to run twice or to wait for a person.
 """

@@ -60,6 +60,7 @@ async def _serve() -> int:
     _stop_on_signals(stop)
     server = await serve(places.socket_path(), Routes(yard, stop.set, started_at).handle)
     yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake))
+    yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
     _log.info("the daemon runs, pid %d, on %s", os.getpid(), places.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again
     try:

@@ -126,7 +126,7 @@ class LocalEngine:
         things = journal.Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
         watched = _Watched(job_id=launch.job_id, attempt=launch.attempt, things=things)
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=own.pid, pid_started=None, log=log)
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=own.pid, log=log)
 
     def begin(self) -> None:
         """Sends it to the keeper. Of what the keeper does not take, `ended` tells that it never began."""

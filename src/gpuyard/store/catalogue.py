@@ -10,9 +10,6 @@ from gpuyard.store import rows
 from gpuyard.store.database import Database
 from gpuyard.store.jobs import JobStore
 
-# Word for word as the index jobs_finished has it: SQLite takes the index only then.
-_FINISHED = "('succeeded', 'failed', 'cancelled', 'rejected')"
-
 
 class Catalogue:
     def __init__(self, database: Database, store: JobStore) -> None:
@@ -45,7 +42,7 @@ class Catalogue:
             first = found[-1][0] + 1
 
     def first_unfinished(self, first: int, last: int) -> int | None:
-        query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND state NOT IN {_FINISHED} ORDER BY id LIMIT 1"  # noqa: S608
+        query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND ended_at IS NULL ORDER BY id LIMIT 1"
         row = self._execute(query, (first, last)).fetchone()
         return None if row is None else int(row[0])
 
@@ -57,15 +54,15 @@ class Catalogue:
         """Of those that stand apart from the queue, in the order of their ids."""
         places = ", ".join("?" * len(states))
         query = (
-            f"SELECT {rows.JOB_COLUMNS} FROM jobs INDEXED BY jobs_apart WHERE state IN ({places}) AND state IN "  # noqa: S608
-            "('held', 'blocked', 'delayed', 'running', 'stopping') ORDER BY state DESC, id LIMIT ? OFFSET ?"
+            f"SELECT {rows.JOB_COLUMNS} FROM jobs INDEXED BY jobs_apart WHERE state IN ({places}) "  # noqa: S608
+            "AND ended_at IS NULL AND state <> 'queued' ORDER BY state DESC, id LIMIT ? OFFSET ?"
         )
         return self._jobs(query, (*states, limit, offset))
 
     def finished(self, limit: int, offset: int = 0) -> list[Job]:
         """The last that finished first."""
         query = (
-            f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE state IN {_FINISHED} "  # noqa: S608
+            f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE ended_at IS NOT NULL "  # noqa: S608
             "ORDER BY ended_at DESC LIMIT ? OFFSET ?"
         )
         return self._jobs(query, (limit, offset))
@@ -78,9 +75,9 @@ class Catalogue:
     def forgettable(self, before: float, limit: int) -> list[tuple[int, int]]:
         """Finished jobs that nobody waits for any more, and how many attempts they had."""
         query = (
-            f"SELECT id, attempts FROM jobs WHERE state IN {_FINISHED} AND ended_at < ? AND NOT EXISTS ("  # noqa: S608
+            "SELECT id, attempts FROM jobs WHERE ended_at < ? AND NOT EXISTS ("
             "SELECT 1 FROM dependencies JOIN jobs AS others ON others.id = dependencies.job WHERE on_job = jobs.id "
-            f"AND others.state NOT IN {_FINISHED}) ORDER BY ended_at LIMIT ?"
+            "AND others.ended_at IS NULL) ORDER BY ended_at LIMIT ?"
         )
         return [(row[0], row[1]) for row in self._execute(query, (before, limit)).fetchall()]
 

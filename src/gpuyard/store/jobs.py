@@ -239,7 +239,7 @@ class JobStore:
 
     def begin_attempt(self, attempt: Attempt) -> None:
         self._execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.attempt_to_row(attempt)
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.attempt_to_row(attempt)
         )
         self._execute(
             "UPDATE jobs SET state = 'running', attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "

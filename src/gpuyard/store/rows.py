@@ -17,8 +17,7 @@ JOB_COLUMNS = (
     "due_at, started_at, ended_at, outcome, reason"
 )
 ATTEMPT_COLUMNS = (
-    "job, number, pid, pid_started, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, "
-    "outcome"
+    "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome"
 )
 
 
@@ -93,7 +92,6 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
         attempt.job_id,
         attempt.number,
         attempt.pid,
-        attempt.pid_started,
         attempt.boot_id,
         attempt.started_at,
         attempt.lease_id,
@@ -112,17 +110,16 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         job_id=row[0],
         number=row[1],
         pid=row[2],
-        pid_started=row[3],
-        boot_id=row[4],
-        started_at=row[5],
-        lease_id=row[6],
-        devices=tuple(row[7].split()) if row[7] else (),
-        log=row[8],
-        stop_at=row[9],
-        kill_at=row[10],
-        stopping=None if row[11] is None else OutcomeKind(row[11]),
-        ended_at=row[12],
-        outcome=outcome_from_text(row[13]),
+        boot_id=row[3],
+        started_at=row[4],
+        lease_id=row[5],
+        devices=tuple(row[6].split()) if row[6] else (),
+        log=row[7],
+        stop_at=row[8],
+        kill_at=row[9],
+        stopping=None if row[10] is None else OutcomeKind(row[10]),
+        ended_at=row[11],
+        outcome=outcome_from_text(row[12]),
     )
 
 

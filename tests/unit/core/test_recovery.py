@@ -21,7 +21,7 @@ def of(**said: object) -> Job:
 def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
     of_attempt: str | None, now: str | None, died: bool
 ) -> None:
-    attempt = Attempt(job_id=1, number=1, pid=9, pid_started=None, boot_id=of_attempt, started_at=0.0)
+    attempt = Attempt(job_id=1, number=1, pid=9, boot_id=of_attempt, started_at=0.0)
     assert died_with_the_machine(attempt, now) is died
 
 

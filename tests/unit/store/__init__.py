@@ -55,9 +55,7 @@ class Shelf:
         return [[each.job_id for each in queue.jobs] for queue in self.store.ready_queues()]
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
-        attempt = Attempt(
-            job_id=job_id, number=number, pid=9, pid_started=1.0, boot_id="b", started_at=110.0, devices=("G0", "G1")
-        )
+        attempt = Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
         self.store.begin_attempt(attempt)
         return attempt
 

@@ -97,7 +97,7 @@ def test_a_dependency_is_kept_once(shelf: Shelf) -> None:
 
 def test_a_state_that_is_none_is_refused(shelf: Shelf) -> None:
     (job_id,) = shelf.add()
-    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
         shelf.db.execute("UPDATE jobs SET state = 'lost'")
     with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
         shelf.store.change(job_id, JobState.DELAYED)

@@ -28,12 +28,21 @@ CREATE TABLE lanes (
     body TEXT NOT NULL UNIQUE
 );
 
+-- How many there are of each, so that nobody has to count a million.
+CREATE TABLE counts (
+    state TEXT PRIMARY KEY,
+    jobs INTEGER NOT NULL CHECK (jobs >= 0)
+) WITHOUT ROWID;
+
+INSERT INTO counts VALUES ('held', 0), ('blocked', 0), ('delayed', 0), ('queued', 0), ('running', 0), ('stopping', 0),
+    ('succeeded', 0), ('failed', 0), ('cancelled', 0), ('rejected', 0);
+
+-- A job is finished exactly where `ended_at` says when. (Lists of states would be built anew at each change.)
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
     spec INTEGER NOT NULL REFERENCES specs (id),
     lane INTEGER NOT NULL REFERENCES lanes (id),
-    state TEXT NOT NULL CHECK (state IN ('held', 'blocked', 'delayed', 'queued', 'running', 'stopping', 'succeeded',
-                                         'failed', 'cancelled', 'rejected')),
+    state TEXT NOT NULL REFERENCES counts (state),
     priority INTEGER NOT NULL,
     user TEXT NOT NULL,
     name TEXT,
@@ -55,20 +64,11 @@ CREATE TABLE jobs (
 
 CREATE INDEX jobs_ready ON jobs (lane, id) WHERE state = 'queued';
 CREATE INDEX jobs_due ON jobs (due_at) WHERE state = 'delayed';
-CREATE INDEX jobs_apart ON jobs (state DESC, id) WHERE state IN ('held', 'blocked', 'delayed', 'running', 'stopping');
-CREATE INDEX jobs_finished ON jobs (ended_at) WHERE state IN ('succeeded', 'failed', 'cancelled', 'rejected');
+CREATE INDEX jobs_apart ON jobs (state DESC, id) WHERE ended_at IS NULL AND state <> 'queued';
+CREATE INDEX jobs_finished ON jobs (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX jobs_named ON jobs (name) WHERE name IS NOT NULL;
 CREATE INDEX jobs_tagged ON jobs (tag) WHERE tag <> '';
 CREATE INDEX jobs_of_spec ON jobs (spec);
-
--- How many there are of each, so that nobody has to count a million.
-CREATE TABLE counts (
-    state TEXT PRIMARY KEY,
-    jobs INTEGER NOT NULL CHECK (jobs >= 0)
-) WITHOUT ROWID;
-
-INSERT INTO counts VALUES ('held', 0), ('blocked', 0), ('delayed', 0), ('queued', 0), ('running', 0), ('stopping', 0),
-    ('succeeded', 0), ('failed', 0), ('cancelled', 0), ('rejected', 0);
 
 CREATE TRIGGER count_new AFTER INSERT ON jobs BEGIN
     UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;
@@ -87,7 +87,6 @@ CREATE TABLE attempts (
     job INTEGER NOT NULL REFERENCES jobs (id),
     number INTEGER NOT NULL,
     pid INTEGER NOT NULL,
-    pid_started REAL,
     boot_id TEXT,
     started_at REAL NOT NULL,
     lease TEXT,
