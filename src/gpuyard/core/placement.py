@@ -99,10 +99,13 @@ class Board:
 
     def has_room(self) -> bool:
         """Whether there is a device that nobody has alone: otherwise nothing that needs one can start."""
-        promises = self._promises
-        return any(
-            not any(promise.share.is_exclusive for promise in promises.get(device.id, ())) for device in self._devices
-        )
+        for device in self._devices:
+            for promise in self._promises.get(device.id, ()):
+                if promise.share.is_exclusive:
+                    break
+            else:
+                return True
+        return False
 
     def choose(self, need: Need) -> Choice:
         return _choose(need, self._view.snapshot, self._devices, self._promises)

@@ -73,7 +73,7 @@ class Yard:
         self.looks = looks
         self.controller.recover()
         if self._engine.fileno() >= 0:
-            self._loop.add_reader(self._engine.fileno(), self.wake)
+            self._loop.add_reader(self._engine.fileno(), self._step)
         self.wake()
 
     def close(self) -> None:
@@ -93,7 +93,9 @@ class Yard:
             self._soon = self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        self._soon = None
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         began = time.perf_counter()
         is_fresh = self.looks.age() <= _FRESH_S
         try:

@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,6 +87,7 @@ class LocalEngine:
         self._prepared: list[_Prepared] = []
         self._watched: dict[Name, _Watched] = {}
         self._over: list[Name] = []
+        self._news: deque[Name] = deque()
         self._words: dict[Name, journal.Entry] = {}
         self._may_empty_journal = False
         self._hindered_until = 0.0
@@ -238,6 +240,11 @@ class LocalEngine:
                 self._watch(each)
             self._listen(each)
         over, self._over = self._over, []
+        if self._news:
+            # One at a time: while the next is seen to, the successor of the first one runs already. To wait for all of
+            # them would have the jobs wait for the daemon, and the daemon for the jobs, in turns.
+            over.append(self._news.popleft())
+            self._ring()
         return [self._tell(name) for name in dict.fromkeys(over) if name in self._watched]
 
     def _ready(self) -> list[Connection]:
@@ -267,7 +274,7 @@ class LocalEngine:
             if entry.word == journal.UNBEGUN:
                 self._hindered_until = time.monotonic() + _HINDERED_S
             self._words[name] = entry
-            self._over.append(name)
+            self._news.append(name)
 
     def _lose(self, each: Connection) -> None:
         """Nothing more will be heard of what it kept."""
@@ -283,7 +290,7 @@ class LocalEngine:
 
     def _ring(self) -> None:
         """There is something to be told that no keeper will wake anybody for."""
-        if self._poll is not None and self._over:
+        if self._poll is not None and (self._over or self._news):
             os.eventfd_write(self._bell, 1)
 
     def _meet(self, each: Connection) -> None:

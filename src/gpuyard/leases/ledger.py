@@ -146,8 +146,8 @@ class Ledger:
     def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
         spare = dead.pop() if dead else None
         file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares), spare)
-        if spare is not None and os.path.lexists(f"{self.folder}/{spare}"):
-            dead.insert(0, spare)  # it could not be used, and is removed if it can be
+        if spare is not None and not file.is_used_again:
+            dead.insert(0, spare)  # and is removed if it can be
         lease_id = file.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
 

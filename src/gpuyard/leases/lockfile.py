@@ -57,7 +57,8 @@ class LockFile:
         self._pid = os.getpid()
         if not is_inherited:
             self._of_this_process.add(self)
-        if spare is None or not self._use_again(spare, content):
+        self.is_used_again = spare is not None and self._use_again(spare, content)
+        if not self.is_used_again:
             self._make(content)
 
     @classmethod
