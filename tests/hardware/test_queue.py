@@ -53,7 +53,8 @@ def submit(tmp_path: Path, gigabytes: float, *options: str, sign: str = "go") ->
 
 
 def is_ready(job_id: int) -> bool:
-    return "ready" in gpuyard("logs", str(job_id))
+    log = shown("show", str(job_id))["log"]
+    return log is not None and "ready" in Path(log).read_text()
 
 
 def test_twenty_jobs_share_the_card_by_priority_and_one_is_cancelled_in_the_middle(tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ T = TypeVar("T")
 InPieces: TypeAlias = Generator[None, None, T]
 Act: TypeAlias = Callable[[Job, float], None]
 
-# So many rows are written in about ten milliseconds.
-_PIECE = 1000
+# A piece takes a few milliseconds; a newcomer is served after a handful of them. A small submission is one piece.
+_PIECE = 200
+_SMALL = 1000
 
 
 class Refused(Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class Requests:
             self._store.drop_incomplete(token)
 
     def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        is_small = submission.count <= _PIECE
+        is_small = submission.count <= _SMALL
         like, on = self._first_job(submission, user)
         with self._store.transaction(is_synced=is_small):
             if not is_small:
@@ -96,7 +97,8 @@ class Requests:
                 lane_id=self._store.lane_id(lane_of(like, None if is_small else number)),
             )
             pieces = _pieces(iter(submission.elements), first)
-            self._add(batch, *next(pieces))
+            for start, piece in pieces if is_small else itertools.islice(pieces, 1):
+                self._add(batch, start, piece)
             if is_small:
                 self._store.complete_submission(number)
         if not is_small:

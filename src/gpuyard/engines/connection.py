@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpuyard.engines import journal
 from gpuyard.errors import EnvironmentFault
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 13
 _PATIENCE_MS = 2_000
 _GREETING_MS = 10_000
 

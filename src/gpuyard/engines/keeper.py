@@ -31,7 +31,7 @@ LEASE_AT = 8
 # KEY, whether there is a lease, program and arguments, environment, directory, log, input.
 Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
 _EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
