@@ -1,5 +1,6 @@
 """Every example in the README and the docs runs: `console` blocks line by line, `python` blocks as they stand."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.daemon.client import connect
+from gpuyard.daemon.lock import running_pid
+from gpuyard.daemon.places import lock_path
+from tests.integration.queue_fixture import is_gone, until
 from tests.unit.probes.samples_nvidia import XML
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +40,22 @@ def test_an_example_works_as_it_is_written(
         lines = [line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ ")]
         assert lines, "a console block shows what to type behind a $"
         command = ["sh", "-ec", "\n".join([*lines, "wait"])]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=60, stdout=subprocess.DEVNULL)
+    try:
+        subprocess.run(command, check=True, cwd=tmp_path, timeout=60, stdout=subprocess.DEVNULL)
+    finally:
+        end_queue()
+
+
+def end_queue() -> None:
+    """Where the example began one."""
+    pid = running_pid(lock_path())
+    if pid is not None:
+        with contextlib.closing(connect(start=False)) as client:
+            client.request("POST", "/jobs/cancel", body={"ids": "all"})
+            while not client.request("GET", "/wait", {"ids": "all"})["done"]:
+                pass
+            client.request("POST", "/stop", body={})
+        until(lambda: is_gone(pid), "the end of the daemon")
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,10 @@ class Routes:
         page = list(_slice(jobs, offset, limit + 1))
         more = len(page) > limit
         now, snapshot = time.time(), self._yard.looks.latest.snapshot
-        rows = [shape.row(job, self._last_attempt(job), snapshot, now) for job in page[:limit]]
+        rows = [
+            {**shape.row(job, self._last_attempt(job), snapshot, now), "reason": telling.in_brief(self._yard, job)}
+            for job in page[:limit]
+        ]
         return {"jobs": rows, **self._standing(), "next": offset + limit if more else None}
 
     def _listed(self, ids: str | None, states: list[JobState], *, show_all: bool) -> Iterator[Job]:

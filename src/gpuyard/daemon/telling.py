@@ -10,6 +10,7 @@ from gpuyard.core.jobs import Attempt, Job
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.ordering import Line
 from gpuyard.core.reasons import Reason, ReasonKind, plain
+from gpuyard.core.selection import format_ids
 from gpuyard.core.shape import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.yard import Yard
@@ -17,6 +18,7 @@ from gpuyard.daemon.yard import Yard
 Event = tuple[float, str, str | None]
 
 _RECENTLY_FINISHED = 10
+_SAYS_LITTLE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 _PAGE = 200
 
 
@@ -98,6 +100,30 @@ def why(yard: Yard, job: Job) -> dict[str, Any]:
         "estimated_start": iso_time(starts_at),
         "estimate": estimate,
     }
+
+
+def in_brief(yard: Yard, job: Job) -> str | None:
+    """Why it waits, in a few words, as the last step saw it."""
+    if job.reason is not None:
+        return job.reason
+    if job.state is JobState.BLOCKED:
+        waits_for = [other for other, kind, state in yard.store.dependencies(job.id) if state not in FINISHED]
+        return f"after {format_ids(waits_for[:100])}" if waits_for else None
+    return _held_up(yard, job) if job.state is JobState.QUEUED else None
+
+
+def _held_up(yard: Yard, job: Job) -> str | None:
+    if yard.store.setting("paused"):
+        return "the queue is paused"
+    lane_id = yard.store.lane_of(job.id).id
+    hold = next((hold for hold in yard.controller.plan.holds if hold.lane.id == lane_id), None)
+    if hold is None:
+        return None
+    first = next((reason for reason in hold.reasons if reason.kind not in _SAYS_LITTLE), None)
+    if first is None:
+        return "every GPU is taken"
+    device = yard.looks.latest.snapshot.device(first.device_id) if first.device_id is not None else None
+    return f"GPU {device.index}: {first.text}" if device is not None else first.text
 
 
 def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> list[dict[str, Any]]:
