@@ -47,6 +47,14 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return put
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs started by the test load nothing for the measuring of coverage, which is much."""
+    for name in list(os.environ):
+        if name.startswith("COV"):
+            monkeypatch.delenv(name)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         missing = [name for name in marker.args if shutil.which(name) is None]

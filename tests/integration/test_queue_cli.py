@@ -257,6 +257,7 @@ def test_a_terminal_without_unicode_gets_a_table_all_the_same(daemon: StandIn) -
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["submit", "--vram", "8G", "--", "true"], ["cancel", "17"]])
+@pytest.mark.usefixtures("unmeasured")
 def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[str]) -> None:
     daemon.answers["GET /jobs"] = page(row(1, elapsed_s=2.0), queued=1)
     daemon.answers["POST /submissions"] = SUBMITTED
