@@ -65,6 +65,14 @@ def load_config() -> Config:
     return parse_config(raw, path)
 
 
+def config_stamp() -> int | None:
+    """Changes when the file does; `None` where there is none."""
+    try:
+        return (config_dir() / "config.toml").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def parse_config(raw: dict[str, Any], path: Path) -> Config:
     try:
         return msgspec.convert(raw, Config)

@@ -65,12 +65,14 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """An attempt that is over, and what became of the program; `pid` is the one it had, where that is known."""
+    """An attempt that is over, and what became of the program; `pid` is the one it had and
+    `at` the time of its end, where they are known."""
 
     job_id: int
     attempt: int
     outcome: Outcome
     pid: int | None = None
+    at: float | None = None
 
 
 class Engine(Protocol):

@@ -157,7 +157,7 @@ class Yard:
         """Of the states that any job is in."""
         return {state: count for state, count in self.get("/status")["counts"].items() if count}
 
-    def wait(self, ids: str | int = "") -> Any:
+    def wait(self, ids: str | int = "all") -> Any:
         deadline = time.monotonic() + DEADLINE_S
         while not (answer := self.get("/wait", ids=str(ids), timeout="5"))["done"]:
             assert time.monotonic() < deadline, f"{ids or 'all'} do not end: {self.counts()}"

@@ -129,8 +129,9 @@ class Checker:
             return False
         return self._rank(job) < self._rank(other)
 
-    def _rank(self, job: Job) -> tuple[int, float, int]:
-        return -level(job.priority, job.submitted_at, self._world.now), job.submitted_at, job.id
+    def _rank(self, job: Job) -> tuple[int, int]:
+        since = job.queued_at or job.submitted_at
+        return -level(job.priority, since, self._world.now), job.id
 
     # At the end
 

@@ -42,6 +42,7 @@ _TOLD_OF = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
      ReasonKind.BANNED, ReasonKind.TOO_FEW}
 )  # fmt: skip
+_HELD_BY_SOMEBODY = frozenset({ReasonKind.LEASED, ReasonKind.AWAITED})
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
 
 
@@ -103,7 +104,7 @@ class Controller:
                 self.desk.note_statistics(now)
                 self._requeue_due(now)
                 self._stop_overdue(now)
-                started = self._start(look, now, granted) if may_start else 0
+                started = self._start(look, now, granted) if may_start else self._wait_for_look()
         except BaseException:
             self._engine.abandon()
             for held in granted:
@@ -138,7 +139,7 @@ class Controller:
                 continue
             if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
                 self._engine.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
-            self.desk.end(job_id, ended.outcome, now, pid=ended.pid)
+            self.desk.end(job_id, ended.outcome, _time_of(ended, attempt, now), pid=ended.pid)
 
     def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
         """Nothing of it is left to be killed, and its pid may be another's by now."""
@@ -197,6 +198,12 @@ class Controller:
             elif held is not None:
                 held.release()
         return started
+
+    def _wait_for_look(self) -> int:
+        """Nothing starts; and where nothing is ready any more, nothing waits either."""
+        if not self._store.has_ready():
+            self.plan = Plan()
+        return 0
 
     def _want(
         self,
@@ -356,9 +363,15 @@ class Controller:
         if self._head_since is not None and self._leases.my_ticket() is None:
             times.append(self._head_since[1] + IN_LINE_AFTER_S if now < self._head_since[1] + IN_LINE_AFTER_S else None)
         kinds = {reason.kind for hold in self.plan.holds for reason in hold.reasons}
+        lacks_devices = ReasonKind.TOO_FEW in kinds and not kinds & _HELD_BY_SOMEBODY
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
-            waits_for_room=not kinds <= _TOLD_OF,
-            waits_for_look=not kinds <= _TOLD_OF | {ReasonKind.LEASED, ReasonKind.AWAITED},
+            waits_for_room=lacks_devices or not kinds <= _TOLD_OF,
+            waits_for_look=lacks_devices or not kinds <= _TOLD_OF | _HELD_BY_SOMEBODY,
             started=started,
         )
+
+
+def _time_of(ended: Ended, attempt: Attempt, now: float) -> float:
+    """When the program ended, which may have been while nobody could record it."""
+    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))

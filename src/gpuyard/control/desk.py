@@ -36,6 +36,7 @@ class Desk:
         self.live: dict[int, Live] = {}
         self.uses: dict[Party, Use] = {}
         self.finished = 0
+        self.ended_logs: list[tuple[str, float]] = []
         self._learned: dict[str, Durations] = {}
         self._noted_at = 0.0
 
@@ -83,6 +84,8 @@ class Desk:
         """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
         live = self.live.pop(job_id)
         job, attempt = live.job, live.attempt
+        if attempt.log is not None:
+            self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
         if attempt.stopping is not None:
             outcome = replace(outcome, kind=attempt.stopping, reason=_STATE_AFTER_STOP[attempt.stopping])
         if outcome.kind is OutcomeKind.UNBEGUN:
@@ -104,6 +107,7 @@ class Desk:
             ended_at=now if state in FINISHED else None,
             outcome=outcome,
             failures=job.failures + verdict.counts,
+            queued_at=now if state is JobState.QUEUED else None,
         )
         if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
             self.store.tell(job.id, now, state, verdict.text)
@@ -123,7 +127,8 @@ class Desk:
     def _move(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
         state = advance(job.state, event)
         is_over = state in FINISHED
-        self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None)
+        queued_at = now if state is JobState.QUEUED else None
+        self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
         self.store.tell(job.id, now, state, reason)
         self.finished += is_over
         return state

@@ -83,8 +83,8 @@ class Requests:
             self._store.drop_incomplete(token)
 
     def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        is_small = submission.count <= _SMALL
         like, on = self._first_job(submission, user)
+        is_small = submission.count * (1 + len(on)) <= _SMALL
         with self._store.transaction(is_synced=is_small):
             if not is_small:
                 self._store.drop_incomplete(submission.token)
@@ -96,7 +96,7 @@ class Requests:
                 spec_id=self._store.add_spec(submission.spec),
                 lane_id=self._store.lane_id(lane_of(like, None if is_small else number)),
             )
-            pieces = _pieces(iter(submission.elements), first)
+            pieces = _pieces(iter(submission.elements), first, max(1, _PIECE // (1 + len(on))))
             for start, piece in pieces if is_small else itertools.islice(pieces, 1):
                 self._add(batch, start, piece)
             if is_small:
@@ -249,6 +249,8 @@ class Requests:
                 self._catalogue.forget([job_id for job_id, _ in piece])
             gone += piece
             yield
+        with self._store.transaction():
+            self._catalogue.tidy()
         return gone
 
 
@@ -280,8 +282,8 @@ def _named(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None
     return tuple(device.id for device in named_visible(visible, snapshot.usable_devices()))
 
 
-def _pieces(elements: Iterator[Element], first: int) -> Iterator[tuple[int, list[Element]]]:
-    while piece := list(itertools.islice(elements, _PIECE)):
+def _pieces(elements: Iterator[Element], first: int, size: int) -> Iterator[tuple[int, list[Element]]]:
+    while piece := list(itertools.islice(elements, size)):
         yield first, piece
         first += len(piece)
 

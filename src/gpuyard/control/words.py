@@ -13,7 +13,6 @@ class Rules(Struct, frozen=True, kw_only=True):
     limits: Limits
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
-    banned: tuple[str, ...] = ()
 
 
 class Look(Struct, frozen=True, kw_only=True):

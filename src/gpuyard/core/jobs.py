@@ -86,6 +86,7 @@ class Job(Struct, frozen=True, kw_only=True):
     priority: int
     user: str
     submitted_at: float
+    queued_at: float | None = None
     group: int | None = None
     group_limit: int | None = None
     index: int | None = None

@@ -4,7 +4,7 @@ Ready jobs stand in lanes. All jobs of a lane have the same priority, owner, tag
 has to be looked at: where it cannot start, none behind it can. A step costs what it starts and how many kinds of jobs
 there are, not how many wait.
 
-- A job gains one level of priority for each AGEING_S that it has waited, whatever it was submitted with.
+- A job gains one level of priority for each AGEING_S that it has been queued, whatever it was submitted with.
 - Within a level, those go first whose user and tag have used the least of late: use loses half of its weight per
   HALF_LIFE_S, and what runs counts as it goes.
 - Then whoever was submitted first.
@@ -45,10 +45,10 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A job that could start now, if there is room."""
+    """A job that could start now, if there is room; `queued_at` is since when."""
 
     job_id: int
-    submitted_at: float
+    queued_at: float
 
 
 class LaneQueue(Struct, frozen=True, kw_only=True):
@@ -73,23 +73,29 @@ def add_use(use: Use, seconds: float, now: float) -> Use:
     return Use(seconds=weight(use, now) + seconds, at=now)
 
 
-def level(priority: int, submitted_at: float, now: float) -> int:
+def level(priority: int, queued_at: float, now: float) -> int:
     """The priority that a job has by now."""
-    return priority + max(0, int((now - submitted_at) // AGEING_S))
+    return priority + max(0, int((now - queued_at) // AGEING_S))
 
 
 class Line:
     """The lanes' first jobs in their order; a start or a refusal brings the next one forward."""
 
     def __init__(
-        self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, about: int | None = None
+        self,
+        queues: Sequence[LaneQueue],
+        used: Mapping[Party, float],
+        now: float,
+        *,
+        about: int | None = None,
+        is_whole: bool = False,
     ) -> None:
-        """`about` is a lane that is looked at however many there are."""
+        """`about` is a lane that is looked at however many there are; `is_whole` looks at all of them."""
         self._now = now
         self._used = dict(used)
         heads = ((queue, next(queue.jobs, None)) for queue in queues)
         self._heads = [(queue, head) for queue, head in heads if head is not None]
-        if len(self._heads) > MOST_LANES:
+        if len(self._heads) > MOST_LANES and not is_whole:
             with_devices = [entry for entry in self._heads if entry[0].lane.need.devices]
             without = [entry for entry in self._heads if not entry[0].lane.need.devices]
             first = [entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]]
@@ -118,8 +124,8 @@ class Line:
         """Nothing of it can start now."""
         self._heads = [entry for entry in self._heads if entry[0].lane is not lane]
 
-    def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, float, int]:
+    def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
         queue, head = entry
         lane = queue.lane
-        now_at = level(lane.priority, head.submitted_at, self._now)
-        return -now_at, self._used.get(lane.party, 0.0), head.submitted_at, head.job_id
+        now_at = level(lane.priority, head.queued_at, self._now)
+        return -now_at, self._used.get(lane.party, 0.0), head.job_id

@@ -21,7 +21,7 @@ from gpuyard.core.units import parse_duration
 from gpuyard.daemon import places, shape, telling
 from gpuyard.daemon.http import Refused, Request, Response
 from gpuyard.daemon.waiting import Waiting
-from gpuyard.daemon.yard import Yard, read_rules
+from gpuyard.daemon.yard import Yard, banned_devices
 from gpuyard.engines.logs import path_of, remove_logs
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.leases.identity import user_name
@@ -35,6 +35,7 @@ _LONGEST_WAIT_S = 30.0
 _LOOK_FOR_SUBMIT_S = 10.0
 _LOOK_FOR_PEOPLE_S = 0.5
 _MOST_ROWS = 10_000
+_LONG_BODY = 256 * 1024
 
 
 class Routes:
@@ -147,28 +148,30 @@ class Routes:
 
     # Submit and change
 
-    def _submit(self, request: Request) -> Awaitable[Answer]:
-        asked = decode_asked(request.body)
-        submission = parse_submission(asked)
-        task = self._arriving.get(asked.token) if asked.token else None
+    async def _submit(self, request: Request) -> Answer:
+        loop = asyncio.get_running_loop()
+        # To read a file of a hundred thousand commands takes seconds, in which others are served.
+        is_long = len(request.body) > _LONG_BODY
+        submission = await loop.run_in_executor(None, _read, request.body) if is_long else _read(request.body)
+        token = submission.token
+        task = self._arriving.get(token) if token else None
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._take_in(submission))
-            if asked.token:
-                self._arriving[asked.token] = task
-                task.add_done_callback(lambda _: self._arriving.pop(asked.token, None))
-        return asyncio.shield(task)  # a client that goes away does not leave half a submission behind
+            task = loop.create_task(self._take_in(submission))
+            if token:
+                self._arriving[token] = task
+                task.add_done_callback(lambda _: self._arriving.pop(token, None))
+        return await asyncio.shield(task)  # a client that goes away does not leave half a submission behind
 
     async def _take_in(self, submission: Submission) -> Answer:
         yard = self._yard
         is_new = not submission.token or yard.store.submitted(submission.token) is None
         if is_new and submission.spec.need.devices:
             look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
-            yard.controller.rules, banned = read_rules(look.snapshot)
-            submission = fit_to_machine(submission, look.snapshot, banned)
+            submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
         first, last = await _in_pieces(yard.requests.submit(submission, self._user))
         yard.wake()
         job = yard.store.job(first)
-        notes = []
+        notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if yard.store.setting("paused") else []
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
@@ -251,10 +254,14 @@ class Routes:
 
     async def _wait(self, request: Request) -> Answer:
         yard, text = self._yard, request.query.get("ids", "")
-        ranges = yard.requests.stretches(parse_selection(text)) if text else [(1, yard.catalogue.last_id())]
+        ranges = yard.requests.stretches(parse_selection(text)) if text else yard.catalogue.unfinished()
         waiting = Waiting(yard.catalogue, yard.store, ranges)
         await yard.finishing.wait(waiting, min(_LONGEST_WAIT_S, _number(request.query.get("timeout"), _LONGEST_WAIT_S)))
         return waiting.answer()
+
+
+def _read(body: bytes) -> Submission:
+    return parse_submission(decode_asked(body))
 
 
 async def _in_pieces(pieces: InPieces[T]) -> T:

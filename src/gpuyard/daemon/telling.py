@@ -50,7 +50,7 @@ class Listing:
 
     def _queued(self) -> Iterator[Job]:
         now = self._yard.looks.now()
-        line = Line(self._store.ready_queues(), self._yard.controller.desk.used(now), now)
+        line = Line(self._store.ready_queues(), self._yard.controller.desk.used(now), now, is_whole=True)
         while (first := line.first()) is not None:
             lane, candidate = first
             line.advance(lane)

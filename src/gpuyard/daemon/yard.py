@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.config import load_config
+from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller
 from gpuyard.control.requests import Requests
 from gpuyard.control.words import Rules, Step
@@ -20,11 +20,11 @@ from gpuyard.core.jobs import Attempt
 from gpuyard.core.model import Holder, Snapshot
 from gpuyard.core.naming import ban
 from gpuyard.core.policy import Limits
-from gpuyard.daemon.looks import NOTHING_SEEN, Looks
+from gpuyard.daemon.looks import Looks
 from gpuyard.daemon.waiting import Finishing
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.logs import rotate_if_over
-from gpuyard.errors import StoreFault
+from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.book import Book
 from gpuyard.leases.notice import Notice
 from gpuyard.ports import Clock
@@ -39,6 +39,7 @@ _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _LOOK_AGAIN_S = 1.0
 _TRY_AGAIN_S = 1.0
 _TIMER_EARLY_S = 0.5
+_CONFIGURED_EVERY_S = 2.0
 _LOGS_EVERY_S = 5.0
 _WITHOUT_PIDFD_S = 0.1
 
@@ -47,7 +48,7 @@ class Yard:
     def __init__(self, database: Database, book: Book, engine: LocalEngine, clock: Clock, me: Holder) -> None:
         self.store = JobStore(database)
         self.catalogue = Catalogue(database, self.store)
-        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(NOTHING_SEEN.snapshot)[0], me=me)
+        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(), me=me)
         self.requests = Requests(self.controller, self.store, self.catalogue, clock)
         self.finishing = Finishing()
         self.looks: Looks
@@ -65,6 +66,8 @@ class Yard:
         self._settled = len(_SETTLE_S)
         self._logs_timer: asyncio.TimerHandle | None = None
         self._trouble: str | None = None
+        self._configuration = config_stamp()
+        self._configured_at = 0.0
 
     def start(self, looks: Looks) -> None:
         """Takes over what runs, and begins to step."""
@@ -97,14 +100,16 @@ class Yard:
             self._soon.cancel()
             self._soon = None
         began = time.perf_counter()
-        is_fresh = self.looks.age() <= _FRESH_S
         try:
             with faults_told():
-                step = self.controller.step(self.looks.latest, may_start=is_fresh)
-                if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
-                    self.looks.request()  # it wakes us when it has come
+                step = self._step_controller()
         except StoreFault as error:
             self._suffer(error)
+            return
+        except Exception as error:  # noqa: BLE001 - the outermost place
+            # A bug of ours must not end the queue: what was not committed is made anew from the store.
+            _log.exception("a step failed")
+            self._suffer(StoreFault(f"a step failed, which is a bug: {type(error).__name__}: {error}"))
             return
         self._trouble = None
         self.step_s = time.perf_counter() - began
@@ -114,6 +119,28 @@ class Yard:
             self.finishing.tell()
         self._rest(step)
 
+    def _step_controller(self) -> Step:
+        self._follow_configuration()
+        is_fresh = self.looks.age() <= _FRESH_S
+        step = self.controller.step(self.looks.latest, may_start=is_fresh)
+        if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
+            self.looks.request()  # it wakes us when it has come
+        return step
+
+    def _follow_configuration(self) -> None:
+        """What the file says counts from the next step on; one that cannot be read changes nothing."""
+        now = self._clock.monotonic()
+        if now < self._configured_at + _CONFIGURED_EVERY_S:
+            return
+        self._configured_at = now
+        stamp = config_stamp()
+        if stamp != self._configuration:
+            self._configuration = stamp
+            try:
+                self.controller.rules = read_rules()
+            except UserError as error:
+                _log.error("%s; what it said before holds", error)
+
     def _rest(self, step: Step) -> None:
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
         if step.waits_for_room:
@@ -122,7 +149,8 @@ class Yard:
             waits.append(_WITHOUT_PIDFD_S)
         self._sleep(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
-        if self.controller.desk.live and self._logs_timer is None:
+        desk = self.controller.desk
+        if (desk.live or desk.ended_logs) and self._logs_timer is None:
             self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
 
     def _sleep(self, seconds: float | None) -> None:
@@ -167,7 +195,17 @@ class Yard:
         if str(error) != self._trouble:
             self._trouble = str(error)
             _log.error("%s; tried again every %g s", error, _TRY_AGAIN_S)
-        self._timer = self._loop.call_later(_TRY_AGAIN_S, self.wake)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._engine.fileno() >= 0:
+            self._loop.remove_reader(self._engine.fileno())  # it would go on telling of what cannot be recorded
+        self._timer = self._loop.call_later(_TRY_AGAIN_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._timer = None
+        if self._engine.fileno() >= 0:
+            self._loop.add_reader(self._engine.fileno(), self._step)
+        self._step()
 
     @property
     def trouble(self) -> str | None:
@@ -209,27 +247,33 @@ class Yard:
 
     def _trim_logs(self) -> None:
         self._logs_timer = None
-        live = list(self.controller.desk.live.values())
-        capped = [(Path(each.attempt.log), each.job.spec.log_cap_mb) for each in live if each.attempt.log]
+        desk = self.controller.desk
+        live = list(desk.live.values())
+        capped = [(each.attempt.log, each.job.spec.log_cap_mb) for each in live if each.attempt.log]
+        capped += desk.ended_logs
+        desk.ended_logs.clear()
         self._loop.run_in_executor(None, _trim, capped)
         if live:
             self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
 
 
-def _trim(capped: list[tuple[Path, float]]) -> None:
-    for path, cap_mb in capped:
+def _trim(capped: list[tuple[str, float]]) -> None:
+    for log, cap_mb in capped:
         try:
-            rotate_if_over(path, int(cap_mb * 1048576))
+            rotate_if_over(Path(log), int(cap_mb * 1048576))
         except OSError as error:
-            _log.warning("the log %s cannot be shortened: %s", path, error.strerror)
+            _log.warning("the log %s cannot be shortened: %s", log, error.strerror)
 
 
-def read_rules(snapshot: Snapshot) -> tuple[Rules, tuple[str, ...]]:
-    """What the configuration says now, and which devices it bans."""
-    config = load_config()
-    queue = config.queue
+def read_rules() -> Rules:
+    """What the configuration says now."""
+    queue = load_config().queue
     limits = Limits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags))
-    rules = Rules(
+    return Rules(
         limits=limits, max_cpu_percent=queue.max_cpu_percent, min_free_memory_mb=queue.min_free_memory_mb or None
     )
-    return rules, ban(config.devices.banned, config.devices.banned_names, snapshot)
+
+
+def banned_devices(snapshot: Snapshot) -> tuple[str, ...]:
+    devices = load_config().devices
+    return ban(devices.banned, devices.banned_names, snapshot)

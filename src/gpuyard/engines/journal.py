@@ -1,9 +1,9 @@
 """The engine's journal: what keepers write when work begins and when it is over, and what it means.
 
-Lines such as `17.1 4242 began .` and `17.1 4242 0 4301 .`: the job's attempt, the keeper's pid, and a word or the
-program's status with its pid. The keeper's pid is there because an attempt that was never begun may be prepared again
-under the same number. A line that a full disk cut off lacks its dot, or was joined by another's beginning; it says
-nothing.
+Lines such as `17.1 4242 began .` and `17.1 4242 0 4301 1700000000.123 .`: the job's attempt, the keeper's pid, and a
+word or the program's status with its pid and the time. The keeper's pid is there because an attempt that was never
+begun may be prepared again under the same number. A line that a full disk cut off lacks its dot, or was joined by
+another's beginning; it says nothing.
 """
 
 import re
@@ -15,18 +15,19 @@ from msgspec import Struct
 from gpuyard.core.jobs import Outcome, OutcomeKind
 
 BEGAN, UNBEGUN, HELLO = "began", "unbegun", "hello"
-_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+))? \.")
+_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
 _BY_SIGNAL = 128
 _CANNOT_EXECUTE, _NOT_FOUND = 126, 127
 
 
 class Entry(Struct, frozen=True):
-    """`pid` is the program's, where it had one."""
+    """`pid` is the program's and `at` the time of its end, where it ran."""
 
     key: str
     keeper: int
     word: str
     pid: int | None = None
+    at: float | None = None
 
 
 class Things(Struct, frozen=True, kw_only=True):
@@ -48,7 +49,8 @@ def _entries(lines: bytes) -> Iterator[Entry]:
         match = _LINE.fullmatch(line)
         if match is not None:
             pid = int(match[4]) if match[4] is not None else None
-            yield Entry(match[1].decode(), int(match[2]), match[3].decode(), pid)
+            at = float(match[5]) if match[5] is not None else None
+            yield Entry(match[1].decode(), int(match[2]), match[3].decode(), pid, at)
 
 
 def outcome_of(word: str | None, things: Things) -> Outcome:

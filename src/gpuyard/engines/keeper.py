@@ -4,9 +4,9 @@ It is a program of its own, run as `python -I -S keeper.py FOLDER`, with the sta
 at once and stays small. Descriptor 3 is the connection to the daemon that made it, 4 the journal.
 
 - For each launch it writes to the journal that it begins, starts the program in a session of its own, and writes its
-  status when it ends, a line each: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID .` The last also goes to every daemon that
-  is connected. A line begins with a newline as another's may have been cut off by a full disk, and ends with a dot as
-  its own may.
+  status when it ends, a line each: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The last also goes to every daemon
+  that is connected. A line begins with a newline as another's may have been cut off by a full disk, and ends with a dot
+  as its own may.
 - It greets the daemon that made it when it can be found by others.
 - What it was told by a daemon that has died is done before anybody else is heard. So one who connects later, at the
   socket KEEPER.sock in FOLDER, and is greeted, finds in the journal everything that was ever begun.
@@ -24,6 +24,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 
 CONNECTION, JOURNAL = 3, 4
@@ -213,7 +214,7 @@ class Keeper:
             key = self._jobs.pop(pid, None)
             if key is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self._tell(_line(key, self._me, f"{code if code >= 0 else _BY_SIGNAL - code} {pid}"))
+                self._tell(_line(key, self._me, f"{code if code >= 0 else _BY_SIGNAL - code} {pid} {time.time():.3f}"))
 
     def _tell(self, line: bytes) -> None:
         self._unwritten.append(line)

@@ -72,8 +72,9 @@ class LocalEngine:
         self._logs = f"{folder}/logs"
         self._keepers_at = f"{folder}/keepers"
         try:
-            for place in (folder, Path(self._logs), Path(self._keepers_at)):
-                _make_private(place)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # one that is there may be more than ours
+            for place in (self._logs, self._keepers_at):
+                _make_private(Path(place))
             self._journal = _open_journal(folder / "journal")
         except OSError as error:
             raise EnvironmentFault(
@@ -285,8 +286,8 @@ class LocalEngine:
     def _tell(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._words.pop(name, None)
         outcome = journal.outcome_of(entry.word if entry is not None else None, watched.things)
-        pid = entry.pid if entry is not None else None
-        return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid)
+        pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
+        return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at)
 
     def _ring(self) -> None:
         """There is something to be told that no keeper will wake anybody for."""
@@ -363,7 +364,7 @@ def _hang_bell(poll: "select.epoll | None") -> int:
 
 
 def _make_private(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 

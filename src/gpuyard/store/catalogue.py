@@ -10,6 +10,9 @@ from gpuyard.store import rows
 from gpuyard.store.database import Database
 from gpuyard.store.jobs import JobStore
 
+# What fits into a line of a request, and what can be looked through in a few milliseconds.
+_MOST_STRETCHES, _MOST_APART = 500, 20_000
+
 
 class Catalogue:
     def __init__(self, database: Database, store: JobStore) -> None:
@@ -45,6 +48,27 @@ class Catalogue:
         query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND ended_at IS NULL ORDER BY id LIMIT 1"
         row = self._execute(query, (first, last)).fetchone()
         return None if row is None else int(row[0])
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """Those that are not finished now, as stretches; where there are very many, what lies between them too."""
+        found: list[int] = []
+        for where in ("INDEXED BY jobs_ready WHERE state = 'queued'",
+                      "INDEXED BY jobs_apart WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
+            rows_found = self._execute(f"SELECT id FROM jobs {where} LIMIT ?", (_MOST_APART,)).fetchall()  # noqa: S608
+            found += [job_id for (job_id,) in rows_found]
+        stretches = _stretches(iter(found))
+        if len(found) < _MOST_APART and len(stretches) <= _MOST_STRETCHES:
+            return stretches
+        return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
+
+    def tidy(self) -> None:
+        """Inside a transaction: forgets what only forgotten jobs had."""
+        self._execute("DELETE FROM lanes WHERE id NOT IN (SELECT DISTINCT lane FROM jobs)")
+        self._execute(
+            "DELETE FROM submissions WHERE is_complete AND NOT EXISTS "
+            "(SELECT 1 FROM jobs WHERE id BETWEEN first_id AND last_id)"
+        )
+        self._store.forget_lanes()
 
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"

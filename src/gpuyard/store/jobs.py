@@ -177,6 +177,10 @@ class JobStore:
             LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self._arriving
         ]
 
+    def forget_lanes(self) -> None:
+        """Some are gone, and their numbers may be given out again."""
+        self._lane.cache_clear()
+
     def has_ready(self) -> bool:
         return self._execute("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1").fetchone() is not None
 
@@ -198,13 +202,18 @@ class JobStore:
         ended_at: float | None = None,
         outcome: Outcome | None = None,
         failures: int | None = None,
+        queued_at: float | None = None,
     ) -> None:
+        """`queued_at` is where its waiting begins anew."""
         self._has_delayed = self._has_delayed or due_at is not None
         self._execute(
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
-            "failures = coalesce(?, failures) WHERE id = ?",
-            (state, rows.reason_to_text(reason), due_at, ended_at, rows.outcome_to_text(outcome), failures, job_id),
-        )
+            "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
+            (
+                state, rows.reason_to_text(reason), due_at, ended_at, rows.outcome_to_text(outcome), failures,
+                queued_at, job_id,
+            ),
+        )  # fmt: skip
 
     def forgive(self, job_id: int) -> None:
         """Its failures no longer count against its retries."""
@@ -304,11 +313,14 @@ class JobStore:
         self._execute("INSERT OR REPLACE INTO durations VALUES (?, ?, ?, ?, ?)", row)
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
-        query = "SELECT id, submitted_at FROM jobs WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
+        query = (
+            "SELECT id, coalesce(queued_at, submitted_at) FROM jobs "
+            "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
+        )
         last, limit = 0, _FIRST_FEW
         while found := self._execute(query, (lane_id, last, limit)).fetchall():
-            for job_id, submitted_at in found:
-                yield Candidate(job_id=job_id, submitted_at=submitted_at)
+            for job_id, queued_at in found:
+                yield Candidate(job_id=job_id, queued_at=queued_at)
             last, limit = found[-1][0], _MORE
 
     def _read_spec(self, spec_id: int) -> JobSpec:

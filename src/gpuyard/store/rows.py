@@ -14,7 +14,7 @@ from gpuyard.core.submission import Element
 
 JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
-    "due_at, started_at, ended_at, outcome, reason"
+    "due_at, started_at, ended_at, outcome, reason, queued_at"
 )
 ATTEMPT_COLUMNS = (
     "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome"
@@ -84,6 +84,7 @@ def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
         ended_at=row[14],
         outcome=outcome_from_text(row[15]),
         reason=row[16],
+        queued_at=row[17],
     )
 
 

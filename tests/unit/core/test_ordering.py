@@ -35,7 +35,7 @@ class Jobs:
     def __iter__(self) -> Iterator[Candidate]:
         for job_id, waited_s in self._jobs:
             self.taken += 1
-            yield Candidate(job_id=job_id, submitted_at=NOW - waited_s)
+            yield Candidate(job_id=job_id, queued_at=NOW - waited_s)
 
 
 def queue(lane_id: int, *jobs: tuple[int, float], priority: int = 0, tag: str = "", devices: int = 1) -> LaneQueue:
@@ -120,9 +120,9 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
     first = Line(queues, used, NOW).first()
     assert first is not None
 
-    def rank(job_id: int) -> tuple[int, float, float]:
+    def rank(job_id: int) -> tuple[int, float, int]:
         priority, tag, waited = jobs[job_id]
-        return -level(priority, NOW - waited, NOW), used.get(("me", tag), 0.0), NOW - waited
+        return -level(priority, NOW - waited, NOW), used.get(("me", tag), 0.0), job_id
 
     assert rank(first[1].job_id) == min(map(rank, range(len(jobs))))
 
@@ -144,8 +144,11 @@ def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
 
 
 def test_of_very_many_lanes_the_first_are_looked_at() -> None:
-    queues = [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
-    assert order(Line(queues, {}, NOW)) == list(range(MOST_LANES + 19, 19, -1))
+    def many() -> list[LaneQueue]:
+        return [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
+
+    assert order(Line(many(), {}, NOW)) == list(range(MOST_LANES))
+    assert order(Line(many(), {}, NOW, is_whole=True)) == list(range(MOST_LANES + 20))
 
 
 def test_very_many_lanes_that_need_devices_do_not_hide_one_that_needs_none() -> None:

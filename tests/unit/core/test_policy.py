@@ -25,7 +25,7 @@ PAUSED = plain(ReasonKind.PAUSED, "the queue is paused")
 def queue(lane_id: int, need: Need, *ids: int, waited_s: float = 0.0, **said: Any) -> LaneQueue:
     """A lane whose jobs were submitted in the order of their ids; without ids, it has one of the lane's number."""
     kept = Lane(id=lane_id, priority=0, user="me", tag="", need=need)
-    jobs = (Candidate(job_id=each, submitted_at=NOW - waited_s + each / 1000) for each in ids or (lane_id,))
+    jobs = (Candidate(job_id=each, queued_at=NOW - waited_s + each / 1000) for each in ids or (lane_id,))
     return LaneQueue(lane=replace(kept, **said), jobs=jobs)
 
 

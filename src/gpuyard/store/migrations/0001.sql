@@ -48,6 +48,7 @@ CREATE TABLE jobs (
     name TEXT,
     tag TEXT NOT NULL,
     submitted_at REAL NOT NULL,
+    queued_at REAL,
     group_id INTEGER,
     group_limit INTEGER,
     array_index INTEGER,

@@ -1,0 +1,118 @@
+"""What the daemon must not overlook: a wait that is over, time that passed without it, a file that has changed."""
+
+import stat
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gpuyard.control.controller import Controller
+from gpuyard.control.requests import Requests
+from gpuyard.control.words import Look, Rules
+from gpuyard.core.model import Claim, Host, Share, Snapshot
+from gpuyard.core.policy import Limits
+from gpuyard.core.selection import parse_selection
+from gpuyard.core.submission import Asked, parse_submission
+from gpuyard.engines.local import LocalEngine
+from gpuyard.leases.book import Book
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import Ledger, open_ledger
+from gpuyard.store.catalogue import Catalogue
+from gpuyard.store.database import open_database
+from gpuyard.store.jobs import JobStore
+from tests.fakes.clock import FakeClock
+from tests.integration.queue_fixture import Yard, until
+
+
+def test_a_job_that_is_cancelled_leaves_the_ledgers_line(yard: Yard) -> None:
+    ledger = open_ledger()
+    claim = Claim(shares=(Share(device_id="SIM-0"),))
+    held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=5)
+    assert held is not None
+    job_id = yard.submit("true", gpus=2)
+    until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its place in the line")
+    yard.post("/jobs/cancel", ids=str(job_id))
+    until(lambda: not ledger.tickets(), "the end of its place in the line")
+    held.release()
+
+
+def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(yard: Yard) -> None:
+    yard.wait(yard.shell("exit 3", gpus=0))
+    job_id, gate = yard.start_gated(gpus=0)
+    gate.write_text("go\n")
+    answer = yard.get("/wait", timeout="30")
+    assert (answer["done"], answer["selection"], answer["failed_count"]) == (True, str(job_id), 0)
+
+
+def test_a_job_that_ended_while_there_was_no_daemon_took_no_longer_for_that(yard: Yard) -> None:
+    job_id, gate = yard.start_gated(gpus=0)
+    yard.kill9()
+    gate.write_text("go\n")
+    journal = yard.home / "journal"
+    until(lambda: f"{job_id}.1 " in journal.read_text().rpartition("began")[2], "its end in the journal")
+    told = float(journal.read_text().split()[-2])
+    yard.start()
+    yard.wait(job_id)
+    elapsed = yard.job(job_id)["elapsed_s"]
+    assert elapsed == pytest.approx(told - _started(yard, job_id), abs=0.01)
+
+
+def _started(yard: Yard, job_id: int) -> float:
+    return datetime.fromisoformat(yard.job(job_id)["started_at"]).timestamp()
+
+
+def test_a_log_that_grew_over_its_cap_is_cut_though_its_job_is_over(yard: Yard) -> None:
+    job_id = yard.shell("head -c 5000000 /dev/zero", gpus=0, log_cap="1M")
+    yard.wait(job_id)
+    log = Path(yard.job(job_id)["log"])
+    until(lambda: log.stat().st_size < 1_200_000, "a shorter log")
+
+
+def test_a_changed_configuration_counts_from_then_on(own_yard: Yard) -> None:
+    own_yard.home.mkdir(exist_ok=True)
+    config = own_yard.home / "config.toml"
+    config.write_text("[queue.tags]\nnight = 0\n")
+    own_yard.start()
+    job_id = own_yard.submit("true", gpus=0, tag="night")
+    assert "their limit is 0" in own_yard.why(job_id)
+    config.write_text("[queue.tags]\nnight = 2\n")
+
+    def has_run() -> bool:
+        own_yard.submit("true", gpus=0)  # whatever makes the daemon step
+        return own_yard.state(job_id) == "succeeded"
+
+    until(has_run, "the end of a job whose tag may run now")
+
+
+def test_a_home_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    LocalEngine(tmp_path).close()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path, *tmp_path.iterdir())}
+    assert modes.pop(tmp_path.name) == 0o755
+    assert set(modes.values()) == {0o700, 0o600}
+
+
+def test_a_machine_without_devices_is_looked_at_again(tmp_path: Path) -> None:
+    database, _ = open_database(None)
+    store, clock, me = JobStore(database), FakeClock(), this_process("queue")
+    engine = LocalEngine(tmp_path / "queue")
+    (tmp_path / "locks").mkdir(mode=0o700)
+    rules = Rules(limits=Limits(cpu_jobs=1))
+    controller = Controller(store, Book(Ledger(tmp_path / "locks"), me), engine, clock, rules=rules, me=me)
+    requests = Requests(controller, store, Catalogue(database, store), clock)
+    list(requests.submit(parse_submission(Asked(cwd="/", environment={}, command=("true",))), "me"))
+    step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())))
+    assert (step.waits_for_look, step.started) == (True, 0)
+    list(requests.cancel(parse_selection("1")))
+    step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
+    assert not step.waits_for_look, "nobody waits any more"
+    engine.close()
+    database.close()
+
+
+def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(yard: Yard) -> None:
+    job_id, gate = yard.start_gated(gpus=0)
+    yard.stop()
+    gate.write_text("go\n")
+    yard.start()
+    assert yard.wait(job_id)["succeeded"] == 1
