@@ -49,12 +49,31 @@ def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp
     (tmp_path / "file").write_text("lr,seed\n1e-3,0\n")
     assert run("submit", "--from", "file", cwd=tmp_path).returncode == 0
     assert run("submit", "--from", "-", text="true\n").returncode == 0
+    (tmp_path / "sub").mkdir()
     assert run("submit", "--from", "file", "--cwd", "sub", "--", "train", "{lr}", cwd=tmp_path).returncode == 0
     listed, piped, table = (asked.body for asked in daemon.asked)
     assert (listed["list"], listed["table"], listed["command"]) == ("lr,seed\n1e-3,0\n", None, None)
     assert (piped["list"], piped["options"]) == ("true\n", {})
     assert (table["list"], table["table"], table["command"]) == (None, "lr,seed\n1e-3,0\n", ["train", "{lr}"])
     assert table["cwd"] == str(tmp_path / "sub")
+
+
+def test_an_input_is_looked_for_from_the_shell_s_directory_wherever_the_job_runs(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    (tmp_path / "input.txt").touch()
+    assert run("submit", "--cwd", "/", "--stdin", "input.txt", "--", "cat", cwd=tmp_path).returncode == 0
+    assert run("submit", "--stdin", "/dev/null", "--", "cat").returncode == 0
+    assert [asked.body["options"]["stdin"] for asked in daemon.asked] == [str(tmp_path / "input.txt"), "/dev/null"]
+
+
+def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    typed = ["--after", "17", "--cwd", "made", "--stdin", "made/input.txt", "--", "cat"]
+    assert run("submit", *typed, cwd=tmp_path).returncode == 0
+    assert daemon.asked[0].body["cwd"] == str(tmp_path / "made")
+    assert daemon.asked[0].body["options"]["stdin"] == str(tmp_path / "made/input.txt")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +85,11 @@ def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp
         (["cancel"], "17-20"),
         (["priority", "17"], "gpuyard priority 17 10"),
         (["priority", "17", "high"], "'high'"),
-        (["show", "big"], "'big'"),
+        (["show"], "name=big"),
+        (["submit", "--cwd", "nowhere", "--", "true"], "no directory 'nowhere'"),
+        (["submit", "--stdin", "nowhere.txt", "--", "true"], "no file 'nowhere.txt'"),
+        (["submit", "--stdin", ".", "--", "true"], "no file '.'"),
+        (["submit", "--name", "", "--", "true"], "--name is empty"),
         (["queue", "--limit", "many"], "--limit 100"),
         (["logs", "-n", "few", "17"], "--lines 20"),
         (["clean"], "--older-than 30d"),
@@ -172,12 +195,12 @@ def test_why_gives_the_reasons_and_who_is_in_the_way(daemon: StandIn) -> None:
         "needed": 8192,
     }
     daemon.answers["GET /jobs/17/why"] = {
-        "id": 17, "state": "queued", "summary": "no GPU has room", "ahead": 3,
+        "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU", "ahead": 3,
         "reasons": [{**reason, "holders": [holder, holder]}],
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
     told = run("why", "17").stdout
-    assert told.startswith("17 is queued: no GPU has room\n  SIM-0: 2.0 GB free, 8.0 GB needed\n")
+    assert told.startswith("job 17 waits for 1 GPU\n  SIM-0: 2.0 GB free, 8.0 GB needed\n")
     assert told.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in told
 
@@ -188,7 +211,8 @@ def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
         "id": 17,
         "events": [event, {**event, "kind": "start", "text": "on GPU 0"}, {**event, "text": None}],
     }
-    _, first, second, third = run("story", "17").stdout.splitlines()
+    which, _, first, second, third = run("story", "17").stdout.splitlines()
+    assert which == "job 17"
     assert first.split()[2:] == ["submit", "by", "ada"]
     assert second.split()[2:] == ["start", "on", "GPU", "0"]
     assert third.split()[2:] == ["submit"]
@@ -208,14 +232,104 @@ def test_what_changed_is_told_and_what_did_not_beside_it(
     daemon: StandIn, typed: list[str], route: str, body: dict[str, Any], said: str
 ) -> None:
     unchanged = [{"id": 21, "reason": "it has finished"}]
-    daemon.answers[f"POST /jobs/{route}"] = {"changed": "17-20", "count": 4, "unchanged": unchanged}
+    daemon.answers[f"POST /jobs/{route}"] = changed("17-20", 4, unchanged)
     result = run(*typed)
     assert (result.returncode, result.stdout) == (0, f"{said}\n")
     assert "21" in result.stderr
     assert "it has finished" in result.stderr
     assert daemon.asked == [Asked(f"POST /jobs/{route}", {}, body)]
-    daemon.answers[f"POST /jobs/{route}"] = {"changed": "", "count": 0, "unchanged": unchanged}
+    daemon.answers[f"POST /jobs/{route}"] = changed("", 0, unchanged)
     assert (run(*typed).returncode, run(*typed).stdout) == (1, "")
+
+
+def changed(
+    ids: str, count: int, unchanged: list[dict[str, Any]], unchanged_count: int | None = None
+) -> dict[str, Any]:
+    total = len(unchanged) if unchanged_count is None else unchanged_count
+    return {"changed": ids, "count": count, "unchanged": unchanged[:100], "unchanged_count": total}
+
+
+def finished(count: int) -> list[dict[str, Any]]:
+    words = ("it is failed already", "a job that is succeeded cannot hold", "it is rejected, not held")
+    return [{"id": number + 1, "reason": words[number % 3]} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer", "said"),
+    [
+        ("all", changed("40", 1, finished(12)), ["and 12 others were finished already"]),
+        ("tag=night", changed("40", 1, finished(1)), ["and 1 other was finished already"]),
+        ("name=big", changed("", 0, finished(2)), ["2 were finished already"]),
+        (
+            "all",
+            changed("40", 1, [*finished(2), {"id": 9, "reason": "it runs already"}]),
+            ["9 is not held: it runs already", "and 2 others were finished already"],
+        ),
+        ("all", changed("999", 1, finished(500)), ["and 500 others did not change, finished ones among them"]),
+        ("1", changed("", 0, finished(1)), ["1 is not held: it is failed already"]),
+    ],
+)
+def test_finished_jobs_that_nobody_named_one_by_one_are_only_counted(
+    daemon: StandIn, typed: str, answer: dict[str, Any], said: list[str]
+) -> None:
+    daemon.answers["POST /jobs/hold"] = answer
+    assert run("hold", typed).stderr.splitlines() == [f"gpuyard: {line}" for line in said]
+
+
+def test_of_many_named_jobs_that_did_not_change_some_are_told_and_the_rest_is_counted(daemon: StandIn) -> None:
+    daemon.answers["POST /jobs/hold"] = changed("999", 1, finished(500))
+    *told, last = run("hold", "1-999").stderr.splitlines()
+    assert len(told) == 20
+    assert last == "gpuyard: and 480 others did not change"
+
+
+def test_a_job_that_keeps_its_priority_is_told_so(daemon: StandIn) -> None:
+    daemon.answers["POST /jobs/priority"] = changed("", 0, finished(1))
+    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it is failed already\n"
+
+
+def test_more_failures_than_retries_are_told_as_all_retries_used(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs/17"] = job(17, "failed", retries=1, failures=2)
+    assert "retries: 1 of 1 used\n" in run("show", "17").stdout
+
+
+def listed(asked: Asked) -> dict[str, Any]:
+    """Jobs 17 to 19, two at a time."""
+    ids = [17, 18, 19][int(asked.query.get("after", 0)) :][:2]
+    return page(*(row(number) for number in ids), following=None if 19 in ids else "2")
+
+
+def test_show_why_and_story_tell_of_each_job_that_is_meant(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = listed
+    for number in (17, 18, 19):
+        daemon.answers[f"GET /jobs/{number}"] = job(number)
+        why: dict[str, Any] = {
+            "id": number,
+            "summary": f"job {number} runs",
+            "reasons": [],
+            "ahead": None,
+            "estimated_start": None,
+        }
+        daemon.answers[f"GET /jobs/{number}/why"] = {**why, "state": "running", "estimate": ""}
+        daemon.answers[f"GET /jobs/{number}/story"] = {"id": number, "events": []}
+    shown = run("show", "name=big").stdout
+    assert [line for line in shown.splitlines() if line.startswith("job: ")] == ["job: 17", "job: 18", "job: 19"]
+    assert run("why", "17-18", "19").stdout == "job 17 runs\n\njob 18 runs\n\njob 19 runs\n"
+    assert [line for line in run("story", "all").stdout.splitlines() if line.startswith("job ")] == [
+        "job 17", "job 18", "job 19",
+    ]  # fmt: skip
+    asked = [asked.query["ids"] for asked in daemon.asked if asked.route == "GET /jobs"]
+    assert asked == ["name=big", "name=big", "17-18 19", "17-18 19", "all", "all"]
+    assert [one["id"] for one in json.loads(run("why", "17-19", "--json").stdout)] == [17, 18, 19]
+    assert json.loads(run("why", "17", "--json").stdout)["id"] == 17
+
+
+def test_words_that_mean_no_job_are_a_mistake(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = page()
+    for verb in ("show", "logs"):
+        result = run(verb, "all")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "'all' means no job" in result.stderr
 
 
 def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
@@ -261,7 +375,7 @@ def test_a_terminal_without_unicode_gets_a_table_all_the_same(daemon: StandIn) -
 def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[str]) -> None:
     daemon.answers["GET /jobs"] = page(row(1, elapsed_s=2.0), queued=1)
     daemon.answers["POST /submissions"] = SUBMITTED
-    daemon.answers["POST /jobs/cancel"] = {"changed": "17", "count": 1, "unchanged": []}
+    daemon.answers["POST /jobs/cancel"] = changed("17", 1, [])
     command = [sys.executable, "-X", "importtime", "-m", "gpuyard", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuyard.daemon.lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import until
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Pat
     assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
     assert "succeeded" in run("queue").stdout
     assert "exit 0" in run("show", "1").stdout
-    assert "submitted" in run("story", "1").stdout.splitlines()[1]
+    assert "submitted" in run("story", "1").stdout.splitlines()[2]
 
 
 def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts() -> None:
@@ -61,7 +63,10 @@ def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts() -> None:
 
 def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert submit("--array", "0-3", "--name", "big", "--", "sleep", "60") == "1-4"
-    assert "GPU" in run("why", "4").stdout
+    assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU\n")
+    assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
+    assert run("why", "name=big").stdout.count("job ") >= 4
+    assert "several jobs: 1, 2, 3, 4\n" in run("logs", "name=big").stderr
     assert run("priority", "4", "5").stdout == "priority 5 for 4\n"
     assert run("hold", "3").stdout == "held 3\n"
     assert state_of("3") == "held"
@@ -69,6 +74,9 @@ def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert run("cancel", "name=big").stdout == "cancelled 1-4\n"
     assert run("wait", "1-4").returncode == 1
     assert run("cancel", "1").returncode == 1
+    assert run("hold", "all").stderr == "gpuyard: 4 were finished already\n"
+    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it is cancelled already\n"
+    assert run("why", "1").stdout.count("cancelled") <= 2
 
 
 def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Path) -> None:
@@ -89,12 +97,39 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
     assert (waiter.returncode, errors) == (0, "")
 
 
+@pytest.mark.parametrize("verb", [["wait"], ["logs", "-f"]])
+def test_whoever_waits_for_a_job_starts_a_daemon_again_that_was_killed(
+    verb: list[str], own_home: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job_id = submit("--", "sh", "-c", f"echo begun; read word < {gate}; echo over")
+    follower = subprocess.Popen([*GPUYARD, *verb, job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        with gate.open("w") as way:  # by now it runs
+            until(lambda: psutil.Process(follower.pid).net_connections("unix"), "the follower's first question")
+            killed = running_pid(own_home / "daemon.lock")
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: running_pid(own_home / "daemon.lock") not in (None, killed), "the next daemon")
+            way.write("go\n")
+        told, errors = follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+        follower.communicate()
+    assert (follower.returncode, errors.replace("gpuyard: job 1 is queued; waiting for it to start\n", "")) == (0, "")
+    assert told == ("begun\nover\n" if verb[0] == "logs" else "")
+
+
 def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
     for arguments, said in (
         (["submit", "--vram", "8Q", "--", "true"], "8G"),
         (["submit", "--array", "9-0", "--", "true"], "0-99"),
         (["queue", "99"], "gpuyard queue"),
         (["cancel", "everything"], "17-20"),
+        (["show", "big"], "name=big"),
+        (["why", "name=big"], "name=big"),
+        (["logs", "name=big"], "name=big"),
         (["queue", "--state", "lost"], "failed"),
     ):
         result = run(*arguments)
@@ -104,7 +139,9 @@ def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
 
 def test_a_paused_queue_starts_nothing_until_it_is_unpaused() -> None:
     run("pause")
-    job_id = submit("true")
+    submitted = run("submit", "true")
+    job_id = submitted.stdout.strip()
+    assert "gpuyard unpause" in submitted.stderr
     assert "Paused" in run("queue").stdout
     assert state_of(job_id) == "queued"
     run("unpause")

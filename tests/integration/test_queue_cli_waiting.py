@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from gpuyard.daemon.lock import hold_daemon_lock
+from gpuyard.ui.cli.patient import has_crashed
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job
+from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job, page, row
 
 
 @pytest.fixture
@@ -88,6 +91,17 @@ def test_logs_prints_what_a_job_wrote_as_it_wrote_it(daemon: StandIn, tmp_path: 
     assert run("logs", "17").returncode == 1
 
 
+def test_logs_takes_a_name_that_only_one_job_has(daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("one\n")
+    daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[attempt(1, tmp_path / "1")])
+    daemon.answers["GET /jobs"] = page(row(17))
+    assert run("logs", "name=big").stdout == "one\n"
+    daemon.answers["GET /jobs"] = page(row(17), row(18), following="2")
+    several = run("logs", "name=big")
+    assert (several.returncode, several.stdout) == (2, "")
+    assert "'name=big' means several jobs: 17, 18 and more\n" in several.stderr
+
+
 def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_end(
     daemon: StandIn, tmp_path: Path
 ) -> None:
@@ -118,6 +132,24 @@ def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (130, "")
+
+
+def test_a_daemon_that_was_killed_is_told_from_one_that_ended_or_runs(own_home: Path) -> None:
+    assert not has_crashed()
+    with hold_daemon_lock(own_home / "daemon.lock"):
+        assert not has_crashed()
+    assert not has_crashed()
+    program = (
+        "import sys; from gpuyard.daemon.lock import hold_daemon_lock\n"
+        "with hold_daemon_lock(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(own_home / "daemon.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert not has_crashed()
+        holder.kill()
+    assert has_crashed()
 
 
 def test_daemon_status_tells_of_it_or_of_its_absence(own_home: Path) -> None:

@@ -33,7 +33,7 @@ QUEUE_VERBS = {
     "queue": "Show what runs, what waits and why, and what has finished.",
     "release": "Let held jobs start.",
     "retry": "Queue finished jobs once more.",
-    "show": "Show all about one job.",
+    "show": "Show all about a job.",
     "story": "Tell what happened to a job, step by step.",
     "submit": "Put a program into the queue; it runs when there is room for it.",
     "unpause": "Go on after `pause` or `drain`.",

@@ -4,7 +4,7 @@ import sys
 import time
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.job_id import job_path
+from gpuyard.ui.cli.meant import only_one
 from gpuyard.ui.cli.options import ONE, Option, Typed, Verb
 from gpuyard.ui.cli.patient import PatientClient
 from gpuyard.ui.cli.terminal import note
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 VERB = Verb(
     """Print what a job wrote, to its standard output and its standard error.
 
-    With -f it goes on until the job is over, through all its attempts; Ctrl-C ends it.
+    With -f it goes on until the job is over, through all its attempts; Ctrl-C ends it. ID is such as 17, or name=big
+    where only one job has that name.
     """,
     (
         Option("follow", None, "Go on with what it writes, until it is over.", short="f"),
@@ -47,8 +48,8 @@ class _Watched:
     """A job as the daemon last told of it."""
 
     def __init__(self, word: str) -> None:
-        self._path = job_path(word)
         self._queue = PatientClient()
+        self._path = f"/jobs/{only_one(self._queue.get, word)}"
         self.look()
 
     def look(self) -> None:

@@ -1,8 +1,14 @@
-"""A client for commands that wait for hours: where the daemon has gone, they go on with the next one."""
+"""A client for commands that wait for hours: where the daemon has gone, they go on with the next one.
 
+A daemon that was stopped stays stopped, and they wait for somebody to start it. One that was killed they start again:
+nobody may be there to do it. `daemon.lock` tells the two apart.
+"""
+
+import os
 import time
 
-from gpuyard.daemon.client import Client, connect
+from gpuyard.daemon import places
+from gpuyard.daemon.client import Client, NoDaemon, connect
 from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
@@ -18,7 +24,7 @@ class PatientClient:
     """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all."""
 
     def __init__(self) -> None:
-        # Only now: somebody who stops the daemon later does not want it started by those who wait.
+        # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
         connect(start=True).close()
         self._client: Client | None = None
 
@@ -27,7 +33,7 @@ class PatientClient:
         patience = time.monotonic() + timeout_s + _PATIENCE_S
         while True:
             try:
-                self._client = self._client or connect(start=False)
+                self._client = self._client or _connect()
                 answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_AFTER_S)
             except EnvironmentFault:
                 if time.monotonic() >= patience:
@@ -36,3 +42,27 @@ class PatientClient:
                 time.sleep(_RETRY_S)
             else:
                 return answer
+
+
+def has_crashed() -> bool:
+    """Whether the last daemon was killed: one that ends by itself empties the file before it lets go of the lock."""
+    from gpuyard.daemon.lock import running_pid
+
+    path = places.lock_path()
+    # In this order: what the file says counts only once nobody holds it.
+    if running_pid(path) is not None:
+        return False
+    try:
+        return os.stat(path).st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _connect() -> Client:
+    try:
+        return connect(start=False)
+    except NoDaemon:
+        if not has_crashed():
+            raise
+    connect(start=True).close()
+    return connect(start=False)

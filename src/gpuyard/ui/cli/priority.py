@@ -24,6 +24,6 @@ def run(typed: Typed) -> int:
         priority = int(number)
     except ValueError:
         raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
-    body = {"ids": " ".join(ids), "priority": priority}
-    answer = connect(start=True).request("POST", "/jobs/priority", body=body)
-    return tell(answer, f"priority {priority} for", typed)
+    meant = " ".join(ids)
+    answer = connect(start=True).request("POST", "/jobs/priority", body={"ids": meant, "priority": priority})
+    return tell(typed, meant, answer, f"priority {priority} for", "keeps its priority")

@@ -1,8 +1,7 @@
-"""`gpuyard show`: all about one job."""
+"""`gpuyard show`: all about a job."""
 
-from gpuyard.daemon.client import connect
-from gpuyard.ui.cli.job_id import job_path
-from gpuyard.ui.cli.options import JSON, ONE, Option, Typed, Verb
+from gpuyard.ui.cli.meant import tell_each
+from gpuyard.ui.cli.options import JSON, SEVERAL, Option, Typed, Verb
 from gpuyard.ui.cli.plain import (
     UNKNOWN,
     Column,
@@ -13,19 +12,20 @@ from gpuyard.ui.cli.plain import (
     result_text,
     time_text,
 )
-from gpuyard.ui.cli.terminal import say, say_json, say_table
+from gpuyard.ui.cli.terminal import say, say_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Show all about one job: what it is, what it needs, and each attempt to run it.
+    """Show all about a job: what it is, what it needs, and each attempt to run it.
 
-    Of its environment only the names are shown, since values may be secrets.
+    Of its environment only the names are shown, since values may be secrets. IDS are such as 17, 17-20, name=big,
+    tag=night or all.
     """,
     (Option("environment", None, "Show the values of its environment, too."), JSON),
-    ONE,
+    SEVERAL,
 )
 _ATTEMPTS = (
     Column("ATTEMPT", is_right=True),
@@ -48,16 +48,15 @@ _BOUNDS = {
 
 def run(typed: Typed) -> int:
     query = {"environment": "1"} if typed.flag("environment") else None
-    job = connect(start=True).request("GET", job_path(typed.words[0]), query=query)
-    if typed.flag("json"):
-        say_json(job)
-        return 0
+    return tell_each(typed, "", _tell, query)
+
+
+def _tell(job: "dict[str, Any]") -> None:
     for name, value in _facts(job):
         say(f"{name}: {clean(value)}")
     if job["attempts"]:
         say("")
         say_table(_ATTEMPTS, [_attempt_cells(attempt) for attempt in job["attempts"]])
-    return 0
 
 
 def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
@@ -86,11 +85,16 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("elapsed", None if job["elapsed_s"] is None else duration_text(job["elapsed_s"])),
         ("time limit", None if job["time_limit_s"] is None else duration_text(job["time_limit_s"])),
         ("takes about", None if job["duration_s"] is None else duration_text(job["duration_s"])),
-        ("retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else None),
+        ("retries", _retries(job) if job["retries"] else None),
         ("after a reboot", job["on_reboot"]),
         ("log", job["log"]),
     ]
     return [(name, value) for name, value in facts if value] + _environment(job)
+
+
+def _retries(job: "dict[str, Any]") -> str:
+    """The first run's failure used none up, so there may be one failure more than retries."""
+    return f"{min(job['failures'], job['retries'])} of {job['retries']} used"
 
 
 def _bounds(need: "dict[str, Any]") -> str:

@@ -64,15 +64,17 @@ def run(typed: Typed) -> int:
     source = typed.text("from")
     if not typed.words and source is None:
         raise UserError("there is no program to run", hint="write it last: gpuyard submit --vram 8G -- python train.py")
+    if typed.text("name") == "":
+        raise UserError("--name is empty", hint="give it a word, or leave it out")
     text = None if source is None else _read(source)
     body = {
         "token": os.urandom(16).hex(),
         "command": typed.words or None,
         "table": text if typed.words else None,
         "list": None if typed.words else text,
-        "cwd": _directory(typed.text("cwd")),
+        "cwd": _directory(typed),
         "environment": dict(os.environ),
-        "options": {name: value for name, value in typed.options.items() if name not in _OWN},
+        "options": _options(typed),
     }
     answer = connect(start=True).request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
@@ -84,9 +86,33 @@ def run(typed: Typed) -> int:
     return 0
 
 
-def _directory(typed: str | None) -> str:
+def _directory(typed: Typed) -> str:
+    named = typed.text("cwd")
+    path = _absolute(named or ".")
+    if named is not None and not os.path.isdir(path) and not _comes_later(typed):
+        raise UserError(f"--cwd: there is no directory '{named}'", hint="make it first, or name another")
+    return path
+
+
+def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":
+    """Those that are the daemon's. It works in another directory, so a file is named in full."""
+    options = {name: value for name, value in typed.options.items() if name not in _OWN}
+    named = typed.text("stdin")
+    if named is not None:
+        options["stdin"] = path = _absolute(named)
+        if (not os.path.exists(path) or os.path.isdir(path)) and not _comes_later(typed):
+            raise UserError(f"--stdin: there is no file '{named}'", hint="it is looked for from this directory")
+    return options
+
+
+def _comes_later(typed: Typed) -> bool:
+    """What a job that waits for others needs may be what those others make."""
+    return any(name in typed.options for name in ("after", "after-any", "after-failed"))
+
+
+def _absolute(path: str) -> str:
     try:
-        return os.path.abspath(typed or ".")
+        return os.path.abspath(path)
     except FileNotFoundError:
         raise UserError("the current directory is no longer there", hint="go elsewhere, or give --cwd DIR") from None
 

@@ -1,28 +1,30 @@
 """`gpuyard why`: the scheduler's own words on why a job does not run yet."""
 
-from gpuyard.daemon.client import connect
-from gpuyard.ui.cli.job_id import job_path
-from gpuyard.ui.cli.options import JSON, ONE, Typed, Verb
+from gpuyard.ui.cli.meant import tell_each
+from gpuyard.ui.cli.options import JSON, SEVERAL, Typed, Verb
 from gpuyard.ui.cli.plain import clean, time_text
-from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.terminal import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Say why a job does not run yet: what is missing on which GPU, who is in the way, and when it may start.""",
+    """Say why a job does not run yet: what is missing on which GPU, who is in the way, and when it may start.
+
+    IDS are such as 17, 17-20, name=big, tag=night or all.
+    """,
     (JSON,),
-    ONE,
+    SEVERAL,
 )
 
 
 def run(typed: Typed) -> int:
-    answer = connect(start=True).request("GET", f"{job_path(typed.words[0])}/why")
-    if typed.flag("json"):
-        say_json(answer)
-        return 0
-    say(f"{answer['id']} is {answer['state']}: {clean(answer['summary'])}")
+    return tell_each(typed, "/why", _tell)
+
+
+def _tell(answer: "dict[str, Any]") -> None:
+    say(clean(answer["summary"]))
     for reason in answer["reasons"]:
         place = f"{reason['device_id']}: " if reason["device_id"] else ""
         say(f"  {place}{clean(reason['text'])}")
@@ -34,7 +36,6 @@ def run(typed: Typed) -> int:
         say(f"  may start {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}")
     elif answer["estimate"]:
         say(f"  {clean(answer['estimate'])}")
-    return 0
 
 
 def _holders(reasons: "list[dict[str, Any]]") -> list[str]:
