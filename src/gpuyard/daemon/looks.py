@@ -1,6 +1,7 @@
 """Looks at the machine from a thread of its own, so that a driver that hangs never holds up the daemon's loop."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from gpuyard.core.model import Host, Snapshot
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
 
+_log = logging.getLogger(__name__)
 NOTHING_SEEN = Look(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
@@ -53,10 +55,17 @@ class Looks:
         while self._asked.wait() and not self._is_over:
             self._asked.clear()
             began = self._clock.monotonic()
-            sample = self._sampler.sample()
-            look = Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent)
+            look = self._look()
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._arrive, look, began)
+
+    def _look(self) -> Look:
+        try:
+            sample = self._sampler.sample()
+        except Exception:  # noqa: BLE001 - the daemon's loop waits for it, and would wait for ever
+            _log.exception("the machine could not be looked at")
+            return self.latest
+        return Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent)
 
     def _arrive(self, look: Look, began: float) -> None:
         self.latest, self._looked_at = look, began

@@ -160,7 +160,11 @@ def _how_it_is(job: Job) -> str:
     if job.state in LIVE:
         return "runs" if job.state is JobState.RUNNING else f"is {job.reason or 'stopping'}"
     if job.state in FINISHED:
-        return f"has {job.state}" if job.state is JobState.SUCCEEDED else f"{_ENDED[job.state]}: {job.reason}"
+        return (
+            f"has {job.state}"
+            if job.state is JobState.SUCCEEDED
+            else f"{_ENDED[job.state]}: {job.reason or 'nobody knows why'}"
+        )
     return {"held": "is held", "blocked": "waits for other jobs", "delayed": "will be tried again"}[job.state]
 
 
