@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnReboot
 from gpuyard.core.model import Need, Vendor
+from gpuyard.core.options import Options
 from gpuyard.core.selection import Selection, parse_selection
-from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
 
 MOST_JOBS = 1_000_000
@@ -67,7 +67,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 def parse_submission(asked: Asked) -> Submission:
-    options = _Options(asked.options)
+    options = Options(asked.options)
     need = _need(options)
     count, elements, group_limit = _elements(asked, options)
     is_many = count > 1 or group_limit is not None or options.text("array") is not None
@@ -105,7 +105,7 @@ def parse_submission(asked: Asked) -> Submission:
     return submission
 
 
-def _need(options: "_Options") -> Need:
+def _need(options: Options) -> Need:
     gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
     is_exclusive = options.flag("exclusive")
     vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
@@ -129,7 +129,7 @@ def _need(options: "_Options") -> Need:
 # The jobs of one submission
 
 
-def _elements(asked: Asked, options: "_Options") -> tuple[int, Iterable[Element], int | None]:
+def _elements(asked: Asked, options: Options) -> tuple[int, Iterable[Element], int | None]:
     """How many, which, and how many of them at once."""
     array = options.text("array")
     ways = {
@@ -151,7 +151,7 @@ def _elements(asked: Asked, options: "_Options") -> tuple[int, Iterable[Element]
     return len(found), found, None
 
 
-def _many(asked: Asked, options: "_Options") -> Iterator[Element]:
+def _many(asked: Asked, options: Options) -> Iterator[Element]:
     if asked.list is not None:
         return _lines(asked.list.removeprefix(_BYTE_ORDER_MARK))
     if asked.table is not None:
@@ -264,89 +264,6 @@ def _one_line(text: str | None, what: str) -> str | None:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-class _Options:
-    """What was typed, by its name; each is taken once, and whatever nobody takes is not known."""
-
-    def __init__(self, typed: dict[str, Any]) -> None:
-        self._typed = typed
-        self._taken: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return self._typed.get(name) is not None
-
-    def text(self, name: str) -> str | None:
-        value = self._take(name)
-        if isinstance(value, bool | list | dict):
-            raise UserError(f"--{name} takes one value")
-        return None if value is None else str(value)
-
-    def texts(self, name: str) -> list[str]:
-        value = self._take(name)
-        if value is None:
-            return []
-        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
-
-    def flag(self, name: str) -> bool:
-        value = self._take(name)
-        if not isinstance(value, bool | None):
-            raise UserError(f"--{name} takes no value")
-        return bool(value)
-
-    def whole(self, name: str, default: int, *, least: int, most: int = 1_000_000_000) -> int:
-        text = self.text(name)
-        if text is None:
-            return default
-        try:
-            value = int(text)
-        except ValueError:
-            raise UserError(f"--{name} takes a whole number, not '{text}'") from None
-        if not least <= value <= most:
-            raise UserError(f"--{name} {value} is out of range", hint=f"give it from {least} to {most:,}")
-        return value
-
-    def number(self, name: str) -> float | None:
-        text = self.text(name)
-        try:
-            value = None if text is None else float(text)
-        except ValueError:
-            raise UserError(f"--{name} takes a number, not '{text}'") from None
-        if value is not None and not 0 <= value < float("inf"):
-            raise UserError(f"--{name} {text} is out of range", hint="give it 0 or more")
-        return value
-
-    def size(self, name: str) -> float | None:
-        text = self.text(name)
-        size = None if text is None else parse_size(text)
-        if size is not None and not 0 < size < float("inf"):
-            raise UserError(f"--{name} {text} is out of range", hint="give it at least 1M")
-        return size
-
-    def seconds(self, name: str, *, may_be_zero: bool = False) -> float | None:
-        text = self.text(name)
-        seconds = None if text is None else parse_duration(text)
-        if seconds == 0 and not may_be_zero:
-            raise UserError(f"--{name} is no time at all", hint="write it as 30s, 10m or 4h")
-        return seconds
-
-    def choice(self, name: str, kinds: Any) -> Any:
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            return kinds(text)
-        except ValueError:
-            raise UserError(f"--{name} cannot be '{text}'", hint=f"it can be {', '.join(kinds)}") from None
-
-    def refuse_the_rest(self) -> None:
-        strange = sorted(set(self._typed) - self._taken)
-        if strange:
-            raise UserError(f"there is no option '{strange[0]}'", hint="see `gpuyard submit --help`")
-
-    def _take(self, name: str) -> Any:
-        self._taken.add(name)
-        return self._typed.get(name)
 
 
 def decode_asked(body: bytes) -> Asked:

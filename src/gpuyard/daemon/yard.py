@@ -41,7 +41,7 @@ _TRY_AGAIN_S = 1.0
 _TIMER_EARLY_S = 0.5
 _CONFIGURED_EVERY_S = 2.0
 _LOGS_EVERY_S = 5.0
-_WITHOUT_PIDFD_S = 0.1
+_WITHOUT_NOTICE_S = 0.1
 
 
 class Yard:
@@ -109,7 +109,7 @@ class Yard:
         except Exception as error:  # noqa: BLE001 - the outermost place
             # A bug of ours must not end the queue: what was not committed is made anew from the store.
             _log.exception("a step failed")
-            self._suffer(StoreFault(f"a step failed, which is a bug: {type(error).__name__}: {error}"))
+            self._pause(f"a step failed, which is a bug: {type(error).__name__}: {error}")
             return
         self._trouble = None
         self.step_s = time.perf_counter() - began
@@ -146,7 +146,7 @@ class Yard:
         if step.waits_for_room:
             waits.append(self._next_look() if step.waits_for_look else _LOOK_AGAIN_S)
         if self.controller.desk.live and self._engine.fileno() < 0:
-            waits.append(_WITHOUT_PIDFD_S)
+            waits.append(_WITHOUT_NOTICE_S)
         self._sleep(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
         desk = self.controller.desk
@@ -191,10 +191,13 @@ class Yard:
         """Nothing was changed. A full disk may have room again; a damaged database needs a new start."""
         if error.is_damage:
             self.give_up(error)
-            return
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            _log.error("%s; tried again every %g s", error, _TRY_AGAIN_S)
+        else:
+            self._pause(str(error))
+
+    def _pause(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.error("%s; tried again every %g s", trouble, _TRY_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
         if self._engine.fileno() >= 0:
