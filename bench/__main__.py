@@ -4,8 +4,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from bench.card import bench_card
 from bench.leases import bench_leases
 from bench.queue import bench_queue
+from bench.simulate import bench_simulate
 from gpuyard.errors import ProbeError
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
@@ -72,6 +74,10 @@ def bench_nvidia() -> None:
 
 if sys.argv[1:2] == ["queue"]:
     bench_queue(sys.argv[2:])
+elif sys.argv[1:2] == ["card"]:
+    bench_card(sys.argv[2:])
+elif sys.argv[1:2] == ["simulate"]:
+    bench_simulate(sys.argv[2:])
 else:
     bench_start()
     bench_snapshot()

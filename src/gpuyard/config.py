@@ -16,6 +16,14 @@
     min_free_memory_mb = 512         # nothing starts while less RAM than this is available
     [queue.tags]
     download = 2                     # how many jobs of a tag at once
+
+    [packing]
+    max_jobs_per_device = 4          # how many share a GPU at most [no bound]
+    max_load_percent = 150           # and how busy they may keep it together; 0 for no bound
+    settle_s = 60                    # a new program shares its GPU once it has been seen for so long; 0 for never
+
+    [suspend]
+    ram_reserve_mb = 2048            # RAM that stays free when a job's memory is moved there
 """
 
 import difflib
@@ -46,10 +54,22 @@ class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
 
+class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_jobs_per_device: Annotated[int, Meta(ge=1)] | None = None
+    max_load_percent: Annotated[float, Meta(ge=0)] = 150.0
+    settle_s: Annotated[float, Meta(ge=0)] = 60.0
+
+
+class Suspend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ram_reserve_mb: Annotated[float, Meta(ge=0)] = 2048.0
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: Devices = Devices()
     leases: Leases = Leases()
     queue: Queue = Queue()
+    packing: Packing = Packing()
+    suspend: Suspend = Suspend()
 
 
 def load_config() -> Config:
@@ -128,7 +148,7 @@ def _nearest(complaint: str) -> str | None:
     """For a key that is not known, the one that was probably meant."""
     _, found, rest = complaint.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    sections = (Config, Devices, Leases, Queue)
+    sections = (Config, Devices, Leases, Queue, Packing, Suspend)
     known = [name for section in sections for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

@@ -1,12 +1,13 @@
 """The seams between what decides and what touches the world, as Protocols."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from gpuyard.core.jobs import Attempt, Outcome
 from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
+from gpuyard.core.oom import Shortage
 
 
 class Clock(Protocol):
@@ -66,13 +67,14 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 class Ended(Struct, frozen=True, kw_only=True):
     """An attempt that is over, and what became of the program; `pid` is the one it had and
-    `at` the time of its end, where they are known."""
+    `at` the time of its end, where they are known; `shortage` where it ran out of memory."""
 
     job_id: int
     attempt: int
     outcome: Outcome
     pid: int | None = None
     at: float | None = None
+    shortage: Shortage | None = None
 
 
 class Engine(Protocol):
@@ -119,15 +121,19 @@ class HeldClaim(Protocol):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
+    """A new lease; or, where it `amends` one of ours, what that one is for from now on: without shares, nothing."""
+
     claim: Claim
-    label: str
+    label: str = ""
+    amends: str | None = None
 
 
 class LeaseBook(Protocol):
     """The ledger as the queue uses it."""
 
     def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldClaim]:
-        """Leases for all that `decide` wants of what is live, before anybody else can ask."""
+        """Leases for all that `decide` wants of what is live, before anybody else can ask; those that it amends, which
+        may have ended by now, are not among them."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Memory that each lease's processes hold on each device."""
@@ -138,3 +144,32 @@ class LeaseBook(Protocol):
     def leave_line(self) -> None: ...
 
     def my_ticket(self) -> str | None: ...
+
+
+class Moved(Struct, frozen=True, kw_only=True):
+    """How a suspension or a resumption came out. Where it could not be, the attempt is as it was before, unless it
+    `is_ruined`: then it can never go on, and has to be ended."""
+
+    job_id: int
+    attempt: int
+    is_resumed: bool
+    is_done: bool
+    is_ruined: bool = False
+    text: str = ""
+    seconds: float | None = None
+
+
+class Suspender(Protocol):
+    """Moves a running attempt's device memory to host RAM, and back."""
+
+    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
+        """Why this attempt cannot be suspended here; `None` where nothing speaks against it."""
+
+    def suspend(self, attempt: Attempt) -> None:
+        """Begins. To ask again for what is under way or done is harmless."""
+
+    def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
+        """Begins. So much has to be free on each device at the last moment; the ledger holds it already."""
+
+    def moved(self) -> list[Moved]:
+        """Those that came out since it was last asked; never blocks."""

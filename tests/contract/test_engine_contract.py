@@ -20,7 +20,8 @@ from gpuyard.errors import UserError
 from gpuyard.leases.identity import boot_id
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from tests.simulation.engine import SimulatedEngine
-from tests.simulation.world import Nature, World
+from tests.simulation.natures import Nature
+from tests.simulation.world import World
 
 DEADLINE_S = 30.0
 # What a daemon does that is killed: its supervisors are told to begin, or never are.

@@ -20,7 +20,8 @@ from gpuyard.leases.identity import start_time
 from gpuyard.leases.ledger import Ledger
 from gpuyard.ports import HeldClaim, LeaseBook, Wanted
 from tests.simulation.leases import SimulatedBook
-from tests.simulation.world import Nature, World
+from tests.simulation.natures import Nature
+from tests.simulation.world import World
 
 DEADLINE_S = 30.0
 DEVICES = ("SIM-0", "SIM-1")
@@ -289,3 +290,57 @@ def test_leases_are_told_with_whom_they_belong_to(place: Place) -> None:
     assert seen.holder.label == held.lease.holder.label == "job 7"
     assert msgspec.structs.asdict(seen)["shares"] == held.lease.shares
     held.release()
+
+
+# Amended
+
+
+def part(device_id: str, memory_mb: float) -> Share:
+    return Share(device_id=device_id, memory_mb=memory_mb, is_exclusive=False)
+
+
+def test_a_lease_that_is_amended_is_for_something_else_from_then_on(place: Place) -> None:
+    mine, other = place.book(), place.book()
+    [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
+    shares = (part("SIM-0", 512.0),)
+    assert not mine.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=shares), amends=held.lease.id)])
+    [seen] = look(other)[0]
+    assert (seen.id, seen.shares, seen.holder.label) == (held.lease.id, shares, "job 7")
+    held.release()
+
+
+def test_a_lease_for_nothing_is_nobodys_until_it_is_for_something_again(place: Place) -> None:
+    """Whoever holds it keeps it: it comes back under the same name, and dies with its holder."""
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    pid = place.inherit(held)
+    held.leave()
+    book.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=()), amends=held.lease.id)])
+    assert look(book)[0] == ()
+    [beside] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 2")])
+    beside.release()
+    book.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=(part("SIM-1", 512.0),)), amends=held.lease.id)])
+    assert [lease.id for lease in look(book)[0]] == [held.lease.id]
+    assert leased(book) == ["SIM-1"]
+    place.kill(pid)
+    assert leased(book) == []
+
+
+def test_what_is_amended_and_what_is_new_come_with_one_decision(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    amended = Wanted(claim=Claim(shares=()), amends=held.lease.id)
+    [fresh] = book.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
+    [seen] = look(book)[0]
+    assert seen.id == fresh.lease.id
+    fresh.release()
+    held.release()
+
+
+def test_to_amend_a_lease_that_has_ended_changes_nothing(place: Place) -> None:
+    book = place.book()
+    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    held.release()
+    again = Wanted(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
+    assert not book.grant(lambda leases, tickets: [again])
+    assert leased(book) == []

@@ -9,10 +9,25 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Job, JobSpec, OnReboot, Outcome, OutcomeKind
-from gpuyard.core.learning import Durations
+from gpuyard.core.jobs import (
+    Attempt,
+    Dependency,
+    DependencyKind,
+    Growth,
+    Job,
+    JobSpec,
+    Lack,
+    OnPreempt,
+    OnReboot,
+    Outcome,
+    OutcomeKind,
+    Parked,
+    Usage,
+)
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
+from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.core.ordering import Use
 from gpuyard.core.submission import Element
 from gpuyard.store.database import Database, migrations, open_database
@@ -35,6 +50,18 @@ FULL = JobSpec(
     stdin="in.txt",
     log_cap_mb=64.0,
     is_array=True,
+)
+LEARNING = replace(
+    SPEC, learns_memory=True, configuration="c0ffee", preempts=True, on_preempt=OnPreempt.REQUEUE, name="learns"
+)
+SHORTAGE = Shortage(where=ShortageKind.DEVICE, says="CUDA out of memory", asked_mb=2048.0, held_mb=6144.0)
+USAGE = Usage(
+    peaks_mb={"GPU-a": 6144.0, "GPU-b": 512.0},
+    ram_mb=900.0,
+    load_percent=55.0,
+    load_looks=3,
+    curve=((0.5, 100.0), (9.0, 6144.0)),
+    grew_at_s=9.0,
 )
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
@@ -78,7 +105,7 @@ def fill(store: JobStore) -> None:
     store.begin_attempt(attempt(submit(store, like())))  # 5, running
     stopping = submit(store, like())  # 6
     store.begin_attempt(attempt(stopping))
-    store.set_stop(replace(attempt(stopping), stopping=OutcomeKind.CANCELLED, kill_at=1050.0))
+    store.update_attempt(replace(attempt(stopping), stopping=OutcomeKind.CANCELLED, kill_at=1050.0))
     store.change(stopping, JobState.STOPPING, reason="stopping: cancelled")
     succeeded = submit(store, like())  # 7
     store.begin_attempt(attempt(succeeded))
@@ -99,8 +126,29 @@ def fill(store: JobStore) -> None:
     swept = [Element(values={"lr": "1e-3"}), Element(index=7), Element(command=("/bin/sh", "-c", "a | b"))]
     submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
     store.set_use(("me", "night"), Use(seconds=120.0, at=1030.0))
-    store.set_durations("0123", Durations(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
+    store.set_profile("0123", Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
     store.set_setting("paused", "1")
+
+
+def add_suspended(store: JobStore) -> None:
+    """What came with schema 2: jobs on their way out of the memory and back, one that ran out of it, and what that
+    taught."""
+    for state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):  # 14 to 16
+        job_id = submit(store, like(LEARNING))
+        begun = replace(attempt(job_id), reserved_mb=8192.0, predicted_mb=7000.0)
+        store.begin_attempt(begun)
+        store.update_attempt(replace(begun, parked=Parked.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE))
+        store.change(job_id, state, reason="it makes room for job 17")
+    short = submit(store, like(LEARNING))  # 17
+    outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="out of memory: CUDA out of memory")
+    store.begin_attempt(attempt(short))
+    lack = Lack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
+    store.update_attempt(replace(attempt(short), usage=USAGE, lack=lack))
+    store.end_attempt(short, 1, outcome, 1020.0)
+    store.change(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
+    store.grow(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
+    learned = Profile(label="python train.py", peaks_mb=(6144.0, 6200.0), floor_mb=8192.0, ram_mb=900.0, seen_at=1020.0)
+    store.set_profile("4567", learned)
 
 
 def shrink(database: Database) -> None:
@@ -118,6 +166,7 @@ def main() -> None:
     store = JobStore(database)
     with store.transaction():
         fill(store)
+        add_suspended(store)
     shrink(database)
     database.close()
 

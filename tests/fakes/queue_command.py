@@ -10,6 +10,8 @@ GPUYARD = [sys.executable, "-m", "gpuyard"]
 
 
 def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
+    # Named even where it is as it is: a line editor in this process may have told the system alone of a width.
+    options = {"env": dict(os.environ), **options}
     return subprocess.run(
         [*GPUYARD, *arguments], capture_output=True, text=True, timeout=60, check=False, input=text, **options
     )

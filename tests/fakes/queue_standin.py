@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 Answer = Any
 STATES = (
-    "held", "blocked", "delayed", "queued", "running", "stopping", "succeeded", "failed", "cancelled", "rejected",
+    "held", "blocked", "delayed", "queued", "running", "suspending", "suspended", "resuming", "stopping", "succeeded",
+    "failed", "cancelled", "rejected",
 )  # fmt: skip
 
 
@@ -93,7 +94,8 @@ def counts(**some: int) -> dict[str, int]:
 def row(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "id": job_id, "name": None, "state": state, "tag": "", "priority": 0, "user": "ada",
-        "command": f"python train.py --seed {job_id}", "gpus": 1, "vram_mb": 8192.0, "exclusive": False, "devices": [],
+        "command": f"python train.py --seed {job_id}", "gpus": 1, "vram_mb": 8192.0, "exclusive": False,
+        "learns_memory": False, "reserved_mb": None, "estimated_mb": 8192.0, "devices": [],
         "gpu_indexes": [], "attempt": 0, "submitted_at": "2026-01-02T03:04:05.678Z", "started_at": None,
         "ended_at": None, "elapsed_s": None, "waited_s": 61.0, "time_limit_s": None, "status": None,
         "outcome": None, "reason": None, "array": None, "index": None, "log": None,
@@ -106,17 +108,22 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
         "on_reboot": None, "log_cap_mb": 256.0, "values": {}, "environment_names": ["HOME", "TOKEN"],
-        "environment": None, "need": {}, "after": [], "attempts": [],
+        "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
+        "growth": None, "advice": [],
+        "memory": {"basis": "declared", "given_mb": 8192.0, "alone": False, "runs": None, "same_command": None},
     }  # fmt: skip
     return {**row(job_id, state), **known, **facts}
 
 
-def attempt(number: int, log: Path, *, is_over: bool = True) -> dict[str, Any]:
-    return {
+def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> dict[str, Any]:
+    known = {
         "number": number, "pid": 4000 + number, "devices": ["SIM-0"], "lease": "l", "log": str(log),
         "started_at": "2026-01-02T03:04:05.678Z", "ended_at": "2026-01-02T03:05:05.678Z" if is_over else None,
         "outcome": "failed" if is_over else None, "status": 1 if is_over else None, "reason": None,
+        "reserved_mb": None, "predicted_mb": None, "peaks_mb": {}, "ram_mb": None, "load_percent": None, "curve": [],
+        "ran_s": 60.0, "parked": None, "suspended_at": None, "suspended_s": 0.0, "lack": None,
     }  # fmt: skip
+    return {**known, **facts}
 
 
 def page(*jobs: dict[str, Any], following: str | None = None, **states: int) -> dict[str, Any]:

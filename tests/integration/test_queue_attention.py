@@ -39,9 +39,11 @@ def test_a_job_that_is_cancelled_leaves_the_ledgers_line(yard: Yard) -> None:
 def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(yard: Yard) -> None:
     yard.wait(yard.shell("exit 3", gpus=0))
     job_id, gate = yard.start_gated(gpus=0)
+    answer = yard.get("/wait", timeout="0")
+    assert (answer["done"], answer["selection"]) == (False, str(job_id))
     gate.write_text("go\n")
-    answer = yard.get("/wait", timeout="30")
-    assert (answer["done"], answer["selection"], answer["failed_count"]) == (True, str(job_id), 0)
+    answer = yard.get("/wait", ids=answer["selection"], timeout="30")
+    assert (answer["done"], answer["failed_count"]) == (True, 0)
 
 
 def test_a_job_that_ended_while_there_was_no_daemon_took_no_longer_for_that(yard: Yard) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.fakes.queue_standin import Asked, Refusal, StandIn, attempt, counts, job, page, row
+from tests.fakes.queue_standin import Asked, Refusal, StandIn, attempt, job, page, row
 
 SUBMITTED = {"ids": "18-117", "first": 18, "last": 117, "count": 100, "notes": []}
 
@@ -79,10 +79,17 @@ def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daem
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["submit", "--vram", "8G"], "gpuyard submit --vram 8G -- python train.py"),
+        (["submit", "--vram", "8G"], "gpuyard submit -- python train.py"),
         (["submit", "--from", "nowhere.txt"], "nowhere.txt"),
         (["submit", "--vrma", "8G", "--", "true"], "--vram"),
         (["cancel"], "17-20"),
+        (["suspend"], "17-20"),
+        (["resume"], "17-20"),
+        (["estimates", "train.py"], "gpuyard estimates forget TEXT"),
+        (["estimates", "forget"], "gpuyard estimates forget train.py"),
+        (["estimates", "forget", "train.py", "--all"], "which estimates"),
+        (["estimates", "--all"], "--all goes with `forget`"),
+        (["estimates", "--limit", "few"], "--limit 100"),
         (["priority", "17"], "gpuyard priority 17 10"),
         (["priority", "17", "high"], "'high'"),
         (["show"], "name=big"),
@@ -180,7 +187,7 @@ def test_show_keeps_secrets_to_itself_until_it_is_asked_for_them(daemon: StandIn
     assert "environment: HOME TOKEN\n" in shown
     assert "command: python train.py --seed 17\n" in shown
     assert "after: 3 met" in shown
-    assert shown.splitlines()[-1].split()[:2] == ["1", "4001"]
+    assert ["1", "4001"] in [line.split()[:2] for line in shown.splitlines()]
     assert "environment: TOKEN=hush\n" in run("show", "17", "--environment").stdout
     assert json.loads(run("show", "17", "--json").stdout) == told
 
@@ -225,6 +232,8 @@ def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
         (["hold", "17", "name=big"], "hold", {"ids": "17 name=big"}, "held 17-20"),
         (["release", "all"], "release", {"ids": "all"}, "released 17-20"),
         (["retry", "17"], "retry", {"ids": "17"}, "queued again 17-20"),
+        (["suspend", "17"], "suspend", {"ids": "17"}, "suspending 17-20"),
+        (["resume", "tag=night"], "resume", {"ids": "tag=night"}, "resuming when there is room: 17-20"),
         (["priority", "17", "18", "-5"], "priority", {"ids": "17 18", "priority": -5}, "priority -5 for 17-20"),
     ],
 )
@@ -336,7 +345,7 @@ def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
     left = iter([2, 0])
     daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = {"paused": True, "draining": False, "running": 2}
     daemon.answers["POST /unpause"] = {"paused": False, "draining": False, "running": 2}
-    daemon.answers["GET /status"] = lambda _: {"counts": counts(running=next(left))}
+    daemon.answers["GET /status"] = lambda _: {"under_way": next(left)}
     assert run("pause").stdout.startswith("paused; 2 still running")
     assert run("unpause").stdout == "jobs start again\n"
     assert run("drain").stdout.startswith("draining; 2 still running")
@@ -389,6 +398,6 @@ def test_completion_knows_the_queue_s_verbs_options_and_choices() -> None:
         answer = run(env={**os.environ, "_GPUYARD_COMPLETE": "bash_complete", **place}).stdout
         return {line.partition(",")[2] for line in answer.splitlines()}
 
-    assert complete("gpuyard su") == {"submit"}
+    assert complete("gpuyard su") == {"submit", "suspend"}
     assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-failed"}
     assert complete("gpuyard daemon st") == {"start", "stop", "status"}

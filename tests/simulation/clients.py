@@ -11,13 +11,16 @@ from gpuyard.core.submission import Asked, Submission, parse_submission
 from gpuyard.errors import StoreFault, UserError
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.life import Life
+from tests.simulation.natures import DECLARED
 from tests.simulation.world import World
 
 MOST_TRIES = 5
 KINDS = {
     "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
-    "kill": 4, "reboot": 3, "why": 5,
+    "kill": 4, "reboot": 3, "why": 5, "suspend": 8, "resume": 6,
 }  # fmt: skip
+# Where it is about memory: devices are full, and people get in each other's way.
+CROWDED = {"suspend": 30, "resume": 20, "hold": 2, "cancel": 6, "pause": 0, "submit": 70}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,11 @@ class Operation:
     priority: int | None = None
 
 
-def operations(seed: int, count: int, within_s: float) -> list[Operation]:
+def operations(seed: int, count: int, within_s: float, *, is_crowded: bool = False) -> list[Operation]:
     random = Random(f"{seed} operations")
     times = sorted(random.choice((0.0, random.uniform(0.0, within_s))) for _ in range(count))
-    kinds = ["submit", *random.choices(list(KINDS), list(KINDS.values()), k=count - 1)]
+    weights = KINDS | CROWDED if is_crowded else KINDS
+    kinds = ["submit", *random.choices(list(weights), list(weights.values()), k=count - 1)]
     return [
         Operation(at=at, kind=kind, number=number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
     ]
@@ -65,11 +69,13 @@ class Request:
 @dataclass
 class Clients:
     world: World
+    is_crowded: bool = False
     sent: dict[str, Sent] = field(default_factory=dict)
     waiting: list[Request] = field(default_factory=list)
     again: list[Sent] = field(default_factory=list)
     frozen: dict[int, str] = field(default_factory=dict)
     refused: int = 0
+    retried: int = 0
 
     def jobs(self) -> list[int]:
         return [job_id for one in self.sent.values() if one.ids for job_id in range(one.ids[0], one.ids[1] + 1)]
@@ -87,7 +93,8 @@ class Clients:
                 life.explain(job_id)
         elif self.jobs():
             priority = random.randint(-2, 3) if operation.priority is None else operation.priority
-            self.change(operation.kind, operation.jobs or self._selection(random), priority, life)
+            meant = operation.jobs or self._selection(random, likes_all=operation.kind in ("suspend", "resume"))
+            self.change(operation.kind, meant, priority, life)
 
     def submit(self, asked: Asked, life: Life) -> None:
         sent = Sent(asked=asked, count=0)
@@ -119,10 +126,19 @@ class Clients:
     def change(self, kind: str, text: str, priority: int, life: Life) -> None:
         selection = parse_selection(text)
         requests = life.requests
-        verbs = {"cancel": requests.cancel, "hold": requests.hold, "release": requests.release, "retry": requests.retry}
-        pieces = requests.prioritise(selection, priority) if kind == "priority" else verbs[kind](selection)
+        verbs = {
+            "cancel": requests.cancel, "hold": requests.hold, "release": requests.release, "retry": requests.retry,
+            "resume": requests.resume,
+        }  # fmt: skip
+        if kind == "priority":
+            pieces = requests.prioritise(selection, priority)
+        elif kind == "suspend":
+            pieces = requests.suspend(selection, life.look())
+        else:
+            pieces = verbs[kind](selection)
         if kind in ("release", "retry"):
             self.frozen.clear()  # it may happen from now on, whether or not anybody is told
+        self.retried += kind == "retry"
 
         def done(changed: Changed) -> None:
             self.world.tell(kind, (text, changed.ids))
@@ -170,10 +186,16 @@ class Clients:
     # What is asked for
 
     def _submission(self, token: str, random: Random) -> Asked:
-        options: dict[str, Any] = {"name": token, "gpus": str(random.choice((0, 0, 1, 1, 1, 1, 2)))}
+        gpus = random.choice((1, 1, 1, 1, 2) if self.is_crowded else (0, 0, 1, 1, 1, 1, 2))
+        options: dict[str, Any] = {"name": token, "gpus": str(gpus)}
         command = ["wild", token]
         if options["gpus"] != "0":
-            options.update(random.choice(({}, {}, {"vram": "4G"}, {"vram": "9G"}, {"vram": "12G", "exclusive": True})))
+            declared = random.choice((None, None, None, 4, 9, 12))
+            if declared is not None:
+                options["vram"] = f"{declared}G"
+                command.append(f"{DECLARED}{declared * 1024}")
+            options.update({"exclusive": True} if declared == 12 or random.random() < 0.1 else {})
+            options.update({"preempt": True} if random.random() < (0.4 if self.is_crowded else 0.1) else {})
             options.update(random.choice(({}, {}, {}, {"device": "1"})) if options["gpus"] == "1" else {})
         if random.random() < 0.3:
             options["array"] = f"0-{random.randint(0, 7)}{random.choice(('', '%1', '%2', '%3'))}"
@@ -193,6 +215,7 @@ class Clients:
             (0.3, "tag", lambda: random.choice(("night", "day"))),
             (0.1, "hold", lambda: True),
             (0.5, "on-reboot", lambda: random.choice(("requeue", "hold", "fail"))),
+            (0.4, "on-preempt", lambda: random.choice(("suspend", "requeue", "never"))),
         )
         for chance, name, value in wishes:
             if random.random() < chance:
@@ -202,8 +225,9 @@ class Clients:
             some = [str(random.choice(self.jobs())) for _ in range(random.randint(1, 2))]
             options[kind] = random.choice((some, some, some, ["all"]))
 
-    def _selection(self, random: Random) -> str:
+    def _selection(self, random: Random, *, likes_all: bool) -> str:
         jobs = self.jobs()
         first = random.choice(jobs)
         names = [f"name={one.asked.token}" for one in self.sent.values() if one.ids]
-        return random.choice((str(first), str(first), f"{first}-{first + 2}", random.choice(names), "all"))
+        kinds = (str(first), str(first), f"{first}-{first + 2}", random.choice(names), "all")
+        return random.choice((*kinds, *["all"] * 4 * likes_all))

@@ -7,10 +7,12 @@ that is allowed, and a supervisor that finds its daemon gone may take its time t
 from collections.abc import Sequence
 
 from gpuyard.core.jobs import Attempt
+from gpuyard.core.oom import Shortage
 from gpuyard.engines.journal import Things, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared
-from tests.simulation.world import Program, World
+from tests.simulation.programs import Program
+from tests.simulation.world import World
 
 UNPASSABLE = "\0"
 Name = tuple[int, int, int]
@@ -35,7 +37,8 @@ class SimulatedEngine:
         if world.random("prepare").random() < self._trouble:
             raise EnvironmentFault("the system will not make another process")
         lease_id = None if lease_descriptor is None else self._descriptors[lease_descriptor]
-        program = world.spawn(launch.job_id, launch.attempt, launch.command, lease_id)
+        runs_out = int(launch.environment.get("GPUYARD_OOM_COUNT", "0"))
+        program = world.spawn(launch.job_id, launch.attempt, launch.command, lease_id, runs_out)
         self._prepared.append(program)
         self._watched[*program.name, program.pid] = program
         return Prepared(
@@ -74,7 +77,20 @@ class SimulatedEngine:
         words = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
         for name in over:
             self._watched.pop(name, None)
-        return [Ended(job_id=name[0], attempt=name[1], outcome=outcome_of(words.get(name), Things())) for name in over]
+        return [
+            Ended(
+                job_id=name[0],
+                attempt=name[1],
+                outcome=outcome_of(words.get(name), Things()),
+                shortage=self._shortage_of(name),
+            )
+            for name in over
+        ]
+
+    def _shortage_of(self, name: Name) -> Shortage | None:
+        """From its log, which outlives everything."""
+        of_name = (one for one in reversed(self._world.programs) if (*one.name, one.pid) == name)
+        return next((program.shortage for program in of_name), None)
 
     def is_readable(self) -> bool:
         """What an event loop would see: it stays so until `ended` was asked."""

@@ -1,12 +1,14 @@
 """What must hold after every turn of a story and at its end, read from the database and from the world itself."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpuyard.control.desk import Desk
 from gpuyard.core.dependencies import Prospect, prospect, prospect_of_all
-from gpuyard.core.jobs import Attempt, DependencyKind, Job, OutcomeKind
+from gpuyard.core.jobs import Attempt, DependencyKind, Job, OutcomeKind, Parked
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.ordering import level
 from gpuyard.core.recovery import REBOOTED
@@ -14,13 +16,22 @@ from gpuyard.engines.journal import BEGAN, Things, outcome_of
 from gpuyard.store.database import Database
 from gpuyard.store.jobs import JobStore
 from gpuyard.store.rows import lane_of
+from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
-from tests.simulation.life import LIMITS
-from tests.simulation.world import Program, World
+from tests.simulation.life import LIMITS, Life
+from tests.simulation.programs import Program
+from tests.simulation.world import World
 
 _STATE_OF = {
     JobState.SUCCEEDED: {OutcomeKind.SUCCEEDED},
-    JobState.FAILED: {OutcomeKind.FAILED, OutcomeKind.CANNOT_START, OutcomeKind.TIMED_OUT, OutcomeKind.LOST},
+    JobState.FAILED: {
+        OutcomeKind.FAILED,
+        OutcomeKind.CANNOT_START,
+        OutcomeKind.TIMED_OUT,
+        OutcomeKind.LOST,
+        OutcomeKind.OUT_OF_MEMORY,
+        OutcomeKind.NOT_RESTORED,
+    },
 }
 
 
@@ -57,6 +68,8 @@ class Checker:
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
         live = store.live()
+        memory_invariants.check_live(live)
+        memory_invariants.check_shares(self._world)
         alive = {job_id for job_id, state in states.items() if state in LIVE}
         assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
@@ -64,10 +77,10 @@ class Checker:
         recorded = {(attempt.job_id, attempt.number, attempt.pid) for _, attempt in live}
         running = [program for program in self._world.programs if program.is_running]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
-        names = {job.id: job.spec.name for job, _ in live}
+        commands = {job.id: job.words for job, _ in live}
         for program in running:
             assert (*program.name, program.pid) in recorded, f"{program.name} runs, and nobody knows of it"
-            assert names[program.job_id] in program.words, f"{program.name} runs the command of another"
+            assert commands[program.job_id] == program.words, f"{program.name} runs the command of another"
 
     def _check_limits(self, jobs: Sequence[Job]) -> None:
         groups = Counter(job.group for job in jobs if job.group_limit is not None)
@@ -109,8 +122,14 @@ class Checker:
         jobs = [store.job(job_id) for (job_id,) in rows if job_id not in arriving]
         self._queued = {job.id: job for job in jobs if job is not None}
 
-    def after_step(self, started: int, head: int | None) -> list[int]:
-        """Behind a `head`, those who are known to take little time may pass those who are not: which have passed it."""
+    def after_step(self, life: Life, started: int) -> list[int]:
+        """Behind a head, those who are known to take little time may pass those who are not: which have passed it."""
+        store = JobStore(self._database)
+        memory_invariants.check_after_step(
+            self._world, store, life.suspender, life.controller, asked_ledger=life.asked_ledger
+        )
+        plan = life.controller.plan
+        head = None if plan.head is None else plan.head.job_id
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
         states = self._states()
         begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING]
@@ -124,8 +143,11 @@ class Checker:
     def _is_before(self, job: Job, other: Job) -> bool:
         """Where nothing but their places in the queue tells them apart."""
         mine, others = lane_of(job), lane_of(other)
-        is_alike = (mine.user, mine.tag, mine.need) == (others.user, others.tag, others.need)
-        if not is_alike or mine.group_limit is not None:
+        is_alike = (mine.user, mine.tag, mine.need, mine.preempts) == (
+            others.user, others.tag, others.need, others.preempts,
+        )  # fmt: skip
+        is_sized = mine.sizes_each or others.sizes_each or job.growth.count or other.growth.count
+        if not is_alike or is_sized or mine.group_limit is not None:
             return False
         return self._rank(job) < self._rank(other)
 
@@ -143,13 +165,15 @@ class Checker:
         assert not self._arriving(), "a submission is incomplete"
         self._check_submissions()
         recorded = {job_id: store.attempts(job_id) for job_id in self._states()}
-        self._check_runs([attempt for attempts in recorded.values() for attempt in attempts])
+        limits = {job_id: job.spec.time_limit_s for job_id in recorded if (job := store.job(job_id)) is not None}
+        self._check_runs([attempt for attempts in recorded.values() for attempt in attempts], limits)
         for job_id, attempts in recorded.items():
             job = store.job(job_id)
             assert job is not None
             numbers = [attempt.number for attempt in attempts]
             assert numbers == list(range(1, job.attempts + 1)), "attempts are not counted right"
             self._check_verdict(job, attempts)
+            memory_invariants.check_job_at_end(self._world, job, attempts, self._clients.retried)
 
     def _check_submissions(self) -> None:
         for token, sent in self._clients.sent.items():
@@ -161,7 +185,7 @@ class Checker:
             else:
                 assert count in (0, sent.count), f"{token} was never acknowledged, and is there in part"
 
-    def _check_runs(self, attempts: Sequence[Attempt]) -> None:
+    def _check_runs(self, attempts: Sequence[Attempt], limits: Mapping[int, float | None]) -> None:
         begun = {_key(program): program for program in self._world.programs if program.began_at is not None}
         unbegun = {_key(program): program for program in self._world.programs if program.began_at is None}
         recorded = {(attempt.job_id, attempt.number, attempt.pid, attempt.boot_id): attempt for attempt in attempts}
@@ -169,6 +193,7 @@ class Checker:
         for key, attempt in recorded.items():
             if key in begun:
                 _check_outcome(attempt, begun[key])
+                memory_invariants.check_time(attempt, begun[key], limits[attempt.job_id])
             else:
                 assert key in unbegun
                 stopped_before_it_began = attempt.stopping is not None
@@ -206,6 +231,11 @@ class Checker:
     def held(self) -> list[int]:
         return [job_id for job_id, state in self._states().items() if state is JobState.HELD]
 
+    def suspended_by_hand(self) -> list[int]:
+        query = "SELECT job FROM attempts WHERE ended_at IS NULL AND parked = ?"
+        by_hand = {job_id for (job_id,) in self._execute(query, (Parked.BY_PERSON,)).fetchall()}
+        return [job_id for job_id, state in self._states().items() if state is JobState.SUSPENDED and job_id in by_hand]
+
     def standing(self) -> dict[int, str]:
         return {job_id: str(state) for job_id, state in self._states().items() if state not in FINISHED}
 
@@ -227,7 +257,8 @@ class Checker:
 
 
 def _essence(live: Sequence[tuple[Job, Attempt]]) -> dict[int, tuple[JobState, int, Attempt]]:
-    return {job.id: (job.state, job.failures, attempt) for job, attempt in live}
+    """What was used is written down only now and then."""
+    return {job.id: (job.state, job.failures, replace(attempt, usage=None)) for job, attempt in live}
 
 
 def _key(program: Program) -> tuple[Any, ...]:
@@ -239,9 +270,14 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     outcome = attempt.outcome
     assert outcome is not None, f"{program.name} has no outcome"
     if attempt.stopping is not None:
-        assert outcome.kind is attempt.stopping
+        made_it = attempt.stopping is OutcomeKind.PREEMPTED and program.word == "0"
+        assert outcome.kind is (OutcomeKind.SUCCEEDED if made_it else attempt.stopping)
     elif outcome == REBOOTED:
         assert program.word != "0", f"{program.name} had succeeded before the machine was restarted"
+    elif program.shortage is not None:
+        assert outcome.kind is OutcomeKind.OUT_OF_MEMORY, f"{program.name} ran out of memory, and nobody saw it"
+    elif outcome.kind is OutcomeKind.OUT_OF_MEMORY:
+        assert program.word in ("134", "139"), f"{program.name} did not crash, and left {program.word}"
     else:
         expected = outcome_of(program.word or (BEGAN if program.began_at is not None else None), Things())
         assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"

@@ -35,28 +35,37 @@ class SimulatedBook:
 
     def __init__(self, world: World, holder: Holder, keeper: str, trouble: float = 0.0) -> None:
         self.descriptors: dict[int, str] = {}
+        self.has_failed = False
         self._world = world
         self._holder = holder
         self._keeper = keeper
         self._trouble = trouble
         self._ticket: str | None = None
         self._waits_for: tuple[Need, int] | None = None
+        self._seen: Snapshot | None = None
 
     def grant(self, decide: Decide) -> list[SimulatedClaim]:
         self._may_fail("grant")
         tickets = tuple(ticket for ticket, _ in self._world.tickets.values())
         claims = []
+        taken: list[str] = []
         for wanted in decide(self._world.leases(), tickets):
+            taken += [share.device_id for share in wanted.claim.shares]
+            if wanted.amends is not None:
+                self._world.amend_lease(wanted.amends, wanted.claim.shares)
+                continue
             holder = replace(self._holder, label=wanted.label)
             granted = self._world.grant(holder, wanted.claim.shares, self._keeper)
             descriptor = self._world.number("descriptor")
             self.descriptors[descriptor] = granted.lease.id
             claims.append(SimulatedClaim(self._world, granted, self._keeper, descriptor))
+        if self._seen is not None:
+            self._world.check_fit(taken, self._seen)
         return claims
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
-        ids = {lease.id for lease in leases}
-        return {key: memory for key, memory in self._world.measured().items() if key[0] in ids}
+        self._seen = snapshot
+        return self._world.measure(snapshot, leases)
 
     def enter_line(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):
@@ -90,7 +99,8 @@ class SimulatedBook:
                 del self._world.tickets[ticket_id]
 
     def _may_fail(self, kind: str) -> None:
-        if self._world.random(kind).random() < self._trouble:
+        self.has_failed = self._world.random(kind).random() < self._trouble
+        if self.has_failed:
             raise EnvironmentFault("the ledger is busy")
 
 
@@ -135,12 +145,12 @@ class Others:
             if other is None or ticket.id not in world.tickets:
                 continue
             ahead = tuple(one for one in line[:place] if one.id in world.tickets)
-            view = View(
-                now=world.now, snapshot=world.snapshot(), leases=world.leases(), measured=world.measured(), ahead=ahead
-            )
+            seen, leases = world.snapshot(), world.leases()
+            view = View(now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead)
             claim = choose(other.need, view).claim
             if claim is not None:
                 granted = world.grant(ticket.holder, claim.shares, other.name)
+                world.check_fit([share.device_id for share in claim.shares], seen)
                 lease_id, name = granted.lease.id, other.name
                 world.after(other.runs_s, lambda lease_id=lease_id, name=name: world.let_go(lease_id, name))  # type: ignore[misc]
                 self._give_up(ticket.id)

@@ -14,13 +14,17 @@ from gpuyard.store.jobs import JobStore
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.gaps import Gaps, LeasesPort, Port, StorePort, Thread
 from tests.simulation.leases import SimulatedBook
+from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.world import World
 
 LIMITS = Limits(cpu_jobs=2, tags={"night": 1})
+RULES = Rules(limits=LIMITS, settle_s=4.0)
+# A look that is no older than this is still good, as in the daemon.
+FRESH_S = 0.25
 
 
 class Life:
-    def __init__(self, world: World, database: Database, gaps: Gaps, trouble: float) -> None:
+    def __init__(self, world: World, database: Database, gaps: Gaps, trouble: float, moves_fail: float) -> None:
         self.number = world.number("life")
         self.thread = Thread(gaps)
         self.me = Holder(
@@ -30,6 +34,8 @@ class Life:
         self._database = database
         self._book = SimulatedBook(world, self.me, f"life {self.number}", trouble)
         self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
+        self.suspender = SimulatedSuspender(world, moves_fail)
+        self._latest: Look | None = None
         self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
         clock = Port("clock", world.clock, self.thread)
@@ -38,21 +44,39 @@ class Life:
             LeasesPort("leases", self._book, self.thread),
             Port("engine", self._engine, self.thread),
             clock,
-            rules=Rules(limits=LIMITS),
+            rules=RULES,
             me=self.me,
+            suspender=Port("suspender", self.suspender, self.thread),
         )
         self.requests = Requests(self.controller, store_port, Catalogue(database, store), clock)  # type: ignore[arg-type]
 
+    @property
+    def asked_ledger(self) -> bool:
+        """Whether the ledger answered when it was last asked."""
+        return not self._book.has_failed
+
     def step(self) -> Step:
-        return self.controller.step(Look(snapshot=self._world.snapshot()))
+        return self.controller.step(self.look())
+
+    def look(self) -> Look:
+        """One that is good enough."""
+        taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
+        if self._latest is None or taken_at is None or self._world.now - taken_at > FRESH_S:
+            self._latest = Look(snapshot=self._world.snapshot())
+        return self._latest
 
     def explain(self, job_id: int) -> None:
         job = self._store.job(job_id)
-        if job is not None and job.state is JobState.QUEUED:
-            self.controller.explain(job, Look(snapshot=self._world.snapshot()))
+        if job is not None and job.state in (JobState.QUEUED, JobState.SUSPENDED):
+            self.controller.explain(job, self.look())
 
     def is_called(self) -> bool:
-        return self._engine.is_readable()
+        return self._engine.is_readable() or self.suspender.is_readable()
+
+    def measures(self) -> bool:
+        """Whether something runs on a device, which is looked at now and then."""
+        live = self.controller.desk.live.values()
+        return any(each.attempt.devices and each.job.state is not JobState.SUSPENDED for each in live)
 
     def others_are_in_the_way(self) -> bool:
         """As the daemon tells whether to watch the ledger."""

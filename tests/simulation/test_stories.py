@@ -14,8 +14,9 @@ from gpuyard.core.submission import Asked
 from gpuyard.store.jobs import JobStore
 from tests.simulation.clients import Operation
 from tests.simulation.engine import SimulatedEngine
+from tests.simulation.natures import Nature, plain_nature
 from tests.simulation.play import Play, Played, Script, wild
-from tests.simulation.world import Nature, World, plain_nature
+from tests.simulation.world import World
 
 
 def submit(at: float, token: str, *words: str, **options: Any) -> Operation:
@@ -64,15 +65,15 @@ def test_a_job_for_all_devices_is_not_starved_by_small_ones() -> None:
 
 
 def crowd(seed: int) -> list[Operation]:
-    """All at once, so that who is first stays first. Some say how long they take, and are right."""
+    """All at once, so that who is first stays first. All say how long they take, and are right: otherwise the devices
+    that are kept for the first are those that only seem to be free for it first."""
     random = Random(seed)
     operations = []
     for number in range(12):
         runs_s = random.randint(1, 30)
         options: dict[str, Any] = {"gpus": str(random.choice((1, 1, 2, 3))), "priority": str(random.randint(0, 2))}
         options.update(random.choice(({}, {"vram": "8G"}, {"vram": "14G"})))
-        if random.random() < 0.75:
-            options["duration"] = f"{runs_s}s"
+        options["duration"] = f"{runs_s}s"
         operations.append(submit(0, f"j{number}", str(runs_s), **options))
     return operations
 
@@ -93,7 +94,7 @@ def delays(seeds: range) -> tuple[int, list[str]]:
 
 
 def test_whoever_is_first_is_never_delayed_by_those_who_pass_it() -> None:
-    passed, found = delays(range(50))
+    passed, found = delays(range(30))
     assert not found
     assert passed > 50
 
@@ -284,7 +285,7 @@ def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
         (_leave_orphans_alone, "runs, and nobody knows of it"),
         (_count_unbegun_attempts, "live attempts and states do not agree"),
         (_ignore_limits, "than (its|their) limit"),
-        (_see_no_leases, "is somebody's alone, and leased to 2"),
+        (_see_no_leases, "is somebody's alone, and leased to 2|its lease is for something"),
         (_never_wake_for_a_time, "the daemon sleeps, and jobs wait"),
         (_keep_incomplete_submissions, "the daemon sleeps, and jobs wait"),
     ],
@@ -300,4 +301,4 @@ def test_a_daemon_that_breaks_a_rule_is_caught(
 def play_many(seeds: int) -> None:
     for seed in range(seeds):
         random = Random(seed)
-        Play(wild(seed), frozenset(random.randrange(800) for _ in range(8))).run()
+        Play(wild(seed), frozenset(random.randrange(800) for _ in range(12))).run()

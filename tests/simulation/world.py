@@ -1,21 +1,27 @@
 """The simulated machine: a clock, devices, programs under supervisors, strangers, and what survives a daemon.
 
-Nothing here knows the controller. A program's nature (how long it runs, how it ends, whether it heeds SIGTERM) follows
-from the seed, its command and the number of its attempt, so it is the same whatever happened before.
+Nothing here knows the controller. What programs do by themselves is their nature (natures.py); here they meet each
+other: a device has so much memory, and whoever takes what is not there runs out of it.
 """
 
 import heapq
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gpuyard.core.model import Device, Holder, Host, Lease, Share, Snapshot, Ticket, Vendor
+from msgspec.structs import replace
+
+from gpuyard.core.model import Device, Holder, Host, Lease, Process, Share, Snapshot, Ticket, Vendor
+from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.engines.journal import BEGAN
+from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
+from tests.simulation.programs import Program
 
 EPOCH = 1_763_000_000.0
-MEMORY_MB = 24_576.0
+RAM_MB = 64_000.0
+_A_STRANGER = 1
 Action = Callable[[], None]
 Event = tuple[float, str, Any]
 
@@ -34,71 +40,6 @@ class VirtualClock:
         self.time += seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Nature:
-    """`lost_after_s` is when its supervisor is killed, `is_orphan` whether the program goes on without it; something of
-    the job's keeps the lease for `lingers_s` after its end."""
-
-    runs_s: float
-    word: str = "0"
-    heeds_term: bool = True
-    term_s: float = 0.0
-    lost_after_s: float | None = None
-    is_orphan: bool = False
-    lingers_s: float = 0.0
-    memory_share: float = 0.9
-    allocates_after_s: float = 0.0
-
-
-def plain_nature(words: tuple[str, ...], _: int) -> Nature:
-    """`run SECONDS [STATUS]`"""
-    return Nature(runs_s=float(words[1]), word=words[2] if len(words) > 2 else "0")
-
-
-def wild_nature(seed: int) -> Callable[[tuple[str, ...], int], Nature]:
-    def nature(words: tuple[str, ...], attempt: int) -> Nature:
-        random = Random(f"{seed} {words} {attempt}")
-        runs_s = random.choice((0.0, random.uniform(0.0, 0.5), random.uniform(1.0, 8.0), random.uniform(4.0, 25.0)))
-        is_lost = random.random() < 0.06
-        return Nature(
-            runs_s=runs_s,
-            word=random.choices(("0", "1", "3", "139", "no-program"), (75, 12, 5, 5, 3))[0],
-            heeds_term=random.random() < 0.75,
-            term_s=random.choice((0.0, random.uniform(0.0, 3.0))),
-            lost_after_s=random.uniform(0.0, runs_s) if is_lost else None,
-            is_orphan=random.random() < 0.5,
-            lingers_s=random.uniform(0.0, 6.0) if random.random() < 0.08 else 0.0,
-            memory_share=random.choice((0.0, 0.5, 0.9, 1.0, 1.2)),
-            allocates_after_s=random.uniform(0.0, 2.0),
-        )
-
-    return nature
-
-
-@dataclass(kw_only=True)
-class Program:
-    """A supervisor and what it runs. `word` is what it left in the journal; `fate` says it of those that left none."""
-
-    job_id: int
-    attempt: int
-    pid: int
-    born_at: float
-    boot: int
-    words: tuple[str, ...]
-    nature: Nature
-    lease_id: str | None
-    began_at: float | None = None
-    ended_at: float | None = None
-    is_supervised: bool = True
-    is_running: bool = False
-    word: str | None = None
-    fate: str | None = None
-
-    @property
-    def name(self) -> tuple[int, int]:
-        return self.job_id, self.attempt
-
-
 @dataclass(kw_only=True)
 class Granted:
     """A lease lives while somebody keeps it."""
@@ -108,7 +49,7 @@ class Granted:
 
 
 class World:
-    def __init__(self, seed: int, nature_of: Callable[[tuple[str, ...], int], Nature], devices: int = 2) -> None:
+    def __init__(self, seed: int, nature_of: NatureOf, devices: int = 2) -> None:
         self.seed = seed
         self.clock = VirtualClock()
         self.boot = 1
@@ -121,6 +62,7 @@ class World:
         self.faults: dict[str, str] = {}
         self.log: list[Event] = []
         self.ledger_woke = False
+        self.had_strangers = False
         self._nature_of = nature_of
         self._agenda: list[tuple[float, int, Action]] = []
         self._numbers: dict[str, int] = {}
@@ -157,7 +99,10 @@ class World:
 
     # Programs
 
-    def spawn(self, job_id: int, attempt: int, words: tuple[str, ...], lease_id: str | None) -> Program:
+    def spawn(
+        self, job_id: int, attempt: int, words: tuple[str, ...], lease_id: str | None, runs_out: int = 0
+    ) -> Program:
+        shares = self.granted[lease_id].lease.shares if lease_id is not None else ()
         program = Program(
             job_id=job_id,
             attempt=attempt,
@@ -167,6 +112,8 @@ class World:
             words=words,
             nature=self._nature_of(words, attempt),
             lease_id=lease_id,
+            devices=tuple(share.device_id for share in shares),
+            runs_out=runs_out,
         )
         self.programs.append(program)
         if lease_id is not None:
@@ -180,9 +127,24 @@ class World:
         program.began_at, program.is_running = self.now, True
         self.journal.append((program.job_id, program.attempt, program.pid, BEGAN))
         self.tell("begins", program.name)
-        self.after(nature.runs_s, lambda: self.exit(program, nature.word))
+        self.thaw(program)
         if nature.lost_after_s is not None:
             self.after(nature.lost_after_s, lambda: self._lose(program))
+
+    def thaw(self, program: Program) -> None:
+        """It runs, from where it was."""
+        if not program.is_running or program.goes_since is not None:
+            return
+        program.goes_since = self.now
+        program.span += 1
+        span, nature = program.span, program.nature
+
+        def plan(at_s: float, act: Action) -> None:
+            self.after(max(0.0, at_s - program.ran_s), lambda: act() if program.span == span else None)
+
+        for climb in range(program.climbed, len(nature.climbs)):
+            plan(nature.climbs[climb][0], lambda climb=climb: self._climb(program, climb))  # type: ignore[misc]
+        plan(nature.runs_s, lambda: self.exit(program, nature.word))
 
     def leave_unbegun(self, program: Program) -> None:
         if program.is_supervised and program.began_at is None:
@@ -194,20 +156,25 @@ class World:
             self._bury(program)
 
     def signal(self, job_id: int, attempt: int, signum: int) -> int:
-        """Reaches the programs of the attempt, not their supervisors."""
+        """Reaches the programs of the attempt, not their supervisors. One that is halted hears only what kills it."""
         found = [program for program in self.programs if program.name == (job_id, attempt) and program.is_running]
         for program in found:
             self.tell("signal", (program.name, int(signum)))
             if signum == signal.SIGKILL:
                 self.exit(program, "137")
-            elif program.nature.heeds_term:
+                continue
+            program.is_told_to_end = program.is_told_to_end or signum == signal.SIGTERM
+            hears = signum == signal.SIGCONT or not program.is_frozen
+            if program.is_told_to_end and hears and program.nature.heeds_term:
                 self.after(program.nature.term_s, lambda program=program: self.exit(program, "143"))  # type: ignore[misc]
         return len(found)
 
     def exit(self, program: Program, word: str) -> None:
         if program.began_at is not None and not program.is_running:
             return
+        program.freeze(self.now)
         program.is_running = False
+        program.drop_all()
         if program.is_supervised:
             program.word = word
             self.journal.append((program.job_id, program.attempt, program.pid, word))
@@ -216,6 +183,9 @@ class World:
     def _lose(self, program: Program) -> None:
         if program.is_supervised:
             program.is_running = program.is_running and program.nature.is_orphan
+            if not program.is_running:
+                program.freeze(self.now)
+                program.drop_all()
             self.kill_supervisor(program, "lost")
 
     def _bury(self, program: Program) -> None:
@@ -235,21 +205,66 @@ class World:
         self.tell("reboot", self.boot)
         for program in self.programs:
             if program.is_supervised or program.is_running:
+                program.freeze(self.now)
+                program.drop_all()
                 program.is_supervised = program.is_running = False
                 program.fate, program.ended_at = "rebooted", self.now
         self.granted.clear()
         self.tickets.clear()
         self.boot += 1
 
+    # Memory
+
+    def free_mb(self, device_id: str) -> float:
+        held = sum(program.memory_mb.get(device_id, 0.0) for program in self.programs)
+        return MEMORY_MB - self.strangers_mb[device_id] - held
+
+    def _climb(self, program: Program, climb: int) -> None:
+        """All devices or none; where it does not fit, the program has run out of memory."""
+        program.climbed = climb + 1
+        target = program.target_mb(climb)
+        more: dict[str, float] = {}
+        for device_id in program.devices:
+            held, free = program.memory_mb.get(device_id, 0.0), self.free_mb(device_id)
+            more[device_id] = 0.9 * free if target == EVERYTHING else max(0.0, target - held)
+            if more[device_id] > free:
+                self._run_out(program, device_id, more[device_id])
+                return
+        for device_id, asked in more.items():
+            program.memory_mb[device_id] = program.memory_mb.get(device_id, 0.0) + asked
+
+    def _run_out(self, program: Program, device_id: str, asked_mb: float) -> None:
+        self.tell("out of memory", (program.name, device_id))
+        if not program.nature.silent:
+            program.shortage = Shortage(
+                where=ShortageKind.DEVICE,
+                says="CUDA out of memory",
+                asked_mb=asked_mb,
+                free_mb=self.free_mb(device_id),
+                total_mb=MEMORY_MB,
+                held_mb=program.memory_mb.get(device_id, 0.0),
+            )
+        self.exit(program, "134" if program.nature.silent else "1")
+
+    def come_or_go(self, device_id: str, stranger_mb: float) -> None:
+        """A stranger takes what is there, and no more."""
+        self.strangers_mb[device_id] = 0.0
+        self.strangers_mb[device_id] = min(stranger_mb, self.free_mb(device_id))
+        self.had_strangers = True
+
     # Leases
 
     def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str) -> Granted:
         lease = Lease(id=f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
         self.granted[lease.id] = Granted(lease=lease, keepers={keeper})
-        for share in shares:
-            self._check_fit(share.device_id)
         self.tell("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
+
+    def amend_lease(self, lease_id: str, shares: tuple[Share, ...]) -> None:
+        granted = self.granted.get(lease_id)
+        if granted is not None:
+            granted.lease = replace(granted.lease, shares=shares)
+            self.tell("amended", (granted.lease.holder.label, tuple(share.device_id for share in shares)))
 
     def let_go(self, lease_id: str, keeper: str) -> None:
         granted = self.granted.get(lease_id)
@@ -263,60 +278,74 @@ class World:
             self.ledger_woke = True
 
     def leases(self) -> tuple[Lease, ...]:
-        return tuple(granted.lease for granted in self.granted.values())
+        """Those that are for something."""
+        return tuple(granted.lease for granted in self.granted.values() if granted.lease.shares)
 
-    def measured(self) -> dict[tuple[str, str], float | None]:
-        """What each lease's programs hold on each of its devices."""
+    def measure(self, snapshot: Snapshot, leases: Sequence[Lease]) -> dict[tuple[str, str], float | None]:
+        """What each lease's programs held on each of its devices when they were looked at, as far as they still run."""
         found: dict[tuple[str, str], float | None] = {
-            (lease.id, share.device_id): 0.0 for lease in self.leases() for share in lease.shares
+            (lease.id, share.device_id): 0.0 for lease in leases for share in lease.shares
         }
-        for program in self.programs:
-            if program.is_running and program.lease_id in self.granted and self._has_allocated(program):
-                for share in self.granted[program.lease_id].lease.shares:
-                    asked = MEMORY_MB if share.memory_mb is None else share.memory_mb
-                    used = min(MEMORY_MB, asked * program.nature.memory_share)
-                    found[program.lease_id, share.device_id] = used
+        alive = {one.pid: one.lease_id for one in self.programs if one.is_running and one.boot == self.boot}
+        for device in snapshot.devices:
+            for process in device.processes or ():
+                key = (alive.get(process.pid) or "", device.id)
+                if key in found:
+                    found[key] = (found[key] or 0.0) + (process.memory_mb or 0.0)
         return found
 
-    def _has_allocated(self, program: Program) -> bool:
-        return program.began_at is not None and self.now >= program.began_at + program.nature.allocates_after_s
+    def check_fit(self, device_ids: Sequence[str], seen: Snapshot) -> None:
+        """By the rule itself, not by the code that is to keep it, as far as whoever was granted something could see."""
+        measured = self.measure(seen, self.leases())
+        for device in seen.devices:
+            if device.id in device_ids:
+                self._check_device(device, measured)
 
-    def _check_fit(self, device_id: str) -> None:
-        """By the rule itself, not by the code that is to keep it."""
-        here = [(lease, share) for lease in self.leases() if (share := lease.on(device_id)) is not None]
-        strangers = self.strangers_mb[device_id]
+    def _check_device(self, device: Device, measured: dict[tuple[str, str], float | None]) -> None:
+        here = [(lease, share) for lease in self.leases() if (share := lease.on(device.id)) is not None]
+        used = [measured[lease.id, device.id] or 0.0 for lease, _ in here]
+        strangers = (device.memory_used_mb or 0.0) - sum(used)
         if any(share.is_exclusive for _, share in here):
-            assert len(here) == 1, f"{device_id} is somebody's alone, and leased to {len(here)}"
+            assert len(here) == 1, f"{device.id} is somebody's alone, and leased to {len(here)}"
             asked = here[0][1].memory_mb
             if asked is None:
-                assert strangers <= max(1024.0, 0.05 * MEMORY_MB), f"strangers hold {strangers} MB of {device_id}"
+                assert strangers <= max(1024.0, 0.05 * MEMORY_MB), f"strangers hold {strangers} MB of {device.id}"
             else:
-                assert asked + strangers <= MEMORY_MB
-            return
-        measured = self.measured()
-        charged = sum(max(share.memory_mb or 0.0, measured[lease.id, device_id] or 0.0) for lease, share in here)
-        assert charged + strangers <= MEMORY_MB, f"{device_id} is promised {charged} MB, strangers hold {strangers}"
+                assert asked + strangers <= MEMORY_MB, f"{device.id} has no {asked} MB left"
+        elif len(here) > 1:
+            charged = sum(
+                max(MEMORY_MB if share.memory_mb is None else share.memory_mb, seen)
+                for (_, share), seen in zip(here, used, strict=True)
+            )
+            assert charged + strangers <= MEMORY_MB + 1e-6, (
+                f"{device.id} is promised {charged} MB, strangers hold {strangers}"
+            )
 
     # What a probe sees
 
     def snapshot(self) -> Snapshot:
-        used = dict(self.strangers_mb)
-        for (_, device_id), memory_mb in self.measured().items():
-            used[device_id] += memory_mb or 0.0
+        stashed = sum(sum(program.stash_mb.values()) for program in self.programs if program.stash_mb)
         return Snapshot(
             taken_at=self.now,
-            host=Host(cpu_percent=10.0, memory_available_mb=64_000.0),
-            devices=tuple(self._device(index, device_id, used) for index, device_id in enumerate(self.device_ids)),
+            host=Host(cpu_percent=10.0, memory_total_mb=RAM_MB, memory_available_mb=RAM_MB - stashed),
+            devices=tuple(self._device(index, device_id) for index, device_id in enumerate(self.device_ids)),
         )
 
-    def _device(self, index: int, device_id: str, used: dict[str, float]) -> Device:
-        used_mb = min(MEMORY_MB, used[device_id])
+    def _device(self, index: int, device_id: str) -> Device:
+        free_mb = self.free_mb(device_id)
+        running = [program for program in self.programs if program.memory_mb.get(device_id)]
+        for program in running:
+            program.seen_mb[device_id] = max(program.seen_mb.get(device_id, 0.0), program.memory_mb[device_id])
+        processes = [Process(pid=program.pid, memory_mb=program.memory_mb[device_id]) for program in running]
+        if self.strangers_mb[device_id]:
+            processes.append(Process(pid=_A_STRANGER, memory_mb=self.strangers_mb[device_id]))
         return Device(
             id=device_id,
             vendor=Vendor.SIMULATED,
             index=index,
             memory_total_mb=MEMORY_MB,
-            memory_used_mb=used_mb,
-            memory_free_mb=MEMORY_MB - used_mb,
+            memory_used_mb=MEMORY_MB - free_mb,
+            memory_free_mb=free_mb,
+            processes=tuple(processes),
             fault=self.faults.get(device_id),
         )

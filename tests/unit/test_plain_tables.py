@@ -98,14 +98,18 @@ def test_unknown_is_a_dash() -> None:
 @pytest.mark.parametrize(
     ("row", "gpus", "memory"),
     [
-        ({"gpus": 2, "gpu_indexes": [0, 3], "vram_mb": 8192}, "0,3", "8.0 GB"),
-        ({"gpus": 1, "gpu_indexes": [None], "vram_mb": None}, "?", "alone"),
-        ({"gpus": 2, "gpu_indexes": [], "vram_mb": None}, "x2", "alone"),
-        ({"gpus": 0, "gpu_indexes": [], "vram_mb": None}, "-", "-"),
+        ({"gpus": 2, "gpu_indexes": [0, 3], "attempt": 1, "reserved_mb": 8192}, "0,3", "8.0 GB"),
+        ({"gpus": 1, "gpu_indexes": [None], "attempt": 1, "reserved_mb": None}, "?", "alone"),
+        ({"gpus": 2, "gpu_indexes": [], "waited_s": 5.0, "estimated_mb": None}, "x2", "alone"),
+        ({"gpus": 1, "gpu_indexes": [], "waited_s": 5.0, "estimated_mb": 5325}, "x1", "5.2 GB"),
+        ({"gpus": 1, "gpu_indexes": [0], "attempt": 1, "waited_s": 5.0, "estimated_mb": 512}, "0", "512 MB"),
+        ({"gpus": 1, "gpu_indexes": [], "vram_mb": 1024}, "x1", "1.0 GB"),
+        ({"gpus": 0, "gpu_indexes": []}, "-", "-"),
     ],
 )
 def test_what_a_job_has_or_wants_is_told_in_a_word(row: dict[str, object], gpus: str, memory: str) -> None:
-    assert (devices_text(row), memory_text(row)) == (gpus, memory)
+    known = {"attempt": 0, "waited_s": None, "vram_mb": None, **row}
+    assert (devices_text(known), memory_text(known)) == (gpus, memory)
 
 
 @pytest.mark.parametrize(

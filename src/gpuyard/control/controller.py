@@ -9,31 +9,35 @@ What the world did (ends of attempts) is kept until it is recorded. That a job i
 to; signals may be sent twice.
 """
 
-import contextlib
 import logging
 import signal
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gpuyard.control.desk import Desk, Live
+from gpuyard.control.gating import HostGates
 from gpuyard.control.launching import launch_of
+from gpuyard.control.lining import PlaceInLine
+from gpuyard.control.moving import Mover, NoSuspender
+from gpuyard.control.observing import Observer
 from gpuyard.control.words import Explanation, Look, Rules, Step
-from gpuyard.core.gates import Gate, judge_above, judge_below
-from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind
-from gpuyard.core.learning import Estimate
-from gpuyard.core.lifecycle import JobEvent, JobState
+from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
-from gpuyard.core.policy import Hold, Plan, Start, View, decide, estimate_start
-from gpuyard.core.reasons import Reason, ReasonKind, over, plain
+from gpuyard.core.policy import Plan, Start, View, decide, estimate_start
+from gpuyard.core.preemption import Running
+from gpuyard.core.reasons import Reason, ReasonKind, plain
 from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
+from gpuyard.core.retry import judge_shortage
+from gpuyard.core.sizing import grow, largest_mb
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Wanted
+from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Suspender, Wanted
 from gpuyard.store.jobs import JobStore
 
 _log = logging.getLogger(__name__)
-# So long a job waits before others in the ledger are told of it: most waits are over by then, and a ticket is a file.
-IN_LINE_AFTER_S = 0.25
 _KILL_AGAIN_S = 5.0
 _ASK_AGAIN_S = 0.05
 _TROUBLE_S = 1.0
@@ -43,7 +47,6 @@ _TOLD_OF = frozenset(
      ReasonKind.BANNED, ReasonKind.TOO_FEW}
 )  # fmt: skip
 _HELD_BY_SOMEBODY = frozenset({ReasonKind.LEASED, ReasonKind.AWAITED})
-_CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
 
 
 class Controller:
@@ -56,8 +59,11 @@ class Controller:
         *,
         rules: Rules,
         me: Holder,
+        suspender: Suspender | None = None,
     ) -> None:
         self.desk = Desk(store)
+        self.mover = Mover(self.desk, suspender or NoSuspender())
+        self._observer = Observer(self.desk, leases, me)
         self.rules = rules
         self.plan = Plan()
         self.me = me
@@ -66,11 +72,12 @@ class Controller:
         self._engine = engine
         self._clock = clock
         self._unrecorded: dict[tuple[int, int], Ended] = {}
-        self._cpu_gate = self._memory_gate = Gate()
+        self._gates = HostGates()
         self._trouble: Reason | None = None
         self._trouble_until = self._ledger_until = 0.0
-        self._head_since: tuple[int, float] | None = None
+        self._line = PlaceInLine(leases)
         self._devices_end = False
+        self._left_at = 0.0
         self._has_rejected = False
         self._asked: set[int] = set()
         self._has_unasked = False
@@ -97,10 +104,14 @@ class Controller:
             self._trouble = None
         self._has_rejected = False
         self._ask_for_ends()
+        self.mover.listen()
+        self._observer.note(look, now)
         granted: list[HeldClaim] = []
         try:
             with self.desk.in_step(), self._store.transaction():
-                self._record_ends(now)
+                if self.mover.record(now):
+                    self._left_at = now
+                self._record_ends(now, look)
                 self.desk.note_statistics(now)
                 self._requeue_due(now)
                 self._stop_overdue(now)
@@ -111,14 +122,20 @@ class Controller:
                 held.release()
             raise
         self._unrecorded.clear()
+        self.mover.forget_recorded()
         self._engine.begin()
         for held in granted:
             held.leave()
         self._ask_to_stop()
-        self._stand_in_line(now, has_started=started > 0)
+        self.mover.ask()
+        self._line.stand(self.plan.head, now, has_started=started > 0)
         return self._report(now, started)
 
     # Observe
+
+    def observe(self, look: Look) -> None:
+        """Notes what is used now, for those who cannot wait for the next step."""
+        self._observer.note(look, self._clock.now())
 
     def _ask_for_ends(self) -> None:
         if not self._unrecorded:  # the engine may forget what it told of when it is asked again
@@ -127,26 +144,44 @@ class Controller:
     def _died_with_the_machine(self, attempt: Attempt) -> bool:
         return died_with_the_machine(attempt, self.me.boot_id)
 
-    def _record_ends(self, now: float) -> None:
+    def _record_ends(self, now: float, look: Look | None = None) -> None:
         for (job_id, number), ended in self._unrecorded.items():
             live = self.desk.live.get(job_id)
             if live is None or live.attempt.number != number:
                 continue  # recorded before, by a daemon that did not live to forget it
             attempt = live.attempt
-            self._devices_end = self._devices_end or attempt.lease_id is not None
+            if attempt.lease_id is not None:
+                self._devices_end, self._left_at = True, now
             if self._died_with_the_machine(attempt):
                 self._end_of_earlier_boot(live, ended.outcome, now)
                 continue
             if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
                 self._engine.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
+            lack = self._observer.lack(live, ended)
+            if lack is not None:
+                self._end_short(live, ended, lack, look, now)
+                continue
             self.desk.end(job_id, ended.outcome, _time_of(ended, attempt, now), pid=ended.pid)
+
+    def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:
+        """It ran out of memory: it is run again with more, and none of its retries are used up."""
+        devices = look.snapshot.usable_devices() if look is not None else ()
+        host_mb = look.snapshot.host.memory_total_mb if look is not None else None
+        says = lack.shortage.says
+        reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
+        outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=ended.outcome.status, reason=reason)
+        growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
+        verdict = judge_shortage(outcome, growth, largest_mb(devices))
+        self.desk.end(
+            live.job.id, outcome, _time_of(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
+        )
 
     def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
         """Nothing of it is left to be killed, and its pid may be another's by now."""
         if ended_before_reboot(outcome):
             self.desk.end(live.job.id, outcome, now)
         else:
-            verdict = after_reboot(live.job) if live.job.state is JobState.RUNNING else None
+            verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
             self.desk.end(live.job.id, REBOOTED, now, verdict=verdict)
 
     def _requeue_due(self, now: float) -> None:
@@ -158,7 +193,8 @@ class Controller:
     def _stop_overdue(self, now: float) -> None:
         for live in list(self.desk.live.values()):
             attempt = live.attempt
-            if attempt.stopping is None and attempt.stop_at is not None and attempt.stop_at <= now:
+            is_running = live.job.state is JobState.RUNNING  # the time of one that is suspended stands still
+            if is_running and attempt.stop_at is not None and attempt.stop_at <= now:
                 self.desk.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
             elif attempt.kill_at is not None and attempt.kill_at <= now:
                 self._engine.signal(attempt, signal.SIGKILL)
@@ -169,8 +205,11 @@ class Controller:
         stopping = {job_id: live for job_id, live in self.desk.live.items() if live.attempt.stopping is not None}
         self._asked &= stopping.keys()
         for job_id in stopping.keys() - self._asked:
-            if self._engine.signal(stopping[job_id].attempt, signal.SIGTERM):
+            attempt = stopping[job_id].attempt
+            if self._engine.signal(attempt, signal.SIGTERM):
                 self._asked.add(job_id)
+                if attempt.parked is not None:
+                    self._engine.signal(attempt, signal.SIGCONT)  # one that is halted hears nothing
         self._has_unasked = len(self._asked) < len(stopping)
 
     # Decide and start
@@ -178,7 +217,7 @@ class Controller:
     def _start(self, look: Look, now: float, granted: list[HeldClaim]) -> int:
         queues = self._store.ready_queues()
         wants_devices = any(queue.lane.need.devices for queue in queues)
-        if wants_devices or self._devices_end:
+        if wants_devices or self._devices_end or self.mover.has_parked or self._observer.has_unsettled:
             try:
                 granted += self._leases.grant(lambda leases, tickets: self._want(look, now, queues, leases, tickets))
                 self._devices_end = False
@@ -192,11 +231,15 @@ class Controller:
         waiting = iter(granted)
         started = 0
         for start in self.plan.starts:
+            if start.lane.resumes:
+                self.mover.resume(start.job_id, now)
+                continue
             held = next(waiting) if start.claim.shares else None
             if self._trouble is None or self._trouble.kind is not ReasonKind.NO_ENGINE:
                 started += self._launch(start, held, look.snapshot, now)
             elif held is not None:
                 held.release()
+        self.mover.make_room(self.plan.preempts, look, self.rules, now)
         return started
 
     def _wait_for_look(self) -> int:
@@ -213,13 +256,14 @@ class Controller:
         leases: tuple[Lease, ...],
         tickets: tuple[Ticket, ...],
     ) -> list[Wanted]:
-        if not queues:
-            self.plan = Plan()
-            return []
-        self.plan = decide(self._view(look, now, queues, leases, tickets))
-        return [
-            Wanted(claim=start.claim, label=f"job {start.job_id}") for start in self.plan.starts if start.claim.shares
-        ]
+        amended = [*self.mover.parks(leases, now), *self._observer.settles(leases, now, self.rules.settle_s)]
+        queues = [*queues, *self.mover.queues(now)]
+        self.plan = decide(self._view(look, now, queues, _amend(leases, amended), tickets)) if queues else Plan()
+        return [*amended, *(self._wanted(start) for start in self.plan.starts if start.claim.shares)]
+
+    def _wanted(self, start: Start) -> Wanted:
+        amends = self.desk.live[start.job_id].attempt.lease_id if start.lane.resumes else None
+        return Wanted(claim=start.claim, label=f"job {start.job_id}", amends=amends)
 
     def _view(
         self,
@@ -231,22 +275,36 @@ class Controller:
     ) -> View:
         mine = self._leases.my_ticket()
         snapshot = look.snapshot
+        running: Sequence[Running] = self.desk.running()
+        if any(queue.lane.preempts for queue in queues) and self._is_seen(look):
+            running = list(self.mover.priced(running, look, self.rules, now))
         return View(
             now=now,
             placement=Placement(
-                now=now, snapshot=snapshot, leases=leases, measured=self._leases.measure(snapshot, leases)
+                now=now,
+                snapshot=snapshot,
+                leases=leases,
+                measured=self._leases.measure(snapshot, leases),
+                loads=look.loads,
+                packing=self.rules.packing,
             ),
             queues=queues,
             me=self.me,
             limits=self.rules.limits,
-            running=self.desk.running(),
+            running=running,
             used=self.desk.used(now),
             shut=tuple(self._shut(look, now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != mine),
             my_ticket=next((ticket for ticket in tickets if ticket.id == mine), None),
-            estimate=self._estimate,
+            estimate=self.desk.lessons.estimate_of,
             ends_after=self.desk.ends_after,
+            ends_about=self.desk.ends_about,
+            need=lambda _, job_id: self.desk.lessons.need(job_id, snapshot.usable_devices()),
         )
+
+    def _is_seen(self, look: Look) -> bool:
+        """Whether the look shows what was left of late: by an older one, others would be asked to leave too."""
+        return look.snapshot.taken_at is None or look.snapshot.taken_at >= self._left_at
 
     def _shut(self, look: Look, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""
@@ -254,15 +312,7 @@ class Controller:
             yield plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
         if self._trouble is not None and now < self._trouble_until:
             yield self._trouble
-        rules, host = self.rules, look.snapshot.host
-        self._cpu_gate = judge_above(self._cpu_gate, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
-        if self._cpu_gate.is_closed:
-            yield over(ReasonKind.HOST_TOO_BUSY, look.cpu_percent, rules.max_cpu_percent)
-        available, least = host.memory_available_mb, rules.min_free_memory_mb
-        self._memory_gate = judge_below(self._memory_gate, available, least, _MEMORY_MARGIN_MB)
-        if self._memory_gate.is_closed:
-            text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
-            yield plain(ReasonKind.HOST_TOO_FULL, text)
+        yield from self._gates.closed(look, self.rules)
 
     def _launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, now: float) -> int:
         job = self._store.job(start.job_id)
@@ -292,6 +342,8 @@ class Controller:
             devices=tuple(share.device_id for share in start.claim.shares),
             log=prepared.log,
             stop_at=None if limit is None else now + limit,
+            reserved_mb=start.claim.shares[0].memory_mb if held is not None else None,
+            predicted_mb=self.desk.lessons.predicted_mb(job) if held is not None else None,
         )
         self.desk.begin(job, attempt)
         return 1
@@ -300,27 +352,24 @@ class Controller:
         self._trouble = plain(kind, f"{error}; tried again in a moment")
         self._trouble_until = now + _TROUBLE_S
 
-    def _estimate(self, job_id: int) -> Estimate:
-        job = self._store.job(job_id)
-        assert job is not None
-        return self.desk.estimate(job)
-
     def explain(self, job: Job, look: Look) -> Explanation:
         """Why it does not start, in the policy's own words, at this moment."""
         now = self._clock.now()
         seen: list[View] = []
-        lane = self._store.lane_of(job.id)
 
         def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[Wanted]:
-            seen.append(self._view(look, now, self._store.ready_queues(), leases, tickets))
+            queues = [*self._store.ready_queues(), *self.mover.queues(now)]
+            seen.append(self._view(look, now, queues, leases, tickets))
             return []
 
         self._leases.grant(read)
         view = seen[0]
+        waits_to_go_on = next((queue.lane for queue in view.queues if queue.lane.id == -job.id), None)
+        lane = waits_to_go_on or self._store.lane_of(job.id)
         plan = decide(view, about=lane.id)
-        ahead = self._store.place_in_lane(lane, job.id)
+        ahead = 0 if waits_to_go_on else self._store.place_in_lane(lane, job.id)
         hold = next((hold for hold in plan.holds if hold.lane.id == lane.id), None)
-        likely_s = self.desk.estimate(job).likely_s
+        likely_s = self.desk.lessons.estimate(job).likely_s
         return Explanation(
             reasons=hold.reasons if hold is not None else (),
             first_id=hold.job_id if hold is not None else job.id,
@@ -328,30 +377,12 @@ class Controller:
             starts_at=estimate_start(view, lane, ahead, likely_s),
         )
 
-    # Stand in line with others, and rest
-
-    def _stand_in_line(self, now: float, *, has_started: bool) -> None:
-        """One who has just been served goes behind those who wait already."""
-        head = self.plan.head
-        if head is None or has_started:
-            self._leases.leave_line()
-            self._head_since = None
-        if head is None:
-            return
-        if self._head_since is None or self._head_since[0] != head.lane.id:
-            self._head_since = (head.lane.id, now)
-        if now - self._head_since[1] >= IN_LINE_AFTER_S and self._is_for_others(head):
-            with contextlib.suppress(EnvironmentFault):
-                self._leases.enter_line(head.lane.need, head.lane.priority, f"job {head.job_id}")
-
-    def _is_for_others(self, head: Hold) -> bool:
-        return not any(reason.kind in (ReasonKind.PAUSED, ReasonKind.NO_ENGINE) for reason in head.reasons)
-
     def _report(self, now: float, started: int) -> Step:
-        times = [self._store.next_due()]
+        times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now)]
         for live in self.desk.live.values():
             attempt = live.attempt
-            times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)
+            if live.job.state not in PARKED:
+                times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)
         if self._has_rejected:
             times.append(now)
         if self._has_unasked:
@@ -360,8 +391,6 @@ class Controller:
             times.append(self._trouble_until)
         if now < self._ledger_until:
             times.append(self._ledger_until)
-        if self._head_since is not None and self._leases.my_ticket() is None:
-            times.append(self._head_since[1] + IN_LINE_AFTER_S if now < self._head_since[1] + IN_LINE_AFTER_S else None)
         kinds = {reason.kind for hold in self.plan.holds for reason in hold.reasons}
         lacks_devices = ReasonKind.TOO_FEW in kinds and not kinds & _HELD_BY_SOMEBODY
         return Step(
@@ -370,6 +399,12 @@ class Controller:
             waits_for_look=lacks_devices or not kinds <= _TOLD_OF | _HELD_BY_SOMEBODY,
             started=started,
         )
+
+
+def _amend(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:
+    """The leases as they are about to be."""
+    shares = {wanted.amends: wanted.claim.shares for wanted in amended}
+    return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
 
 
 def _time_of(ended: Ended, attempt: Attempt, now: float) -> float:

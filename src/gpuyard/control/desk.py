@@ -9,18 +9,24 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.control.lessons import Lessons
 from gpuyard.core.dependencies import Prospect, prospect_of_all
-from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind
-from gpuyard.core.learning import Durations, Estimate, estimate, fingerprints, learn
+from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
 from gpuyard.core.ordering import Party, Use, add_use, weight
-from gpuyard.core.policy import Running
+from gpuyard.core.preemption import Running
 from gpuyard.core.retry import Verdict, judge
 from gpuyard.errors import EnvironmentFault
 from gpuyard.store.jobs import JobStore
 
 _NOTE_EVERY_S = 1.0
-_STATE_AFTER_STOP = {OutcomeKind.CANCELLED: "cancelled", OutcomeKind.TIMED_OUT: "over its time limit"}
+_USAGE_EVERY_S = 30.0
+_STATE_AFTER_STOP = {
+    OutcomeKind.CANCELLED: "cancelled",
+    OutcomeKind.TIMED_OUT: "over its time limit",
+    OutcomeKind.PREEMPTED: "it made room for an urgent job",
+    OutcomeKind.NOT_RESTORED: "it was suspended, and could not be resumed",
+}
 
 
 class Live(Struct, frozen=True, kw_only=True):
@@ -37,12 +43,13 @@ class Desk:
         self.uses: dict[Party, Use] = {}
         self.finished = 0
         self.ended_logs: list[tuple[str, float]] = []
-        self._learned: dict[str, Durations] = {}
-        self._noted_at = 0.0
+        self.lessons = Lessons(store)
+        self._noted_at = self._usage_noted_at = 0.0
 
     def reload(self) -> None:
         self.live = {job.id: Live(job=job, attempt=attempt) for job, attempt in self.store.live()}
         self.uses = self.store.uses()
+        self.lessons.forget_job()
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
@@ -61,40 +68,115 @@ class Desk:
         job = replace(job, state=advance(job.state, JobEvent.START), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
-    def stop(self, job_id: int, kind: OutcomeKind, now: float) -> Live:
+    def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
         """Notes that it was asked to stop, and when it will be made to."""
         live = self.live[job_id]
-        attempt = replace(live.attempt, stopping=kind, kill_at=now + live.job.spec.grace_s)
-        state = advance(live.job.state, JobEvent.STOP)
-        self.store.set_stop(attempt)
-        self.store.change(job_id, state, reason=f"stopping: {_STATE_AFTER_STOP[kind]}")
+        grace_s = 0.0 if kind is OutcomeKind.NOT_RESTORED else live.job.spec.grace_s
+        attempt = replace(live.attempt, stopping=kind, kill_at=now + grace_s)
+        self._change(live, attempt, JobEvent.STOP, f"stopping: {_STATE_AFTER_STOP[kind]}")
         self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[kind])
-        self.live[job_id] = Live(job=replace(live.job, state=state), attempt=attempt)
-        return self.live[job_id]
+
+    def cancel_instead(self, job_id: int, now: float) -> bool:
+        """One that stops only to make room, or for want of time, is not to begin anew; false where it would not."""
+        live = self.live[job_id]
+        if live.attempt.stopping is OutcomeKind.CANCELLED:
+            return False
+        self._keep(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED))
+        self.store.change(job_id, live.job.state, reason=f"stopping: {_STATE_AFTER_STOP[OutcomeKind.CANCELLED]}")
+        self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[OutcomeKind.CANCELLED])
+        return True
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
         live = self.live[job_id]
-        attempt = replace(live.attempt, kill_at=kill_at)
-        self.store.set_stop(attempt)
-        self.live[job_id] = Live(job=live.job, attempt=attempt)
+        self._keep(live, replace(live.attempt, kill_at=kill_at))
 
-    def end(
-        self, job_id: int, outcome: Outcome, now: float, *, verdict: Verdict | None = None, pid: int | None = None
+    def park(self, job_id: int, why: Parked, now: float, text: str) -> None:
+        """It is to be suspended. From now on its time does not count."""
+        live = self.live[job_id]
+        attempt = replace(live.attempt, parked=why, suspended_at=now)
+        self._change(live, attempt, JobEvent.SUSPEND, text)
+        self.store.tell(job_id, now, JobState.SUSPENDING, text)
+
+    def move(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
+        """One step further on the way to being suspended, or back; when it goes on, it has its time back."""
+        live = self.live[job_id]
+        attempt = live.attempt
+        if event is JobEvent.GO_ON and attempt.suspended_at is not None:
+            paused = now - attempt.suspended_at
+            attempt = replace(
+                attempt,
+                parked=None,
+                suspended_at=None,
+                suspended_s=attempt.suspended_s + paused,
+                stop_at=None if attempt.stop_at is None else attempt.stop_at + paused,
+            )
+        state = self._change(live, attempt, event, None if event is JobEvent.GO_ON else text)
+        self.store.tell(job_id, now, "resumed" if event is JobEvent.GO_ON else state, text)
+
+    def stay_suspended(self, job_id: int, now: float) -> None:
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, parked=Parked.BY_PERSON))
+        self.store.change(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
+        self.store.tell(job_id, now, "suspend", "by hand: it stays so")
+
+    def resume_when_there_is_room(self, job_id: int, now: float) -> None:
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, parked=Parked.FOR_ROOM))
+        self.store.change(job_id, live.job.state, reason="it goes on when there is room")
+        self.store.tell(job_id, now, "resume", "asked for")
+
+    def _change(self, live: Live, attempt: Attempt, event: JobEvent, reason: str | None) -> JobState:
+        state = advance(live.job.state, event)
+        self.store.change(live.job.id, state, reason=reason)
+        self._keep(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
+        return state
+
+    def _keep(self, live: Live, attempt: Attempt) -> None:
+        self.store.update_attempt(attempt)
+        self.live[live.job.id] = Live(job=live.job, attempt=attempt)
+
+    def settle(self, job_id: int, reserved_mb: float) -> None:
+        """It had its devices alone, and is given so much of them from now on."""
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, reserved_mb=reserved_mb))
+
+    def prioritise(self, job: Job, priority: int, now: float) -> None:
+        self.store.move(job.id, priority)
+        self.store.tell(job.id, now, "priority", f"{job.priority} -> {priority}")
+        if job.id in self.live:
+            live = self.live[job.id]
+            self.live[job.id] = Live(job=replace(live.job, priority=priority), attempt=live.attempt)
+
+    def note_usage(self, job_id: int, usage: Usage) -> None:
+        """It is written down now and then, and at the end."""
+        live = self.live[job_id]
+        self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
+
+    def end(  # noqa: PLR0913 - what is known of an end
+        self,
+        job_id: int,
+        outcome: Outcome,
+        now: float,
+        *,
+        verdict: Verdict | None = None,
+        pid: int | None = None,
+        lack: Lack | None = None,
     ) -> None:
         """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
         live = self.live.pop(job_id)
-        job, attempt = live.job, live.attempt
+        job, attempt = live.job, replace(live.attempt, lack=lack)
         if attempt.log is not None:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
-        if attempt.stopping is not None:
+        if attempt.stopping is not None and not _has_made_it(attempt.stopping, outcome):
             outcome = replace(outcome, kind=attempt.stopping, reason=_STATE_AFTER_STOP[attempt.stopping])
         if outcome.kind is OutcomeKind.UNBEGUN:
             self.store.drop_attempt(job_id, attempt.number)
         else:
+            if attempt.usage is not None or lack is not None:
+                self.store.update_attempt(attempt)
             self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
             self._charge(job, attempt, now)
-        if outcome.kind is OutcomeKind.SUCCEEDED:
-            self._learn(job, now - attempt.started_at)
+            self.lessons.learn(job, attempt, outcome, now)
         self._follow(job, outcome, verdict or judge(job, outcome), now)
 
     def _follow(self, job: Job, outcome: Outcome, verdict: Verdict, now: float) -> None:
@@ -109,6 +191,9 @@ class Desk:
             failures=job.failures + verdict.counts,
             queued_at=now if state is JobState.QUEUED else None,
         )
+        if verdict.growth is not None:
+            self.store.grow(job.id, verdict.growth)
+            self.lessons.forget_job()
         if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
             self.store.tell(job.id, now, state, verdict.text)
         if state in FINISHED:
@@ -180,35 +265,40 @@ class Desk:
 
     def ends_after(self, job_id: int) -> float | None:
         """The earliest time at which a running job may be over, where that is known."""
-        live = self.live[job_id]
-        least_s = self.estimate(live.job).least_s
-        return None if least_s is None else live.attempt.started_at + least_s
+        return self._ends(job_id, self.lessons.estimate(self.live[job_id].job).least_s)
 
-    def estimate(self, job: Job) -> Estimate:
-        exact, coarse = fingerprints(job.words)
-        return estimate(job.spec, self._durations(exact) or self._durations(coarse))
+    def ends_about(self, job_id: int) -> float | None:
+        return self._ends(job_id, self.lessons.estimate(self.live[job_id].job).likely_s)
+
+    def _ends(self, job_id: int, seconds: float | None) -> float | None:
+        attempt = self.live[job_id].attempt
+        return None if seconds is None else attempt.started_at + attempt.suspended_s + seconds
 
     def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
         party = (job.user, job.spec.tag)
         self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(attempt, now), now)
 
-    def _learn(self, job: Job, seconds: float) -> None:
-        for fingerprint in fingerprints(job.words):
-            self._learned[fingerprint] = learn(self._durations(fingerprint), seconds)
-
-    def _durations(self, fingerprint: str) -> Durations | None:
-        return self._learned.get(fingerprint) or self.store.durations(fingerprint)
-
     def note_statistics(self, now: float) -> None:
-        """Writes down use and durations, now and then: a crash may cost a second's worth, which decides nothing."""
+        """Writes down use and what was learned, now and then: a crash may cost a second's worth, which decides nothing.
+
+        What live attempts use is written more rarely; a crash may cost the peaks of half a minute.
+        """
         if now < self._noted_at + _NOTE_EVERY_S:
             return
         self._noted_at = now
         for party, use in self.uses.items():
             self.store.set_use(party, use)
-        for fingerprint, durations in self._learned.items():
-            self.store.set_durations(fingerprint, durations)
-        self._learned.clear()
+        self.lessons.write_down()
+        if now >= self._usage_noted_at + _USAGE_EVERY_S:
+            self._usage_noted_at = now
+            for live in self.live.values():
+                if live.attempt.usage is not None:
+                    self.store.update_attempt(live.attempt)
+
+
+def _has_made_it(stopping: OutcomeKind, outcome: Outcome) -> bool:
+    """One that was to make room, and came to its end instead, need not begin anew."""
+    return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
 
 
 def _running(live: Live) -> Running:
@@ -221,8 +311,10 @@ def _running(live: Live) -> Running:
         started_at=attempt.started_at,
         group=job.group,
         lease_id=attempt.lease_id,
+        priority=job.priority,
+        is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
     )
 
 
 def _device_seconds(attempt: Attempt, now: float) -> float:
-    return max(0.0, now - attempt.started_at) * max(1, len(attempt.devices))
+    return attempt.ran_s(now) * max(1, len(attempt.devices))

@@ -7,13 +7,19 @@ from gpuyard.ports import HeldClaim, Launch
 from gpuyard.visibility import visible_variables
 
 # A job that was submitted from inside another must not be taken for it.
-_OURS = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_QUEUE", LEASE_VARIABLE})
+_OURS = frozenset(
+    {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_OOM_COUNT", "GPUYARD_QUEUE", LEASE_VARIABLE}
+)
 
 
 def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot) -> Launch:
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
-    ours = {"GPUYARD_JOB_ID": str(job.id), "GPUYARD_ATTEMPT": str(number)}
+    ours = {
+        "GPUYARD_JOB_ID": str(job.id),
+        "GPUYARD_ATTEMPT": str(number),
+        "GPUYARD_OOM_COUNT": str(job.growth.count),
+    }
     if job.index is not None:
         ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:

@@ -1,4 +1,4 @@
-"""What people ask for: submit, cancel, hold, release, retry, priority, pause, clean.
+"""What people ask for: submit, cancel, hold, release, suspend, resume, retry, priority, pause, clean, forget.
 
 Large requests are done in pieces, each a transaction of its own; between two of them others are served. They are
 generators: each `yield` is such a moment, what they return is the answer.
@@ -6,19 +6,20 @@ generators: each `yield` is such a moment, what they return is the answer.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
+from gpuyard.control.words import Look
 from gpuyard.core.dependencies import Prospect, prospect_of_all
-from gpuyard.core.jobs import Dependency, DependencyKind, Job, OutcomeKind
+from gpuyard.core.jobs import Dependency, DependencyKind, Job, OutcomeKind, Parked
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.model import Snapshot
 from gpuyard.core.naming import check_possible, find_devices
-from gpuyard.core.placement import is_of_kind
+from gpuyard.core.refusals import is_of_kind
 from gpuyard.core.selection import Selection
 from gpuyard.core.submission import Element, Submission
 from gpuyard.errors import StoreFault, UserError
@@ -59,6 +60,7 @@ class _Batch(Struct, frozen=True, kw_only=True):
 
 class Requests:
     def __init__(self, controller: Controller, store: JobStore, catalogue: Catalogue, clock: Clock) -> None:
+        self._controller = controller
         self._desk = controller.desk
         self._store = store
         self._catalogue = catalogue
@@ -163,23 +165,29 @@ class Requests:
     def retry(self, selection: Selection) -> InPieces[Changed]:
         return (yield from self._each(selection, self._retry))
 
+    def suspend(self, selection: Selection, look: Look) -> InPieces[Changed]:
+        self._controller.observe(look)
+        return (yield from self._each(selection, lambda job, now: self._suspend(job, now, look)))
+
+    def resume(self, selection: Selection) -> InPieces[Changed]:
+        return (yield from self._each(selection, self._resume))
+
     def prioritise(self, selection: Selection, priority: int) -> InPieces[Changed]:
         def move(job: Job, now: float) -> None:
             if job.state in FINISHED:
                 raise UserError(f"it is {job.state} already")
-            self._store.move(job.id, priority)
-            self._store.tell(job.id, now, "priority", f"{job.priority} -> {priority}")
+            self._desk.prioritise(job, priority, now)
 
         return (yield from self._each(selection, move))
 
     def _cancel(self, job: Job, now: float) -> None:
         if job.state in FINISHED:
             raise UserError(f"it is {job.state} already")
-        if job.state is JobState.STOPPING:
+        if job.state is JobState.STOPPING and not self._desk.cancel_instead(job.id, now):
             raise UserError("it is being stopped already")
-        if job.state in LIVE:
+        if job.state in LIVE and job.state is not JobState.STOPPING:
             self._desk.stop(job.id, OutcomeKind.CANCELLED, now)
-        else:
+        elif job.state not in LIVE:
             self._desk.apply(job, JobEvent.CANCEL, now, "cancelled")
 
     def _hold(self, job: Job, now: float) -> None:
@@ -198,8 +206,25 @@ class Requests:
         elif job.state in FINISHED:
             self._desk.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.forgive(job.id)
+            self._desk.lessons.forget_job()
         else:
             raise UserError(f"it is {job.state}: only what has ended can be run again")
+
+    def _suspend(self, job: Job, now: float, look: Look) -> None:
+        if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
+            self._desk.stay_suspended(job.id, now)
+            return
+        if job.state is not JobState.RUNNING:
+            raise UserError(f"it is {job.state}: only what runs can be suspended")
+        why_not = self._controller.mover.refusal(self._desk.live[job.id], look, self._controller.rules)
+        if why_not is not None:
+            raise UserError(f"it cannot be suspended: {why_not}")
+        self._desk.park(job.id, Parked.BY_PERSON, now, "suspended by hand")
+
+    def _resume(self, job: Job, now: float) -> None:
+        if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
+            raise UserError(f"it is {job.state}, not suspended")
+        self._desk.resume_when_there_is_room(job.id, now)
 
     def _each(self, selection: Selection, act: Act) -> InPieces[Changed]:
         changed: list[int] = []
@@ -239,6 +264,12 @@ class Requests:
         with self._store.transaction(is_synced=True):
             self._store.set_setting("paused", "1" if paused else "")
             self._store.set_setting("draining", "1" if draining else "")
+
+    def forget_estimates(self, fingerprints: Sequence[str] | None) -> int:
+        """What was learned under these, or all of it; how much that was."""
+        with self._store.transaction():
+            self._desk.lessons.write_down()
+            return self._catalogue.forget_profiles(fingerprints)
 
     def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:
         """The jobs that were forgotten, and how many attempts each had; their logs are the caller's to remove."""

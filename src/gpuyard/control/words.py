@@ -1,25 +1,36 @@
 """What the controller is told and what it tells: values only."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from gpuyard.core.model import Snapshot
 from gpuyard.core.policy import Limits
 from gpuyard.core.reasons import Reason
+from gpuyard.core.refusals import Packing
+from gpuyard.core.sizing import SETTLE_S
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What the configuration says about the queue."""
+    """What the configuration says about the queue. A job of which nothing was known shares its device once it has been
+    seen for `settle_s`, or never; to suspend one leaves `ram_reserve_mb` of RAM free."""
 
     limits: Limits
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
+    packing: Packing = Packing()
+    settle_s: float | None = SETTLE_S
+    ram_reserve_mb: float = 2048.0
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """The machine as it was seen; `cpu_percent` is smoothed."""
+    """The machine as it was seen; `cpu_percent` and `loads`, how busy each device is, are smoothed; `ram_mb` is what
+    the processes of an attempt hold, by job and number."""
 
     snapshot: Snapshot
     cpu_percent: float | None = None
+    loads: Mapping[str, float | None] = {}
+    ram_mb: Mapping[tuple[int, int], float] = {}
 
 
 class Step(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
+from gpuyard.core.oom import Shortage
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
@@ -21,6 +22,22 @@ class OnReboot(StrEnum):
     REQUEUE = "requeue"
     HOLD = "hold"
     FAIL = "fail"
+
+
+class OnPreempt(StrEnum):
+    """What an urgent job may do to it: move its memory out of the way (or, where that cannot be, as the next), stop it
+    and queue it again, nothing."""
+
+    SUSPEND = "suspend"
+    REQUEUE = "requeue"
+    NEVER = "never"
+
+
+class Parked(StrEnum):
+    """Why a job is suspended: a person said so, and it stays until one says otherwise; or it waits for room."""
+
+    BY_PERSON = "by-person"
+    FOR_ROOM = "for-room"
 
 
 class DependencyKind(StrEnum):
@@ -45,6 +62,8 @@ class OutcomeKind(StrEnum):
     CANCELLED = "cancelled"
     LOST = "lost"
     UNBEGUN = "unbegun"
+    PREEMPTED = "preempted"
+    NOT_RESTORED = "not-restored"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -56,7 +75,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user said. Its environment may hold secrets: it is in no log and no `repr`."""
+    """What the user said. Its environment may hold secrets: it is in no log and no `repr`.
+
+    One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names.
+    """
 
     command: tuple[str, ...]
     cwd: str
@@ -72,9 +94,22 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
     log_cap_mb: float = DEFAULT_LOG_CAP_MB
     is_array: bool = False
+    learns_memory: bool = False
+    configuration: str = ""
+    preempts: bool = False
+    on_preempt: OnPreempt = OnPreempt.SUSPEND
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
+
+
+class Growth(Struct, frozen=True, kw_only=True):
+    """What a job is given that ran out of memory so often: so much of a device or of RAM, or a device alone."""
+
+    count: int = 0
+    memory_mb: float | None = None
+    ram_mb: float | None = None
+    is_alone: bool = False
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -99,6 +134,7 @@ class Job(Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     outcome: Outcome | None = None
     reason: str | None = None
+    growth: Growth = Growth()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -113,11 +149,39 @@ class Job(Struct, frozen=True, kw_only=True):
         return tuple(_PLACEHOLDER.sub(lambda found: filled.get(found[1], found[0]), word) for word in words)
 
 
+class Usage(Struct, frozen=True, kw_only=True):
+    """What an attempt was seen to use: the most on each device, of RAM over all its processes, how busy it kept its
+    devices while it had them to itself, and its memory over time as pairs of seconds and MB. Its last growth, at
+    `grew_at_s`, was to `levels_mb`."""
+
+    peaks_mb: dict[str, float] = {}
+    ram_mb: float | None = None
+    load_percent: float | None = None
+    load_looks: int = 0
+    curve: tuple[tuple[float, float], ...] = ()
+    grew_at_s: float = 0.0
+    levels_mb: dict[str, float] = {}
+
+    @property
+    def peak_mb(self) -> float | None:
+        """The most on one device."""
+        return max(self.peaks_mb.values(), default=None)
+
+
+class Lack(Struct, frozen=True, kw_only=True):
+    """What an attempt that ran out of memory lacked, and who held how much of the rest at that moment."""
+
+    shortage: Shortage
+    others: tuple[tuple[str, float | None], ...] = ()
+
+
 class Attempt(Struct, frozen=True, kw_only=True):
     """One run. It lives from the moment it is recorded until its outcome is known.
 
     While it lives, `pid` is that of its keeper; afterwards it is the program's own.
     It is asked to stop at `stop_at` and made to at `kill_at`; `stopping` is what that will have been.
+    `reserved_mb` is what it was given on each device, and `predicted_mb` what it was thought to need. Suspended since
+    `suspended_at`, and for `suspended_s` before that.
     """
 
     job_id: int
@@ -133,8 +197,20 @@ class Attempt(Struct, frozen=True, kw_only=True):
     stopping: OutcomeKind | None = None
     ended_at: float | None = None
     outcome: Outcome | None = None
+    reserved_mb: float | None = None
+    predicted_mb: float | None = None
+    parked: Parked | None = None
+    suspended_at: float | None = None
+    suspended_s: float = 0.0
+    usage: Usage | None = None
+    lack: Lack | None = None
 
     @property
     def key(self) -> str:
         """As the engine's journal calls it."""
         return f"{self.job_id}.{self.number}"
+
+    def ran_s(self, now: float) -> float:
+        """How long it has run, or ran until then, without the time in which it was suspended."""
+        paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
+        return max(0.0, now - self.started_at - paused)

@@ -1,20 +1,62 @@
-"""How long jobs take, learned from those that ran: per fingerprint, from the exact command to the program alone."""
+"""What jobs need and how long they take, learned from those that ran: from the exact command to the program alone.
+
+- A fingerprint is that of the exact command with its configuration, or of the program, whose script counts as such. The
+  most specific one that has been seen wins.
+- Memory is admitted at a high quantile of the peaks of late, plus a margin that shrinks with evidence. A program that
+  was seen with other arguments only gets more of a margin than the same command.
+- A run that was cut short says only that it needs at least so much; one that ran out of memory, more than that.
+- What nobody measured teaches nothing: no peak is not a peak of zero.
+"""
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.jobs import JobSpec
 
+KEPT_PEAKS = 32
+_QUANTILE = 0.95
+# Of the peak: what stays however often it was seen, and what a single run adds.
+_MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
+_LEAST_MARGIN_MB = 256.0
+# What one command took says nothing yet about the program's others.
+_LEAST_RUNS = {True: 1, False: 2}
 
-class Durations(Struct, frozen=True, kw_only=True):
-    """Of the runs that succeeded."""
 
-    count: int
-    least_s: float
-    mean_s: float
-    most_s: float
+class Profile(Struct, frozen=True, kw_only=True):
+    """What was learned under one fingerprint. Times are of the runs that succeeded; `peaks_mb` are the most that each
+    of the last runs held on one device; `floor_mb` is what was not enough; the last prediction stands beside what was.
+    """
+
+    label: str = ""
+    is_exact: bool = True
+    count: int = 0
+    least_s: float | None = None
+    mean_s: float | None = None
+    most_s: float | None = None
+    peaks_mb: tuple[float, ...] = ()
+    floor_mb: float | None = None
+    ram_mb: float | None = None
+    load_percent: float | None = None
+    predicted_mb: float | None = None
+    actual_mb: float | None = None
+    seen_at: float = 0.0
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What one attempt has to teach; what is `None` was not measured."""
+
+    seconds: float | None = None
+    peak_mb: float | None = None
+    ram_mb: float | None = None
+    load_percent: float | None = None
+    predicted_mb: float | None = None
+    lacked_mb: float | None = None
+    is_whole: bool = True
+    at: float = 0.0
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
@@ -25,25 +67,64 @@ class Estimate(Struct, frozen=True, kw_only=True):
     most_s: float | None = None
 
 
-def fingerprints(words: Sequence[str]) -> tuple[str, str]:
-    """The exact command's, and the program's: an interpreter's script counts as the program."""
+def fingerprints(words: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
+    """The exact command's, and the program's. A script that is named from where one stands is that one alone."""
+    program = program_of(words, cwd)
+    return _digest("\0".join((*program, *words, configuration))), _digest("\0".join(program))
+
+
+def program_of(words: Sequence[str], cwd: str = "") -> tuple[str, str]:
+    """An interpreter's script, or its module, counts as the program."""
+    if not words:
+        return "", ""
     script = next((word for word in words[1:] if not word.startswith("-") and "." in word), "")
-    return _digest("\0".join(words)), _digest(f"{words[0]}\0{script}" if words else "")
+    if "-m" in words[:-1]:
+        script = words[words.index("-m") + 1]
+    program = words[0]
+    return _from(cwd, program) if "/" in program else program, _from(cwd, script) if script else ""
 
 
-def learn(before: Durations | None, seconds: float) -> Durations:
-    if before is None:
-        return Durations(count=1, least_s=seconds, mean_s=seconds, most_s=seconds)
-    count = before.count + 1
-    return Durations(
-        count=count,
-        least_s=min(before.least_s, seconds),
-        mean_s=before.mean_s + (seconds - before.mean_s) / count,
-        most_s=max(before.most_s, seconds),
+def _from(cwd: str, path: str) -> str:
+    return path if path.startswith("/") or not cwd else f"{cwd}/{path}"
+
+
+def learn(before: Profile, run: Run) -> Profile:
+    """The profile with one more run; where that was cut short, only what it proves."""
+    after = replace(before, seen_at=run.at)
+    if run.lacked_mb is not None:
+        after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))
+    if run.seconds is not None and run.is_whole:
+        after = _with_duration(after, run.seconds)
+    if run.peak_mb is not None and (run.is_whole or run.peak_mb > max(before.peaks_mb, default=math.inf)):
+        after = replace(after, peaks_mb=(*before.peaks_mb, run.peak_mb)[-KEPT_PEAKS:])
+    if run.is_whole and run.peak_mb is not None:
+        after = replace(after, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
+    return replace(
+        after,
+        ram_mb=_most(before.ram_mb, run.ram_mb),
+        load_percent=run.load_percent if run.load_percent is not None else before.load_percent,
     )
 
 
-def estimate(spec: JobSpec, learned: Durations | None) -> Estimate:
+def memory_of(profile: Profile) -> float | None:
+    """What a run of it is given: the high quantile with its margin, and more than what was not enough."""
+    if len(profile.peaks_mb) < _LEAST_RUNS[profile.is_exact]:
+        return None
+    peaks = sorted(profile.peaks_mb)
+    high = peaks[min(len(peaks) - 1, math.floor(_QUANTILE * len(peaks)))]
+    lasting, first = _MARGINS[profile.is_exact]
+    margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(peaks))))
+    return max(high + margin, (profile.floor_mb or 0.0) * (1.0 + lasting))
+
+
+def how_far_off(profile: Profile) -> float | None:
+    """The last prediction less what was used, as a part of what was used."""
+    if profile.predicted_mb is None or not profile.actual_mb:
+        return None
+    return (profile.predicted_mb - profile.actual_mb) / profile.actual_mb
+
+
+def estimate(spec: JobSpec, learned: Profile | None) -> Estimate:
     """What the user said, else what was seen; no job takes longer than its limit."""
     if spec.duration_s is not None:
         told = Estimate(least_s=spec.duration_s, likely_s=spec.duration_s, most_s=spec.duration_s)
@@ -59,6 +140,22 @@ def estimate(spec: JobSpec, learned: Durations | None) -> Estimate:
         likely_s=None if told.likely_s is None else min(told.likely_s, limit),
         most_s=min(limit + spec.grace_s, float("inf") if told.most_s is None else told.most_s),
     )
+
+
+def _with_duration(before: Profile, seconds: float) -> Profile:
+    count = before.count + 1
+    mean = before.mean_s or 0.0
+    return replace(
+        before,
+        count=count,
+        least_s=seconds if before.least_s is None else min(before.least_s, seconds),
+        mean_s=mean + (seconds - mean) / count,
+        most_s=seconds if before.most_s is None else max(before.most_s, seconds),
+    )
+
+
+def _most(before: float | None, now: float | None) -> float | None:
+    return now if before is None else before if now is None else max(before, now)
 
 
 def _digest(text: str) -> str:

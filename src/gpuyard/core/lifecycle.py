@@ -1,7 +1,7 @@
 """The life of a job as one table: in which state what may happen, and what it leads to.
 
 - `held` waits for a person, `blocked` for other jobs, `delayed` for a time, `queued` for devices.
-- A job has a live attempt exactly while it is `running` or `stopping`.
+- A job has a live attempt exactly while it is `running`, `stopping`, or on the way to being `suspended` and back.
 - A finished job begins anew only when a person says so.
 Whatever is not in the table cannot happen; `advance` says what can.
 """
@@ -17,6 +17,9 @@ class JobState(StrEnum):
     DELAYED = "delayed"
     QUEUED = "queued"
     RUNNING = "running"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -31,6 +34,10 @@ class JobEvent(StrEnum):
     UNBLOCK = "unblock"
     DUE = "due"
     START = "start"
+    SUSPEND = "suspend"
+    PARK = "park"
+    RESUME = "resume"
+    GO_ON = "go-on"
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -41,6 +48,16 @@ class JobEvent(StrEnum):
 
 
 S, E = JobState, JobEvent
+
+# Whoever has a live attempt may find that it has ended, or be told to end it.
+_ENDS: dict[JobEvent, JobState] = {
+    E.SUCCEED: S.SUCCEEDED,
+    E.FAIL: S.FAILED,
+    E.RETRY: S.DELAYED,
+    E.REQUEUE: S.QUEUED,
+    E.HOLD: S.HELD,
+    E.STOP: S.STOPPING,
+}
 
 TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.BLOCKED, E.UNBLOCK): S.QUEUED,
@@ -58,15 +75,22 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.QUEUED, E.HOLD): S.HELD,
     (S.QUEUED, E.CANCEL): S.CANCELLED,
     (S.QUEUED, E.REJECT): S.REJECTED,
-    (S.RUNNING, E.SUCCEED): S.SUCCEEDED,
-    (S.RUNNING, E.FAIL): S.FAILED,
-    (S.RUNNING, E.RETRY): S.DELAYED,
-    (S.RUNNING, E.REQUEUE): S.QUEUED,
-    (S.RUNNING, E.HOLD): S.HELD,
-    (S.RUNNING, E.STOP): S.STOPPING,
+    **{
+        (state, event): after
+        for state in (S.RUNNING, S.SUSPENDING, S.SUSPENDED, S.RESUMING)
+        for event, after in _ENDS.items()
+    },
+    (S.RUNNING, E.SUSPEND): S.SUSPENDING,
+    (S.SUSPENDING, E.PARK): S.SUSPENDED,
+    (S.SUSPENDING, E.GO_ON): S.RUNNING,
+    (S.SUSPENDED, E.RESUME): S.RESUMING,
+    (S.RESUMING, E.GO_ON): S.RUNNING,
+    (S.RESUMING, E.PARK): S.SUSPENDED,
     (S.STOPPING, E.CANCEL): S.CANCELLED,
+    (S.STOPPING, E.SUCCEED): S.SUCCEEDED,
     (S.STOPPING, E.FAIL): S.FAILED,
     (S.STOPPING, E.RETRY): S.DELAYED,
+    (S.STOPPING, E.REQUEUE): S.QUEUED,
     (S.SUCCEEDED, E.REQUEUE): S.QUEUED,
     (S.FAILED, E.REQUEUE): S.QUEUED,
     (S.CANCELLED, E.REQUEUE): S.QUEUED,
@@ -77,7 +101,9 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.REJECTED, E.BLOCK): S.BLOCKED,
 }
 
-LIVE = frozenset({S.RUNNING, S.STOPPING})
+# Suspended, or on the way there or back: such a job does not run, whatever its attempt holds.
+PARKED = frozenset({S.SUSPENDING, S.SUSPENDED, S.RESUMING})
+LIVE = PARKED | {S.RUNNING, S.STOPPING}
 FINISHED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.REJECTED})
 WAITING = frozenset(S) - LIVE - FINISHED
 

@@ -114,11 +114,12 @@ class Need(Struct, frozen=True, kw_only=True):
 
     `memory_mb` is on each device: what a shared lease reserves, and what must be free for an exclusive one. A bound
     that is `None` does not apply, and one whose figure is unknown is passed: what nobody can read keeps nobody waiting.
-    `model` is a part of the device's name.
+    `load_percent` is how busy it is known to keep a device, and `model` a part of the device's name.
     """
 
     devices: int = 1
     memory_mb: float | None = None
+    load_percent: float | None = None
     is_exclusive: bool = True
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
@@ -142,6 +143,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
     device_id: str
     memory_mb: float | None = None
+    load_percent: float | None = None
     is_exclusive: bool = True
 
 

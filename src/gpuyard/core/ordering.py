@@ -28,7 +28,11 @@ Party = tuple[str, str]
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """`group` is the array whose `group_limit` holds for it; a large submission is a `batch` with lanes of its own."""
+    """`group` is the array whose `group_limit` holds for it; a large submission is a `batch` with lanes of its own.
+
+    Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
+    has a single job, which is suspended; one that `preempts` may have others make room.
+    """
 
     id: int
     priority: int
@@ -38,6 +42,9 @@ class Lane(Struct, frozen=True, kw_only=True):
     group: int | None = None
     group_limit: int | None = None
     batch: int | None = None
+    sizes_each: bool = False
+    resumes: bool = False
+    preempts: bool = False
 
     @property
     def party(self) -> Party:
@@ -111,6 +118,10 @@ class Line:
     def advance(self, lane: Lane) -> None:
         """Its first job starts: its next one stands in line now."""
         self._used[lane.party] = self._used.get(lane.party, 0.0) + STARTING_S * max(1, lane.need.devices)
+        self.pass_over(lane)
+
+    def pass_over(self, lane: Lane) -> None:
+        """Its first job cannot start, but its next one may."""
         for place, (queue, _) in enumerate(self._heads):
             if queue.lane is lane:
                 following = next(queue.jobs, None)

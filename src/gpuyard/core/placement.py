@@ -1,42 +1,44 @@
-"""Where a piece of work may go: reserve and measure, those who came first first, all devices or none.
-
-Free memory on a device is its capacity, less what strangers hold, less for each lease the larger of what it reserved
-and what it was measured to use. A lease that has not allocated yet is charged what it reserved; one that grew, what it
-uses; a stranger, what it holds. Where the driver hides what a lease holds, all that nobody else was seen to use counts
-against its reservation first, and what exceeds that is a stranger's.
+"""Where a piece of work may go: those who came first first, all devices or none. `room.py` says how much room there is.
 
 Those ahead in the line are given theirs first, on paper: what they could have now, or, where that is not all they need,
 every device that would serve them. Nobody behind takes that away. One who has waited long is kept every device it could
 use once leases end, so that a stream of small work does not hold up a large one for ever. But one whom the end of all
 leases would not help (a stranger is in its way, or the machine is too busy for it) holds up nobody.
+
+Of the devices that fit, one goes where it slows others least, and there where it leaves the least room over, so that
+large rooms stay for large work.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core import reasons
-from gpuyard.core.model import Claim, Device, Holder, Host, Lease, Need, Share, Snapshot, Ticket
+from gpuyard.core.model import Claim, Device, Holder, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.refusals import Packing, crowded, host_refusals, reason_for, taken, unsound, unsuitable
+from gpuyard.core.room import Promise, Room
+from gpuyard.core.shelf import Shelf, unfitness
 
 PATIENCE_S = 60.0
-# A screen or an idle notebook on a card does not make it a taken one.
-_TINY_MB, _TINY_SHARE = 1024.0, 0.05
-_IDLE_PERCENT = 10.0
-# A driver may hide processes, but not what they hold.
-_NOBODY_MB = 64.0
+# Nobody reads more than this many devices' reasons, and to write a thousand takes longer than to decide.
+_TOLD_DEVICES = 64
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """`measured` is the memory that a lease's processes hold on a device, by lease id and device id; those ahead are in
-    the order of the line."""
+    """`measured` is the memory that a lease's processes hold on a device, by lease id and device id; `loads` is how
+    busy each device was seen to be, smoothed; those ahead are in the order of the line."""
 
     now: float
     snapshot: Snapshot
     leases: tuple[Lease, ...] = ()
     measured: Mapping[tuple[str, str], float | None] = {}
+    loads: Mapping[str, float | None] = {}
+    packing: Packing = Packing()
     ahead: tuple[Ticket, ...] = ()
 
 
@@ -45,18 +47,6 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     claim: Claim | None
     reasons: tuple[Reason, ...] = ()
-
-
-class _Promise(Struct, frozen=True, kw_only=True):
-    """A share that is taken, or kept for somebody who is ahead."""
-
-    share: Share
-    holder: Holder
-    measured_mb: float | None = None
-    is_kept: bool = False
-
-
-_Promises = dict[str, list[_Promise]]
 
 
 def choose(need: Need, view: View) -> Choice:
@@ -76,80 +66,205 @@ class Board:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._devices = _whole_or_parts(view.snapshot)
-        self._promises = _granted(view)
+        promises = _granted(view)
+        self.rooms = {
+            device.id: Room(device, promises.get(device.id, ()), view.loads.get(device.id))
+            for device in _whole_or_parts(view.snapshot)
+        }
+        # Those that could ever do for a need, whoever is on them, and of these the ones whose state allows it now; the
+        # same for all that ask for the same kind.
+        self._suitable: dict[tuple[object, ...], list[str]] = {}
+        self._sound: dict[tuple[object, ...], list[str]] = {}
+        self.shelves: dict[tuple[object, ...], Shelf] = {}
 
     def copy(self) -> "Board":
         other = copy.copy(self)
-        other._promises = {device_id: list(promises) for device_id, promises in self._promises.items()}  # noqa: SLF001
+        other.rooms = dict(self.rooms)
+        other.shelves = {kind: shelf.copy() for kind, shelf in self.shelves.items()}
         return other
 
     def without(self, lease_ids: frozenset[str]) -> "Board":
         """As it will be when these leases have ended."""
-        view = self._view
-        gone = [lease for lease in view.leases if lease.id in lease_ids]
-        devices = []
-        for device in view.snapshot.devices:
-            granted = _granted(view).get(device.id, [])
-            frees = any(lease.on(device.id) for lease in gone)
-            devices.append(_without(granted, device) if frees else device)
-        left = tuple(lease for lease in view.leases if lease.id not in lease_ids)
-        snapshot = msgspec.structs.replace(view.snapshot, devices=tuple(devices))
-        return Board(msgspec.structs.replace(view, snapshot=snapshot, leases=left))
+        other = Board(self._view)
+        other.rooms = {device_id: room.without(lease_ids) for device_id, room in self.rooms.items()}
+        return other
 
     def has_room(self) -> bool:
         """Whether there is a device that nobody has alone: otherwise nothing that needs one can start."""
-        for device in self._devices:
-            for promise in self._promises.get(device.id, ()):
-                if promise.share.is_exclusive:
-                    break
-            else:
-                return True
-        return False
+        return not all(room.is_alone for room in self.rooms.values())
 
     def choose(self, need: Need) -> Choice:
-        return _choose(need, self._view.snapshot, self._devices, self._promises)
+        claim = self.find(need)
+        return Choice(claim=claim) if claim is not None else Choice(claim=None, reasons=tuple(self.explain(need)))
 
-    def take(self, claim: Claim, holder: Holder) -> None:
-        """Notes a start: it has its shares, and has not used any memory yet."""
-        self._note(claim.shares, holder, measured_mb=0.0)
+    def find(self, need: Need) -> Claim | None:
+        if any(host_refusals(need, self._view.snapshot.host)):
+            return None
+        if not need.devices:
+            return Claim(shares=())
+        if need.devices == 1 and not need.is_exclusive:
+            best = self._shelf(need).best(need, self._view.packing)
+            return None if best is None else Claim(shares=(_share_of(need, best.device),))
+        fitting = sorted(self._fitting(need), key=lambda room: unfitness(need, room))[: need.devices]
+        if len(fitting) < need.devices:
+            return None
+        chosen = sorted(fitting, key=lambda room: (room.device.vendor, room.device.index or 0, room.device.id))
+        return Claim(shares=tuple(_share_of(need, room.device) for room in chosen))
+
+    def explain(self, need: Need) -> Iterator[Reason]:
+        """Why there is none."""
+        yield from host_refusals(need, self._view.snapshot.host)
+        fits = told = 0
+        for room in self.rooms.values():
+            kind = self._refusal(need, room)
+            fits += kind is None
+            if kind is not None and told < _TOLD_DEVICES:
+                told += 1
+                yield reason_for(kind, need, room, self._view.packing)
+        if fits < need.devices:
+            yield reasons.plain(ReasonKind.TOO_FEW, f"{fits} of {need.devices} devices are to be had now")
+
+    def take(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
+        """Notes a start: it has its shares, and has not used any memory yet; until it has a lease it is called so."""
+        for share in claim.shares:
+            self._promise(Promise(share=share, holder=holder, measured_mb=0.0, lease_id=lease_id))
 
     def keep_for(self, ticket: Ticket) -> None:
         """Notes what nobody behind may take from one who waits in the ledger's line."""
-        claim = self.choose(ticket.need).claim
-        shares = claim.shares if claim is not None else _awaited(ticket, self._view, self._promises)
-        self._note(shares, ticket.holder, is_kept=True)
+        claim = self.find(ticket.need)
+        shares = claim.shares if claim is not None else self._awaited(ticket)
+        self._keep(shares, ticket.holder)
 
-    def reserve(self, need: Need, holder: Holder) -> bool:
-        """Notes every device that would serve the first in the queue once leases end: nothing may delay it.
+    def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
+        """Notes what nobody behind may take from the first in the queue: the devices that will be free for it first, if
+        leases end at these times, or, where nobody says when they do, each that would serve it once leases end.
 
         Whether there are enough of them: one whom the end of all leases would not help is kept nothing.
         """
-        granted = _granted(self._view)
-        devices = [
-            device
-            for device in self._devices
-            if _refusal(need, _without(granted.get(device.id, []), device), []) is None
-        ]
-        if len(devices) < need.devices or _host_refusals(need, self._view.snapshot.host):
+        if any(host_refusals(need, self._view.snapshot.host)):
             return False
+        chosen = [] if ends is None else [device_id for _, device_id in self.first_free(need, ends)]
+        if len(chosen) < need.devices:
+            later = sorted(device.id for device in self._once_leases_end(need))
+            if len(later) < need.devices:
+                return False
+            others = [device_id for device_id in later if device_id not in chosen]
+            chosen += others if ends is None else others[: need.devices - len(chosen)]
         # Whoever joined one that bears only so much load would keep it loaded.
         is_alone = need.is_exclusive or need.bounds_load
-        shares = (msgspec.structs.replace(_share_of(need, device), is_exclusive=is_alone) for device in devices)
-        self._note(tuple(shares), holder, is_kept=True)
+        devices = (self.rooms[device_id].device for device_id in chosen)
+        self._keep((replace(_share_of(need, device), is_exclusive=is_alone) for device in devices), holder)
         return True
 
-    def _note(
-        self, shares: Sequence[Share], holder: Holder, *, measured_mb: float | None = None, is_kept: bool = False
-    ) -> None:
+    def first_free(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
+        """As many devices as it needs, or all there are, that will have room for it first, and when, if leases end at
+        these times. A lease of which nobody knows the end may end at any moment.
+
+        The best first: a device is looked into only when its first lease's end comes before any that is sure.
+        """
+        now = self._view.now
+        fitting = {room.device.id for room in self._fitting(need)}
+        line = [(now, device_id, True) for device_id in fitting]
+        taken_rooms = [room for room in self.could_do(need) if room.device.id not in fitting]
+        line += [(at, room.device.id, False) for room in taken_rooms if (at := _first_end(room, ends, now)) is not None]
+        heapq.heapify(line)
+        found: list[tuple[float, str]] = []
+        while line and len(found) < need.devices:
+            at, device_id, is_sure = heapq.heappop(line)
+            if is_sure:
+                found.append((at, device_id))
+            elif (frees_at := self._frees_at(need, self.rooms[device_id], ends)) is not None:
+                heapq.heappush(line, (frees_at, device_id, True))
+        return found
+
+    def _frees_at(self, need: Need, room: Room, ends: Mapping[str, float]) -> float | None:
+        now = self._view.now
+        gone: set[str] = set()
+        for lease_id in sorted(_leases_on(room), key=lambda each: ends.get(each, now)):
+            gone.add(lease_id)
+            if self._refusal(need, room.without(frozenset(gone))) is None:
+                return max(now, ends.get(lease_id, now))
+        return None
+
+    def host_refuses(self, need: Need) -> bool:
+        """Whether the machine as a whole stands against it, whoever leaves."""
+        return any(host_refusals(need, self._view.snapshot.host))
+
+    def could_hold(self, need: Need, room: Room) -> bool:
+        """Whether the device, with what is on it, has room for it."""
+        return self._refusal(need, room) is None
+
+    def could_do(self, need: Need) -> Iterator[Room]:
+        kind = (need.only, need.banned, need.vendor, need.model)
+        found = self._suitable.get(kind)
+        if found is None:
+            found = [device_id for device_id, room in self.rooms.items() if unsuitable(need, room.device) is None]
+            self._suitable[kind] = found
+        return map(self.rooms.__getitem__, found)
+
+    def _fitting(self, need: Need) -> list[Room]:
+        """Those that nothing speaks against. The cheap questions come first: it is asked for every job that waits."""
+        rooms, packing = self._sound_rooms(need), self._view.packing
+        if need.is_exclusive:
+            empty = [room for room in rooms if not room.promises]
+            return empty if need.ignores_health else [room for room in empty if not crowded(need, room, packing)]
+        least = -math.inf if need.memory_mb is None else need.memory_mb
+        roomy = [room for room in rooms if room.free_mb is not None and room.free_mb >= least and not room.is_alone]
+        return [room for room in roomy if not crowded(need, room, packing)]
+
+    def _sound_rooms(self, need: Need) -> Iterator[Room]:
+        """Those that could do for it, are healthy, and within its bounds now."""
+        kind = _kind(need)
+        found = self._sound.get(kind)
+        if found is None:
+            found = [room.device.id for room in self.could_do(need) if unsound(need, room.device) is None]
+            self._sound[kind] = found
+        return map(self.rooms.__getitem__, found)
+
+    def _shelf(self, need: Need) -> Shelf:
+        kind = _kind(need)
+        shelf = self.shelves.get(kind)
+        if shelf is None:
+            shelf = self.shelves[kind] = Shelf(self._sound_rooms(need))
+        return shelf
+
+    def _once_leases_end(self, need: Need) -> list[Device]:
+        return [room.device for room in self.could_do(need) if self._refusal(need, room.without()) is None]
+
+    def _awaited(self, ticket: Ticket) -> tuple[Share, ...]:
+        """What nobody may take from one who waits for more; nothing where only strangers could help it."""
+        need = ticket.need
+        has_waited = self._view.now - ticket.since > PATIENCE_S
+        now = [room.device for room in self.could_do(need) if self._refusal(need, room) is None]
+        if not now and not has_waited:
+            return ()
+        later = self._once_leases_end(need)
+        if len(later) < need.devices or any(host_refusals(need, self._view.snapshot.host)):
+            return ()
+        return tuple(_share_of(need, device) for device in (later if has_waited else now))
+
+    def _keep(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
-            promise = _Promise(share=share, holder=holder, measured_mb=measured_mb, is_kept=is_kept)
-            self._promises.setdefault(share.device_id, []).append(promise)
+            self._promise(Promise(share=share, holder=holder, is_kept=True))
+
+    def _promise(self, promise: Promise) -> None:
+        before = self.rooms[promise.share.device_id]
+        after = self.rooms[promise.share.device_id] = before.with_promise(promise)
+        for shelf in self.shelves.values():
+            shelf.exchange(before, after)
+
+    def _refusal(self, need: Need, room: Room) -> ReasonKind | None:
+        """The first thing that speaks against the device."""
+        kind = unsuitable(need, room.device) or taken(need, room) or unsound(need, room.device)
+        if kind is not None or (need.is_exclusive and need.ignores_health):
+            return kind
+        # What a shared lease reserves has to be there however healthy the device is.
+        return crowded(need, room, self._view.packing)
 
 
 def free_memory(device: Device, view: View) -> float | None:
     """What a shared lease could still reserve on the device; `None` where its size is unknown."""
-    return _free(device, _granted(view).get(device.id, []))
+    return Room(device, _granted(view).get(device.id, ()), None).free_mb
 
 
 def in_line(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -157,63 +272,14 @@ def in_line(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _granted(view: View) -> _Promises:
-    promises: _Promises = {}
+def _granted(view: View) -> dict[str, list[Promise]]:
+    promises: dict[str, list[Promise]] = {}
     for lease in view.leases:
         for share in lease.shares:
             measured = view.measured.get((lease.id, share.device_id))
-            promise = _Promise(share=share, holder=lease.holder, measured_mb=measured)
+            promise = Promise(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
             promises.setdefault(share.device_id, []).append(promise)
     return promises
-
-
-def _awaited(ticket: Ticket, view: View, promises: _Promises) -> tuple[Share, ...]:
-    """What nobody may take from one who waits for more; nothing where only strangers could help it."""
-    need, devices = ticket.need, _whole_or_parts(view.snapshot)
-    has_waited = view.now - ticket.since > PATIENCE_S
-    now = [device for device in devices if _refusal(need, device, promises.get(device.id, [])) is None]
-    if not now and not has_waited:
-        return ()
-    granted = _granted(view)
-    later = [device for device in devices if _refusal(need, _without(granted.get(device.id, []), device), []) is None]
-    if len(later) < need.devices or _host_refusals(need, view.snapshot.host):
-        return ()
-    return tuple(_share_of(need, device) for device in (later if has_waited else now))
-
-
-def _without(granted: Sequence[_Promise], device: Device) -> Device:
-    """The device as it will be when its leases have ended: how busy they keep it says nothing about then."""
-    if not granted:
-        return device
-    capacity, foreign = _capacity(device), _foreign(device, granted)
-    return msgspec.structs.replace(
-        device,
-        memory_used_mb=foreign,
-        memory_free_mb=None if capacity is None else capacity - foreign,
-        utilization_percent=None,
-        power_draw_w=None,
-    )
-
-
-def _choose(need: Need, snapshot: Snapshot, devices: Sequence[Device], promises: _Promises) -> Choice:
-    told = _host_refusals(need, snapshot.host)
-    is_held_up = bool(told)
-    if not need.devices:
-        return Choice(claim=None if is_held_up else Claim(shares=()), reasons=tuple(told))
-    fitting = []
-    for device in devices:
-        refusal = _refusal(need, device, promises.get(device.id, []))
-        if refusal is None:
-            fitting.append(device)
-        else:
-            told.append(refusal)
-    if len(fitting) < need.devices:
-        told.append(reasons.plain(ReasonKind.TOO_FEW, f"{len(fitting)} of {need.devices} devices are to be had now"))
-    if is_held_up or len(fitting) < need.devices:
-        return Choice(claim=None, reasons=tuple(told))
-    best = sorted(fitting, key=lambda device: _tightness(device, promises.get(device.id, [])))
-    chosen = sorted(best[: need.devices], key=lambda device: (device.vendor, device.index or 0, device.id))
-    return Choice(claim=Claim(shares=tuple(_share_of(need, device) for device in chosen)))
 
 
 def _whole_or_parts(snapshot: Snapshot) -> tuple[Device, ...]:
@@ -223,128 +289,21 @@ def _whole_or_parts(snapshot: Snapshot) -> tuple[Device, ...]:
 
 
 def _share_of(need: Need, device: Device) -> Share:
-    return Share(device_id=device.id, memory_mb=need.memory_mb, is_exclusive=need.is_exclusive)
-
-
-def _tightness(device: Device, promises: Sequence[_Promise]) -> tuple[float, int, str]:
-    """The least room that is enough, so that large rooms stay for large work."""
-    free = _free(device, promises)
-    return (free if free is not None else float("inf"), device.index or 0, device.id)
-
-
-def _host_refusals(need: Need, host: Host) -> list[Reason]:
-    found = []
-    if _exceeds(host.cpu_percent, need.max_cpu_percent):
-        found.append(reasons.over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent))
-    available = host.memory_available_mb
-    if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
-        text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
-        found.append(reasons.plain(ReasonKind.HOST_TOO_FULL, text))
-    return found
-
-
-def _refusal(need: Need, device: Device, promises: Sequence[_Promise]) -> Reason | None:
-    """The first thing that speaks against the device."""
-    unsuitable = _unsuitable(need, device) or _taken(need, device, promises)
-    if unsuitable is not None:
-        return unsuitable
-    if need.ignores_health:
-        # What a shared lease reserves has to be there all the same.
-        return None if need.is_exclusive else _crowded(need, device, promises)
-    if not device.healthy:
-        return reasons.plain(ReasonKind.UNHEALTHY, f"unhealthy: {device.fault}", device.id)
-    return _beyond_bounds(need, device) or _crowded(need, device, promises)
-
-
-def _unsuitable(need: Need, device: Device) -> Reason | None:
-    if need.only is not None and device.id not in need.only:
-        return reasons.plain(ReasonKind.NOT_ASKED_FOR, "not among those asked for", device.id)
-    if device.id in need.banned:
-        return reasons.plain(ReasonKind.BANNED, "banned", device.id)
-    if not is_of_kind(need, device):
-        return reasons.plain(ReasonKind.NOT_ASKED_FOR, "of another make than asked for", device.id)
-    return None
-
-
-def is_of_kind(need: Need, device: Device) -> bool:
-    if need.vendor is not None and device.vendor is not need.vendor:
-        return False
-    return need.model is None or need.model.lower() in (device.name or "").lower()
-
-
-def _taken(need: Need, device: Device, promises: Sequence[_Promise]) -> Reason | None:
-    """An exclusive lease goes beside nobody, and nobody beside it."""
-    in_the_way = [promise for promise in promises if need.is_exclusive or promise.share.is_exclusive]
-    if not in_the_way:
-        return None
-    holders = tuple(promise.holder for promise in in_the_way)
-    if all(promise.is_kept for promise in in_the_way):
-        return reasons.awaited(device.id, holders)
-    return reasons.leased(device.id, tuple(promise.holder for promise in in_the_way if not promise.is_kept))
-
-
-def _beyond_bounds(need: Need, device: Device) -> Reason | None:
-    bounds = (
-        (ReasonKind.TOO_BUSY, device.utilization_percent, need.max_utilization_percent),
-        (ReasonKind.TOO_HUNGRY, device.power_draw_w, need.max_power_w),
-        (ReasonKind.TOO_FULL, device.memory_used_mb, need.max_memory_used_mb),
+    return Share(
+        device_id=device.id, memory_mb=need.memory_mb, load_percent=need.load_percent, is_exclusive=need.is_exclusive
     )
-    broken = (bound for bound in bounds if _exceeds(bound[1], bound[2]))
-    return next((reasons.over(*bound, device.id) for bound in broken), None)
 
 
-def _crowded(need: Need, device: Device, promises: Sequence[_Promise]) -> Reason | None:
-    free = _free(device, promises)
-    if need.memory_mb is not None and free is not None and free < need.memory_mb:
-        return reasons.no_room(device.id, free, need.memory_mb, tuple(promise.holder for promise in promises))
-    if not need.is_exclusive and free is None:
-        return reasons.plain(ReasonKind.NO_ROOM, "its memory is unknown, so it cannot be shared", device.id)
-    if need.is_exclusive and need.memory_mb is None:
-        return _strangers(device)
-    return None
+def _leases_on(room: Room) -> set[str]:
+    return {each.lease_id for each in room.promises if each.lease_id is not None}
 
 
-def _strangers(device: Device) -> Reason | None:
-    """For work that has not said what it needs, a card must be as good as empty."""
-    capacity, used = _capacity(device), device.memory_used_mb
-    allowed = max(_TINY_MB, _TINY_SHARE * capacity) if capacity is not None else _TINY_MB
-    if used is not None and used > allowed:
-        return reasons.occupied(device.id, used, allowed)
-    if device.processes == () and used is not None and used < _NOBODY_MB:
-        return None  # how busy it was a moment ago was the doing of somebody who has left
-    if _exceeds(device.utilization_percent, _IDLE_PERCENT):
-        return reasons.over(ReasonKind.TOO_BUSY, device.utilization_percent, _IDLE_PERCENT, device.id)
-    return None
+def _first_end(room: Room, ends: Mapping[str, float], now: float) -> float | None:
+    first = min([ends.get(lease_id, now) for lease_id in _leases_on(room)], default=None)
+    return None if first is None else max(now, first)
 
 
-def _free(device: Device, promises: Sequence[_Promise]) -> float | None:
-    capacity = _capacity(device)
-    if capacity is None:
-        return None
-    return capacity - _foreign(device, promises) - sum(_charge(promise, capacity) for promise in promises)
-
-
-def _foreign(device: Device, promises: Sequence[_Promise]) -> float:
-    """What strangers hold: all that is used, less what leases were measured to use or may use unseen."""
-    capacity = _capacity(device) or 0.0
-    hidden = [promise for promise in promises if promise.measured_mb is None and not promise.is_kept]
-    seen = sum(promise.measured_mb or 0.0 for promise in promises)
-    return max(0.0, (device.memory_used_mb or 0.0) - seen - sum(_charge(promise, capacity) for promise in hidden))
-
-
-def _charge(promise: _Promise, capacity: float) -> float:
-    reserved = promise.share.memory_mb
-    if promise.share.is_exclusive or reserved is None:
-        reserved = capacity
-    return max(reserved, promise.measured_mb or 0.0)
-
-
-def _capacity(device: Device) -> float | None:
-    """Used and free together: a driver keeps a part of the total for itself."""
-    if device.memory_used_mb is not None and device.memory_free_mb is not None:
-        return device.memory_used_mb + device.memory_free_mb
-    return device.memory_total_mb
-
-
-def _exceeds(value: float | None, bound: float | None) -> bool:
-    return value is not None and bound is not None and value > bound
+def _kind(need: Need) -> tuple[object, ...]:
+    """What it asks of a device, but for room."""
+    bounds = (need.max_utilization_percent, need.max_power_w, need.max_memory_used_mb)
+    return (need.only, need.banned, need.vendor, need.model, need.ignores_health, *bounds)

@@ -1,10 +1,15 @@
-"""decide(view) -> Plan: which jobs start now and where, and in the policy's own words why the others do not.
+"""decide(view) -> Plan: which jobs start or go on now and where, who makes room, and in the policy's own words why the
+others do not.
 
-The first job in the line that needs devices and cannot have them is the head of the queue. Every device that would
-serve it is kept for it; a job behind it may start only where that cannot delay it: on devices that the head cannot use,
-or, where it is known how long things take, if it is sure to be over before the head could start anyway. One whom the
-end of all leases would not help holds up nobody, nor does one that waits for others of its tag or array. Work without
-devices has slots of its own and waits behind no device.
+The first job in the line that needs devices and cannot have them is the head of the queue. The devices that will be
+free for it first are kept for it, and once it has waited long every device that would serve it; a job behind it may
+start only where that cannot delay it: on devices that the head cannot use, or, where it is known how long things take,
+if it is sure to be over before the head could start anyway. One whom the end of all leases would not help holds up
+nobody, nor does one that waits for others of its tag or array. Work without devices has slots of its own and waits
+behind no device.
+
+Jobs that were suspended for want of room stand in the same line. A head that may preempt has the cheapest jobs of
+lower priority make room for it; while they do, it waits, and nobody else is asked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +19,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.learning import Estimate
-from gpuyard.core.model import Claim, Holder, Ticket
+from gpuyard.core.model import Claim, Holder, Need, Ticket
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Line, Party
 from gpuyard.core.placement import Board, in_line
 from gpuyard.core.placement import View as Placement
+from gpuyard.core.preemption import Running, find_victims
 from gpuyard.core.reasons import Reason, ReasonKind
+
+# So many jobs of a lane are looked at whose needs differ, before it is given up for this time.
+LOOK_AHEAD = 64
+# A head that has waited so long is kept every device that would serve it, not only the one that seems to be free first.
+STRICT_AFTER_S = 1800.0
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -28,23 +39,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     tags: dict[str, int] = {}
 
 
-class Running(Struct, frozen=True, kw_only=True):
-    """A live attempt."""
-
-    job_id: int
-    user: str
-    tag: str
-    devices: int
-    started_at: float
-    group: int | None = None
-    lease_id: str | None = None
-
-
 class View(Struct, frozen=True, kw_only=True):
     """Everything the policy goes by. `shut` are reasons for which nothing at all may start now.
 
-    `estimate` says how long a job takes, and `ends_after` the earliest time at which a running one may be over; both
-    are asked only where it matters.
+    `estimate` says how long a job takes, `ends_after` the earliest time at which a running one may be over and
+    `ends_about` the likely one, and `need` what a job needs whose lane leaves that open; all are asked only where it
+    matters.
     """
 
     now: float
@@ -59,10 +59,12 @@ class View(Struct, frozen=True, kw_only=True):
     my_ticket: Ticket | None = None
     estimate: Callable[[int], Estimate] = lambda _: Estimate()
     ends_after: Callable[[int], float | None] = lambda _: None
+    ends_about: Callable[[int], float | None] = lambda _: None
+    need: Callable[[Lane, int], Need] = lambda lane, _: lane.need
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """A proposal: the ledger grants it, or it turns into a Hold."""
+    """A proposal: the ledger grants it, or it turns into a Hold. In a lane that resumes, the job goes on."""
 
     job_id: int
     lane: Lane
@@ -72,7 +74,15 @@ class Start(Struct, frozen=True, kw_only=True):
 class Hold(Struct, frozen=True, kw_only=True):
     job_id: int
     lane: Lane
+    need: Need
     reasons: tuple[Reason, ...]
+
+
+class Preempt(Struct, frozen=True, kw_only=True):
+    """A running job that is to make room for another."""
+
+    job_id: int
+    for_job: int
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -83,6 +93,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     starts: tuple[Start, ...] = ()
     holds: tuple[Hold, ...] = ()
+    preempts: tuple[Preempt, ...] = ()
     head: Hold | None = None
 
 
@@ -110,35 +121,54 @@ class _Planner:
         self._first_waiting: Hold | None = None
         self._shadow: float | None = None
         self._starts: list[Start] = []
-        self._holds: list[Hold] = []
+        self._holds: dict[int, Hold] = {}
+        self._preempts: tuple[Preempt, ...] = ()
+        self._looked_at: dict[int, int] = {}
+        self._unplaceable: set[Need] = set()
 
     def plan(self) -> Plan:
         while (first := self._line.first()) is not None:
             self._consider(*first)
-        head = self._head or self._first_waiting
-        return Plan(starts=tuple(self._starts), holds=tuple(self._holds), head=head)
+        return Plan(
+            starts=tuple(self._starts),
+            holds=tuple(self._holds.values()),
+            preempts=self._preempts,
+            head=self._head or self._first_waiting,
+        )
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         refusal = self._refuse(lane)
-        choice = refusal or self._place(lane, candidate)
+        need = lane.need if refusal or not lane.sizes_each else self._view.need(lane, candidate.job_id)
+        choice = refusal or self._place(lane, need, candidate)
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
-        self._line.drop(lane)
-        hold = Hold(job_id=candidate.job_id, lane=lane, reasons=choice)
-        self._holds.append(hold)
-        if self._head is None and lane.need.devices and not refusal:
-            self._make_head(hold)
+        hold = self._hold(lane, need, candidate, choice)
+        if self._head is None and need.devices and not refusal:
+            self._make_head(hold, candidate)
+        looked_at = self._looked_at[lane.id] = self._looked_at.get(lane.id, 0) + 1
+        if lane.sizes_each and not refusal and looked_at < LOOK_AHEAD:
+            self._line.pass_over(lane)
+        else:
+            self._line.drop(lane)
+
+    def _hold(self, lane: Lane, need: Need, candidate: Candidate, why: Refusal) -> Hold:
+        hold = Hold(job_id=candidate.job_id, lane=lane, need=need, reasons=why)
+        self._holds.setdefault(lane.id, hold)
+        return hold
 
     def _start(self, lane: Lane, candidate: Candidate, claim: Claim) -> None:
         self._line.advance(lane)
         self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=claim))
-        self._counts.add(lane.tag, lane.group, lane.need.devices)
+        if not lane.resumes:  # it counts as running already
+            self._counts.add(lane.tag, lane.group, lane.need.devices)
         for board in {id(board): board for board in (self._board, self._kept)}.values():
-            board.take(claim, self._holder(candidate.job_id))
+            board.take(claim, self._holder(candidate.job_id), _name(candidate.job_id))
 
     def _refuse(self, lane: Lane) -> Refusal:
         """What stands against the whole lane, wherever it would go."""
+        if lane.resumes:  # it counts as running already, and what runs goes on when the queue is paused
+            return tuple(reason for reason in self._view.shut if reason.kind is not ReasonKind.PAUSED)
         if self._view.shut:
             return self._view.shut
         limits, counts = self._view.limits, self._counts
@@ -151,18 +181,29 @@ class _Planner:
             return (_limit(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
         return ()
 
-    def _place(self, lane: Lane, candidate: Candidate) -> Claim | Refusal:
-        need = lane.need
+    def _place(self, lane: Lane, need: Need, candidate: Candidate) -> Claim | Refusal:
         if not need.devices:
             choice = self._board.choose(need)
             return choice.claim or choice.reasons
         if lane.id != self._about and (self._head or self._all_is_ours) and not self._board.has_room():
             return ()  # one who asks why is told; to find the words at each step would cost more than the step
         self._keep_for_those_ahead(lane)
-        choice = self._kept.choose(need)
-        if choice.claim is None and self._head is not None and self._ends_before_head(candidate):
-            return self._board.choose(need).claim or choice.reasons
-        return choice.claim or choice.reasons
+        claim = self._find(need, candidate)
+        if claim is not None:
+            return claim
+        is_asked = lane.id == self._about or lane.id not in self._holds
+        return tuple(self._kept.explain(need)) if is_asked else ()
+
+    def _find(self, need: Need, candidate: Candidate) -> Claim | None:
+        """What was refused once in a plan is refused ever after: the board only fills."""
+        if need not in self._unplaceable:
+            claim = self._kept.find(need)
+            if claim is not None:
+                return claim
+            self._unplaceable.add(need)
+        if self._head is not None and self._ends_before_head(candidate):
+            return self._board.find(need)
+        return None
 
     def _keep_for_those_ahead(self, lane: Lane) -> None:
         """Whoever waits in the ledger's line before us, be it another user or a script, is served before us."""
@@ -173,14 +214,22 @@ class _Planner:
             for board in {id(board): board for board in (self._board, self._kept)}.values():
                 board.keep_for(ticket)
 
-    def _make_head(self, hold: Hold) -> None:
+    def _make_head(self, hold: Hold, candidate: Candidate) -> None:
         self._first_waiting = self._first_waiting or hold
+        if hold.lane.preempts:
+            self._make_room(hold)
         if not self._board.has_room():
             self._head = hold  # nothing is left that could be kept for it
             return
         kept = self._board.copy()
-        if kept.reserve(hold.lane.need, self._holder(hold.job_id)):
+        is_strict = hold.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
+        if kept.reserve(hold.need, self._holder(hold.job_id), None if is_strict else self._likely_ends()):
             self._head, self._kept = hold, kept
+
+    def _make_room(self, hold: Hold) -> None:
+        """The cheapest that can be asked to leave; nobody, where enough are leaving already."""
+        victims = find_victims(hold.need, self._board, self._view.running, hold.lane.priority)
+        self._preempts = tuple(Preempt(job_id=run.job_id, for_job=hold.job_id) for run in victims)
 
     def _ends_before_head(self, candidate: Candidate) -> bool:
         most_s = self._view.estimate(candidate.job_id).most_s
@@ -193,24 +242,34 @@ class _Planner:
     def _earliest_for_head(self) -> float:
         """When the head could start at the earliest: of what nobody knows the end, the end may come at any moment."""
         assert self._head is not None
-        view, need = self._view, self._head.lane.need
-        known = {run.lease_id: view.ends_after(run.job_id) for run in view.running}
-        ends = [(max(view.now, known.get(lease.id) or view.now), lease.id) for lease in view.placement.leases]
+        view, need = self._view, self._head.need
+        ends = {
+            run.lease_id: max(view.now, view.ends_after(run.job_id) or view.now)
+            for run in view.running
+            if run.lease_id is not None
+        }
         # Those that start with this plan have no leases yet; they too may make room for it.
-        starting = {f"job {start.job_id}": start for start in self._starts}
-        ends += [(view.now + (view.estimate(start.job_id).least_s or 0.0), name) for name, start in starting.items()]
-        gone = set[str]()
-        for end, name in sorted(ends):
-            gone.add(name)
-            board = self._board.without(frozenset(gone))
-            for start in (start for name, start in starting.items() if name not in gone):
-                board.take(start.claim, self._holder(start.job_id))
-            if board.choose(need).claim is not None:
-                return end
-        return view.now
+        ends |= {_name(start.job_id): view.now + (view.estimate(start.job_id).least_s or 0.0) for start in self._starts}
+        first = self._board.first_free(need, ends)
+        return first[-1][0] if len(first) == need.devices else view.now
+
+    def _likely_ends(self) -> dict[str, float]:
+        """One of which nothing is known is taken to last as long again as it has."""
+        view = self._view
+        ends = {lease.id: view.now + max(0.0, view.now - lease.since) for lease in view.placement.leases}
+        for run in view.running:
+            about = view.ends_about(run.job_id) if run.lease_id in ends else None
+            if about is not None and run.lease_id is not None:
+                ends[run.lease_id] = about if about > view.now else ends[run.lease_id]
+        starting = (start.job_id for start in self._starts)
+        return ends | {_name(job_id): view.now + (view.estimate(job_id).likely_s or 0.0) for job_id in starting}
 
     def _holder(self, job_id: int) -> Holder:
-        return replace(self._view.me, label=f"job {job_id}")
+        return replace(self._view.me, label=_name(job_id))
+
+
+def _name(job_id: int) -> str:
+    return f"job {job_id}"
 
 
 class _Counts:

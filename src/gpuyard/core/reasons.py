@@ -15,6 +15,8 @@ class ReasonKind(StrEnum):
     LEASED = "leased"
     AWAITED = "awaited"
     NO_ROOM = "no-room"
+    TOO_MANY = "too-many"
+    LOADED = "loaded"
     OCCUPIED = "occupied"
     TOO_BUSY = "too-busy"
     TOO_HUNGRY = "too-hungry"
@@ -32,6 +34,8 @@ class ReasonKind(StrEnum):
     CPU_LIMIT = "cpu-limit"
     NO_STORE = "no-store"
     NO_ENGINE = "no-engine"
+    MAKING_ROOM = "making-room"
+    SUSPENDED = "suspended"
 
 
 _MEASURES = {
@@ -72,6 +76,19 @@ def no_room(device_id: str, had: float, needed: float, holders: tuple[Holder, ..
     beside = f", beside {'; '.join(map(name_of, holders))}" if holders else ""
     text = f"{format_size(max(0.0, had))} free, {format_size(needed)} needed{beside}"
     return Reason(kind=ReasonKind.NO_ROOM, device_id=device_id, text=text, had=had, needed=needed, holders=holders)
+
+
+def too_many(device_id: str, most: int, holders: tuple[Holder, ...]) -> Reason:
+    text = f"{most} may share it (max_jobs_per_device), and as many do"
+    return Reason(
+        kind=ReasonKind.TOO_MANY, device_id=device_id, text=text, had=float(most), needed=float(most), holders=holders
+    )
+
+
+def loaded(device_id: str, had: float, needed: float | None, most: float, holders: tuple[Holder, ...]) -> Reason:
+    more = f" and it would add about {needed:.0f}%" if needed else ""
+    text = f"{had:.0f}% busy{more}, over {most:.0f}%: one more would only slow the others"
+    return Reason(kind=ReasonKind.LOADED, device_id=device_id, text=text, had=had, needed=needed, holders=holders)
 
 
 def occupied(device_id: str, foreign: float, allowed: float) -> Reason:

@@ -16,13 +16,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnReboot
+from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.model import Need, Vendor
 from gpuyard.core.options import Options
 from gpuyard.core.selection import Selection, parse_selection
 from gpuyard.errors import UserError
 
 MOST_JOBS = 1_000_000
+# The priority of a job that may preempt others, where none is given: those of its own priority make no room for it.
+URGENT = 100
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -33,11 +35,13 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A submission as it comes in. `token` makes it count once, however often it is sent."""
+    """A submission as it comes in. `token` makes it count once, however often it is sent; `configuration` is a digest
+    of the files that its command names."""
 
     cwd: str
     environment: dict[str, str]
     token: str = ""
+    configuration: str = ""
     command: tuple[str, ...] | None = None
     list: str | None = None
     table: str | None = None
@@ -70,6 +74,7 @@ def parse_submission(asked: Asked) -> Submission:
     options = Options(asked.options)
     need = _need(options)
     count, elements, group_limit = _elements(asked, options)
+    is_urgent = options.flag("preempt")
     is_many = count > 1 or group_limit is not None or options.text("array") is not None
     spec = JobSpec(
         command=asked.command or (),
@@ -86,6 +91,10 @@ def parse_submission(asked: Asked) -> Submission:
         stdin=options.text("stdin"),
         log_cap_mb=_or(options.size("log-cap"), DEFAULT_LOG_CAP_MB),
         is_array=is_many,
+        learns_memory=need.devices > 0 and need.memory_mb is None and not options.flag("exclusive"),
+        configuration=asked.configuration,
+        preempts=is_urgent,
+        on_preempt=options.choice("on-preempt", OnPreempt) or OnPreempt.SUSPEND,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))
@@ -93,7 +102,7 @@ def parse_submission(asked: Asked) -> Submission:
     submission = Submission(
         token=asked.token,
         spec=spec,
-        priority=options.whole("priority", 0, least=-1_000_000, most=1_000_000),
+        priority=options.whole("priority", URGENT if is_urgent else 0, least=-1_000_000, most=1_000_000),
         count=count,
         elements=elements,
         dependencies=dependencies,
@@ -112,6 +121,10 @@ def _need(options: Options) -> Need:
     asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or "device" in options
     if gpus == 0 and asks_for_gpu:
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
+    if gpus == 0 and options.flag("preempt"):
+        raise UserError(
+            "--preempt has others free their GPUs, and --gpus 0 asks for none", hint="leave out one of them"
+        )
     return Need(
         devices=gpus,
         memory_mb=vram_mb,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuyard.control.words import Look
 from gpuyard.core.model import Host, Snapshot
@@ -17,11 +17,18 @@ NOTHING_SEEN = Look(snapshot=Snapshot(taken_at=None, host=Host()))
 class Looks:
     """The latest look, and a new one on demand; whoever asks while one is under way gets that one."""
 
-    def __init__(self, sampler: Sampler, clock: Clock, on_look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        clock: Clock,
+        on_look: Callable[[], None],
+        measure_ram: Callable[[], Mapping[tuple[int, int], float]] = dict,
+    ) -> None:
         self.latest = NOTHING_SEEN
         self._sampler = sampler
         self._clock = clock
         self._on_look = on_look
+        self._measure_ram = measure_ram
         self._looked_at: float | None = None
         self._asked = threading.Event()
         self._is_over = False
@@ -65,7 +72,8 @@ class Looks:
         except Exception:  # noqa: BLE001 - the daemon's loop waits for it, and would wait for ever
             _log.exception("the machine could not be looked at")
             return self.latest
-        return Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent)
+        loads = {device_id: smoothed.utilization_percent for device_id, smoothed in sample.devices.items()}
+        return Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent, loads=loads, ram_mb=self._measure_ram())
 
     def _arrive(self, look: Look, began: float) -> None:
         self.latest, self._looked_at = look, began

@@ -18,11 +18,14 @@ from gpuyard.daemon.looks import Looks
 from gpuyard.daemon.routes import Routes
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.ram import RamMeter
+from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.book import Book
 from gpuyard.leases.folder import network_file_system
 from gpuyard.leases.identity import this_process
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.mutex import MUTEX
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import open_database
@@ -51,7 +54,9 @@ async def _serve() -> int:
     clock = SystemClock()
     database, notice = open_database(folder / "queue.db")
     me = this_process("gpuyard queue")
-    yard = Yard(database, Book(open_ledger(), me), LocalEngine(folder), clock, me)
+    ledger, engine = open_ledger(), LocalEngine(folder)
+    suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
+    yard = Yard(database, Book(ledger, me), engine, clock, me, suspender=suspender)
     if notice is not None:
         _log.error(notice)
         yard.notices.append(notice)
@@ -59,7 +64,7 @@ async def _serve() -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     server = await serve(places.socket_path(), Routes(yard, stop.set, started_at).handle)
-    yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake))
+    yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
     yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
     _log.info("the daemon runs, pid %d, on %s", os.getpid(), places.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again

@@ -12,14 +12,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuyard.control.requests import Changed, InPieces, fit_to_machine
-from gpuyard.core.jobs import Attempt, Job
+from gpuyard.core.jobs import Attempt, Job, Parked
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.selection import Selection, format_ids, parse_selection
 from gpuyard.core.shape import iso_time
 from gpuyard.core.submission import Submission, decode_asked, parse_submission
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon import places, shape, telling
+from gpuyard.daemon import learned, places, shape, telling
 from gpuyard.daemon.http import Refused, Request, Response
+from gpuyard.daemon.reading import (
+    read_body,
+    read_number,
+    read_priority,
+    read_selection,
+    read_state,
+    read_whole,
+    read_words,
+)
 from gpuyard.daemon.waiting import Waiting
 from gpuyard.daemon.yard import Yard, banned_devices
 from gpuyard.engines.logs import path_of, remove_logs
@@ -54,12 +63,16 @@ class Routes:
             ("POST", "/jobs/hold"): self._change(yard.requests.hold),
             ("POST", "/jobs/release"): self._change(yard.requests.release),
             ("POST", "/jobs/retry"): self._change(yard.requests.retry),
+            ("POST", "/jobs/suspend"): self._suspend,
+            ("POST", "/jobs/resume"): self._change(yard.requests.resume),
             ("POST", "/jobs/priority"): self._priority,
             ("POST", "/pause"): lambda _: self._pause(paused=True),
             ("POST", "/unpause"): lambda _: self._pause(paused=False),
             ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
             ("POST", "/clean"): self._clean,
             ("POST", "/stop"): self._end,
+            ("GET", "/estimates"): self._estimates,
+            ("POST", "/estimates/forget"): lambda asked: learned.forget(yard, read_words(read_body(asked))),
         }
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
@@ -114,6 +127,7 @@ class Routes:
             "socket": places.socket_path(),
             "state_dir": places.state_folder(),
             **self._standing(),
+            "under_way": self._under_way(),
             "step_us": None if yard.step_s is None else yard.step_s * 1e6,
             "notices": [*yard.notices, *([yard.trouble] if yard.trouble else [])],
         }
@@ -129,14 +143,21 @@ class Routes:
     def _pause(self, *, paused: bool, draining: bool = False) -> Answer:
         self._yard.requests.set_paused(paused=paused, draining=draining)
         self._yard.wake()
-        return {**self._standing(), "running": len(self._yard.controller.desk.live)}
+        return {**self._standing(), "running": self._under_way()}
 
     def _end(self, _: Request) -> Answer:
         asyncio.get_running_loop().call_soon(self._stop)
-        return {"stopping": True, "running": len(self._yard.controller.desk.live)}
+        return {"stopping": True, "running": self._under_way()}
+
+    def _under_way(self) -> int:
+        """How many come to their end by themselves: not those that were suspended by hand."""
+        live = self._yard.controller.desk.live.values()
+        return sum(
+            each.job.state is not JobState.SUSPENDED or each.attempt.parked is not Parked.BY_PERSON for each in live
+        )
 
     async def _clean(self, request: Request) -> Answer:
-        older_than_s = _body(request).get("older_than_s")
+        older_than_s = read_body(request).get("older_than_s")
         if isinstance(older_than_s, str):
             older_than_s = parse_duration(older_than_s)
         if not isinstance(older_than_s, int | float) or older_than_s < 0:
@@ -178,17 +199,17 @@ class Routes:
         return {"ids": ids, "first": first, "last": last, "count": last - first + 1, "notes": notes}
 
     def _change(self, act: Callable[[Selection], InPieces[Changed]]) -> Callable[[Request], Awaitable[Answer]]:
-        return lambda request: self._do(act(_selection(_body(request).get("ids"))))
+        return lambda request: self._do(act(read_selection(read_body(request).get("ids"))))
+
+    async def _suspend(self, request: Request) -> Answer:
+        selection = read_selection(read_body(request).get("ids"))
+        look = await self._yard.looks.fresh(_LOOK_FOR_PEOPLE_S)
+        return await self._do(self._yard.requests.suspend(selection, look))
 
     def _priority(self, request: Request) -> Awaitable[Answer]:
-        body = _body(request)
-        try:
-            priority = int(body["priority"])
-        except (KeyError, TypeError, ValueError):
-            raise UserError("the priority is no whole number", hint="gpuyard priority 17 50") from None
-        if abs(priority) > 1_000_000:
-            raise UserError(f"the priority {priority} is out of range", hint="give it from -1,000,000 to 1,000,000")
-        return self._do(self._yard.requests.prioritise(_selection(body.get("ids")), priority))
+        body = read_body(request)
+        priority = read_priority(body)
+        return self._do(self._yard.requests.prioritise(read_selection(body.get("ids")), priority))
 
     async def _do(self, changing: InPieces[Changed]) -> Answer:
         changed = await _in_pieces(changing)
@@ -205,17 +226,13 @@ class Routes:
 
     def _jobs(self, request: Request) -> Answer:
         query = request.query
-        limit = min(_whole(query.get("limit"), 50), _MOST_ROWS)
-        offset = _whole(query.get("after"), 0)
-        states = [_state(word) for word in query.get("state", "").split(",") if word]
+        limit = min(read_whole(query.get("limit"), 50), _MOST_ROWS)
+        offset = read_whole(query.get("after"), 0)
+        states = [read_state(word) for word in query.get("state", "").split(",") if word]
         jobs = self._listed(query.get("ids"), states, show_all=query.get("all") == "1")
         page = list(_slice(jobs, offset, limit + 1))
         more = len(page) > limit
-        now, snapshot = time.time(), self._yard.looks.latest.snapshot
-        rows = [
-            {**shape.row(job, self._last_attempt(job), snapshot, now), "reason": telling.in_brief(self._yard, job)}
-            for job in page[:limit]
-        ]
+        rows = [{**self._row(job), "reason": telling.in_brief(self._yard, job)} for job in page[:limit]]
         return {"jobs": rows, **self._standing(), "next": offset + limit if more else None}
 
     def _listed(self, ids: str | None, states: list[JobState], *, show_all: bool) -> Iterator[Job]:
@@ -225,7 +242,11 @@ class Routes:
             return listing.of_ids(ranges, states or None)
         return listing.all(states or None, show_all=show_all)
 
-    def _last_attempt(self, job: Job) -> Any:
+    def _row(self, job: Job) -> Answer:
+        need, snapshot = learned.next_need(self._yard, job), self._yard.looks.latest.snapshot
+        return shape.row(job, self._last_attempt(job), need, snapshot, time.time())
+
+    def _last_attempt(self, job: Job) -> Attempt | None:
         live = self._yard.controller.desk.live.get(job.id)
         if live is not None:
             return live.attempt
@@ -233,16 +254,24 @@ class Routes:
         return attempts[-1] if attempts else None
 
     def _show(self, job: Job, request: Request) -> Answer:
-        store = self._yard.store
-        row = shape.row(job, self._last_attempt(job), self._yard.looks.latest.snapshot, time.time())
+        yard = self._yard
+        attempts, after = self._attempts(job), yard.store.dependencies(job.id)
         with_environment = request.query.get("environment") == "1"
-        attempts, after = self._attempts(job), store.dependencies(job.id)
-        return {**row, **shape.details(job, attempts, after, with_environment=with_environment)}
+        return {
+            **self._row(job),
+            **shape.details(job, attempts, after, with_environment=with_environment, now=time.time()),
+            "memory": learned.memory(yard, job),
+            "advice": learned.advice(yard, job, attempts),
+        }
 
     def _attempts(self, job: Job) -> list[Attempt]:
-        """Each with the program's own pid."""
-        attempts = self._yard.store.attempts(job.id)
-        return [self._yard.with_own_pid(attempt) if attempt.ended_at is None else attempt for attempt in attempts]
+        """Each with the program's own pid; one that lives with what it was last seen to use."""
+        live = self._yard.controller.desk.live.get(job.id)
+        found = [each for each in self._yard.store.attempts(job.id) if live is None or each.ended_at is not None]
+        return found if live is None else [*found, self._yard.with_own_pid(live.attempt)]
+
+    def _estimates(self, request: Request) -> Answer:
+        return learned.estimates(self._yard, min(read_whole(request.query.get("limit"), 50), _MOST_ROWS))
 
     async def _why(self, job: Job, _: Request) -> Answer:
         await self._yard.looks.fresh(_LOOK_FOR_PEOPLE_S)
@@ -256,7 +285,9 @@ class Routes:
         yard, text = self._yard, request.query.get("ids", "")
         ranges = yard.requests.stretches(parse_selection(text)) if text else yard.catalogue.unfinished()
         waiting = Waiting(yard.catalogue, yard.store, ranges)
-        await yard.finishing.wait(waiting, min(_LONGEST_WAIT_S, _number(request.query.get("timeout"), _LONGEST_WAIT_S)))
+        await yard.finishing.wait(
+            waiting, min(_LONGEST_WAIT_S, read_number(request.query.get("timeout"), _LONGEST_WAIT_S))
+        )
         return waiting.answer()
 
 
@@ -277,44 +308,6 @@ async def _in_pieces(pieces: InPieces[T]) -> T:
 
 def _as_json(answer: Answer) -> Response:
     return Response(body=json.dumps(answer).encode())
-
-
-def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(request.body or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the request's body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise UserError("the request's body is no JSON object")
-    return body
-
-
-def _selection(ids: object) -> Selection:
-    if isinstance(ids, list):
-        ids = " ".join(map(str, ids))
-    return parse_selection(str(ids or ""))
-
-
-def _state(word: str) -> JobState:
-    try:
-        return JobState(word)
-    except ValueError:
-        raise UserError(f"'{word}' is no state", hint=f"it can be {', '.join(JobState)}") from None
-
-
-def _whole(text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 9:
-        raise UserError(f"'{text}' is no whole number")
-    return int(text)
-
-
-def _number(text: str | None, default: float) -> float:
-    try:
-        return default if text is None else max(0.0, float(text))
-    except ValueError:
-        raise UserError(f"'{text}' is no number") from None
 
 
 def _slice(jobs: Iterator[Job], offset: int, count: int) -> Iterator[Job]:

@@ -1,4 +1,4 @@
-"""What people are told about the queue: its jobs in the order in which they will go, and why one does not start."""
+"""What people are told about the queue: its jobs in the order in which they will go, and why one does not run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import to_builtins
 
 from gpuyard.core.dependencies import Prospect, prospect
-from gpuyard.core.jobs import Attempt, Job
-from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.core.jobs import Attempt, Job, OutcomeKind, Parked
+from gpuyard.core.lifecycle import FINISHED, LIVE, PARKED, JobState
 from gpuyard.core.ordering import Line
 from gpuyard.core.reasons import Reason, ReasonKind, plain
 from gpuyard.core.selection import format_ids
@@ -20,6 +20,7 @@ Event = tuple[float, str, str | None]
 _RECENTLY_FINISHED = 10
 _SAYS_LITTLE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 _PAGE = 200
+_LIVE_IN_ORDER = (JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.SUSPENDING, JobState.SUSPENDED)
 
 
 class Listing:
@@ -40,7 +41,8 @@ class Listing:
     def all(self, states: list[JobState] | None, *, show_all: bool) -> Iterator[Job]:
         """What runs, what waits in its order, what stands apart, and the last that finished."""
         wanted = set(states or JobState)
-        yield from self._apart([state for state in (JobState.RUNNING, JobState.STOPPING) if state in wanted])
+        for state in _LIVE_IN_ORDER:
+            yield from self._apart([state] if state in wanted else [])
         if JobState.QUEUED in wanted:
             yield from self._queued()
         apart = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
@@ -74,20 +76,24 @@ class Listing:
 
 
 def why(yard: Yard, job: Job) -> dict[str, Any]:
-    """Why it does not start, or how it ended."""
+    """Why it does not start or go on, or how it ended."""
     ahead = starts_at = None
     estimate = ""
-    if job.state is JobState.QUEUED:
+    goes_on = _waits_to_go_on(yard, job)
+    if job.state is JobState.QUEUED or goes_on:
         told = yard.controller.explain(job, yard.looks.latest)
         ahead, starts_at = told.ahead, told.starts_at
-        reasons = told.reasons
+        reasons = (*_making_room(yard, job), *told.reasons) if told.reasons else ()
         if ahead:
             text = (
                 f"{ahead} job{'' if ahead == 1 else 's'} like it came before it, the first of them is {told.first_id}"
             )
             reasons = (plain(ReasonKind.BEHIND, text), *reasons)
-        summary = f"job {job.id} waits for {_what(job)}" if reasons else f"job {job.id} is about to start"
-        estimate = _estimate(starts_at, yard.looks.now())
+        summary = _how_it_waits(job, is_about_to=not reasons, goes_on=goes_on)
+        if any(_leaving(yard, job)):
+            starts_at, estimate = None, "it starts as soon as they have made room"
+        else:
+            estimate = _estimate(starts_at, yard.looks.now(), goes_on=goes_on)
     else:
         reasons = tuple(_plain_reasons(yard, job))
         summary = f"job {job.id} {_how_it_is(job)}"
@@ -104,18 +110,22 @@ def why(yard: Yard, job: Job) -> dict[str, Any]:
 
 def in_brief(yard: Yard, job: Job) -> str | None:
     """Why it waits, in a few words, as the last step saw it."""
+    if _is_parked_for_room(yard, job):
+        return _held_up(yard, -job.id) or job.reason
     if job.reason is not None:
         return job.reason
     if job.state is JobState.BLOCKED:
         waits_for = [other for other, kind, state in yard.store.dependencies(job.id) if state not in FINISHED]
         return f"after {format_ids(waits_for[:100])}" if waits_for else None
-    return _held_up(yard, job) if job.state is JobState.QUEUED else None
-
-
-def _held_up(yard: Yard, job: Job) -> str | None:
+    if job.state is not JobState.QUEUED:
+        return None
     if yard.store.setting("paused"):
         return "the queue is paused"
-    lane_id = yard.store.lane_of(job.id).id
+    leaving = next(_leaving(yard, job), None)
+    return leaving or _held_up(yard, yard.store.lane_of(job.id).id)
+
+
+def _held_up(yard: Yard, lane_id: int) -> str | None:
     hold = next((hold for hold in yard.controller.plan.holds if hold.lane.id == lane_id), None)
     if hold is None:
         return None
@@ -124,6 +134,38 @@ def _held_up(yard: Yard, job: Job) -> str | None:
         return "every GPU is taken"
     device = yard.looks.latest.snapshot.device(first.device_id) if first.device_id is not None else None
     return f"GPU {device.index}: {first.text}" if device is not None else first.text
+
+
+# Those that are suspended, and those that others make room for
+
+
+def _is_parked_for_room(yard: Yard, job: Job) -> bool:
+    live = yard.controller.desk.live.get(job.id)
+    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is Parked.FOR_ROOM
+
+
+def _waits_to_go_on(yard: Yard, job: Job) -> bool:
+    """Whether it stands in the line; one that could not be resumed a moment ago does not."""
+    queues = yard.controller.mover.queues(yard.looks.now())
+    return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
+
+
+def _leaving(yard: Yard, job: Job) -> Iterator[str]:
+    """Who makes room for a job that may preempt."""
+    lower = (live for live in yard.controller.desk.live.values() if live.job.priority < job.priority)
+    for live in lower if job.spec.preempts else ():
+        if live.job.state is JobState.SUSPENDING and live.attempt.parked is Parked.FOR_ROOM:
+            yield f"job {live.job.id} makes room for it: its memory is moved to RAM"
+        elif live.attempt.stopping is OutcomeKind.PREEMPTED:
+            yield f"job {live.job.id} makes room for it: it was asked to stop"
+
+
+def _making_room(yard: Yard, job: Job) -> Iterator[Reason]:
+    leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(yard, job)]
+    yield from leaving
+    head = yard.controller.plan.head
+    if job.spec.preempts and not leaving and head is not None and head.job_id == job.id:
+        yield plain(ReasonKind.MAKING_ROOM, "no other job of lower priority can be asked to make enough room")
 
 
 def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -154,11 +196,21 @@ def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:
         yield plain(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
     elif job.state is JobState.HELD:
         yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
+    elif job.state is JobState.SUSPENDED and not _is_parked_for_room(yard, job):
+        yield plain(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
+    elif job.state in PARKED and job.reason is not None:
+        yield plain(ReasonKind.SUSPENDED, job.reason)
+
+
+def _how_it_waits(job: Job, *, is_about_to: bool, goes_on: bool) -> str:
+    if goes_on:
+        return f"job {job.id} is suspended, and {'is about to go on' if is_about_to else 'waits for room to go on'}"
+    return f"job {job.id} is about to start" if is_about_to else f"job {job.id} waits for {_what(job)}"
 
 
 def _how_it_is(job: Job) -> str:
     if job.state in LIVE:
-        return "runs" if job.state is JobState.RUNNING else f"is {job.reason or 'stopping'}"
+        return _LIVE_WORDS.get(job.state) or f"is {job.reason or 'stopping'}"
     if job.state in FINISHED:
         return (
             f"has {job.state}"
@@ -168,6 +220,12 @@ def _how_it_is(job: Job) -> str:
     return {"held": "is held", "blocked": "waits for other jobs", "delayed": "will be tried again"}[job.state]
 
 
+_LIVE_WORDS = {
+    JobState.RUNNING: "runs",
+    JobState.SUSPENDING: "is being suspended: its memory is moved to RAM",
+    JobState.SUSPENDED: "is suspended",
+    JobState.RESUMING: "is about to go on: its memory is moved back",
+}
 _ENDED = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobState.REJECTED: "was rejected"}
 
 
@@ -176,7 +234,7 @@ def _what(job: Job) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
 
 
-def _estimate(starts_at: float | None, now: float) -> str:
+def _estimate(starts_at: float | None, now: float, *, goes_on: bool) -> str:
     if starts_at is None:
         return "nobody knows when: say how long jobs take with --duration, or let some like it finish"
-    return f"it should start in about {format_duration(max(0.0, starts_at - now))}"
+    return f"it should {'go on' if goes_on else 'start'} in about {format_duration(max(0.0, starts_at - now))}"

@@ -20,10 +20,12 @@ from gpuyard.core.jobs import Attempt
 from gpuyard.core.model import Holder, Snapshot
 from gpuyard.core.naming import ban
 from gpuyard.core.policy import Limits
+from gpuyard.core.refusals import Packing
 from gpuyard.daemon.looks import Looks
 from gpuyard.daemon.waiting import Finishing
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.logs import rotate_if_over
+from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.book import Book
 from gpuyard.leases.notice import Notice
@@ -42,13 +44,24 @@ _TIMER_EARLY_S = 0.5
 _CONFIGURED_EVERY_S = 2.0
 _LOGS_EVERY_S = 5.0
 _WITHOUT_NOTICE_S = 0.1
+_MEASURE_S, _MEASURE_RAM_S = 1.0, 5.0
+_MEASURE_NEW_S, _NEW_S = 0.25, 2.0
 
 
 class Yard:
-    def __init__(self, database: Database, book: Book, engine: LocalEngine, clock: Clock, me: Holder) -> None:
+    def __init__(  # noqa: PLR0913 - the ports
+        self,
+        database: Database,
+        book: Book,
+        engine: LocalEngine,
+        clock: Clock,
+        me: Holder,
+        *,
+        suspender: LocalSuspender,
+    ) -> None:
         self.store = JobStore(database)
         self.catalogue = Catalogue(database, self.store)
-        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(), me=me)
+        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(), me=me, suspender=suspender)
         self.requests = Requests(self.controller, self.store, self.catalogue, clock)
         self.finishing = Finishing()
         self.looks: Looks
@@ -57,6 +70,7 @@ class Yard:
         self.broken: asyncio.Future[StoreFault]
         self._book = book
         self._engine = engine
+        self._suspender = suspender
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop
         self._soon: asyncio.Handle | None = None
@@ -75,19 +89,25 @@ class Yard:
         self.broken = self._loop.create_future()
         self.looks = looks
         self.controller.recover()
-        if self._engine.fileno() >= 0:
-            self._loop.add_reader(self._engine.fileno(), self._step)
+        self._listen(is_wanted=True)
         self.wake()
 
+    def _listen(self, *, is_wanted: bool) -> None:
+        for descriptor in (self._engine.fileno(), self._suspender.fileno()):
+            if descriptor >= 0 and is_wanted:
+                self._loop.add_reader(descriptor, self._step)
+            elif descriptor >= 0:
+                self._loop.remove_reader(descriptor)
+
     def close(self) -> None:
-        if self._engine.fileno() >= 0:
-            self._loop.remove_reader(self._engine.fileno())
+        self._listen(is_wanted=False)
         self._watch_ledger(is_wanted=False)
         for handle in (self._soon, self._timer, self._logs_timer):
             if handle is not None:
                 handle.cancel()
         self._book.leave_line()
         self.looks.close()
+        self._suspender.close()
         self._engine.close()
 
     def wake(self) -> None:
@@ -123,7 +143,8 @@ class Yard:
         self._follow_configuration()
         is_fresh = self.looks.age() <= _FRESH_S
         step = self.controller.step(self.looks.latest, may_start=is_fresh)
-        if not is_fresh and not self.store.setting("paused") and self.store.has_ready():
+        has_ready = not self.store.setting("paused") and self.store.has_ready()
+        if not is_fresh and (has_ready or self.controller.mover.has_waiting):
             self.looks.request()  # it wakes us when it has come
         return step
 
@@ -145,8 +166,8 @@ class Yard:
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
         if step.waits_for_room:
             waits.append(self._next_look() if step.waits_for_look else _LOOK_AGAIN_S)
-        if self.controller.desk.live and self._engine.fileno() < 0:
-            waits.append(_WITHOUT_NOTICE_S)
+        if self.controller.desk.live:
+            waits.append(self._next_measurement() if self._engine.fileno() >= 0 else _WITHOUT_NOTICE_S)
         self._sleep(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
         desk = self.controller.desk
@@ -169,6 +190,14 @@ class Yard:
             return _SETTLE_S[self._settled - 1]
         return _LOOK_AGAIN_S
 
+    def _next_measurement(self) -> float:
+        """What runs on a device is measured each second, and more often while it is new."""
+        attempts = [live.attempt for live in self.controller.desk.live.values()]
+        with_devices = [attempt.started_at for attempt in attempts if attempt.devices]
+        if not with_devices:
+            return _MEASURE_RAM_S
+        return _MEASURE_NEW_S if self._clock.now() - max(with_devices) < _NEW_S else _MEASURE_S
+
     def _look(self) -> None:
         self._timer = None
         try:
@@ -177,7 +206,7 @@ class Yard:
         except StoreFault as error:
             self._suffer(error)
             return
-        if has_ready:
+        if has_ready or self.controller.desk.live:
             self.looks.request()
         else:
             self.wake()
@@ -200,14 +229,12 @@ class Yard:
             _log.error("%s; tried again every %g s", trouble, _TRY_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
-        if self._engine.fileno() >= 0:
-            self._loop.remove_reader(self._engine.fileno())  # it would go on telling of what cannot be recorded
+        self._listen(is_wanted=False)  # they would go on telling of what cannot be recorded
         self._timer = self._loop.call_later(_TRY_AGAIN_S, self._try_again)
 
     def _try_again(self) -> None:
         self._timer = None
-        if self._engine.fileno() >= 0:
-            self._loop.add_reader(self._engine.fileno(), self._step)
+        self._listen(is_wanted=True)
         self._step()
 
     @property
@@ -270,10 +297,17 @@ def _trim(capped: list[tuple[str, float]]) -> None:
 
 def read_rules() -> Rules:
     """What the configuration says now."""
-    queue = load_config().queue
-    limits = Limits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags))
+    config = load_config()
+    queue, packing = config.queue, config.packing
     return Rules(
-        limits=limits, max_cpu_percent=queue.max_cpu_percent, min_free_memory_mb=queue.min_free_memory_mb or None
+        limits=Limits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags)),
+        max_cpu_percent=queue.max_cpu_percent,
+        min_free_memory_mb=queue.min_free_memory_mb or None,
+        packing=Packing(
+            max_jobs_per_device=packing.max_jobs_per_device, max_load_percent=packing.max_load_percent or None
+        ),
+        settle_s=packing.settle_s or None,
+        ram_reserve_mb=config.suspend.ram_reserve_mb,
     )
 
 

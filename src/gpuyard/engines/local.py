@@ -26,8 +26,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.engines import journal, keeper, logs, tree
+from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
+from gpuyard.core.oom import Shortage, killed_by_kernel, recognise
+from gpuyard.engines import evidence, journal, keeper, logs, tree
 from gpuyard.engines.connection import Connection, connect
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared
@@ -36,6 +37,7 @@ _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
 _HINDERED_S = 1.0
+_COUNT_EVERY_S = 1.0
 _ABOVE_ALL_OF_THEM = 10
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -43,9 +45,13 @@ Name = tuple[str, int]
 
 
 class _Watched(Struct, frozen=True, kw_only=True):
+    """`kills` is how many the kernel had killed for want of memory when it began, where that is known."""
+
     job_id: int
     attempt: int
     things: journal.Things = journal.Things()
+    log: str | None = None
+    kills: int | None = None
 
 
 class _Prepared(Struct, frozen=True):
@@ -68,7 +74,7 @@ class LocalEngine:
     def __init__(self, folder: Path) -> None:
         """`folder` holds `journal`, `logs` and `keepers`. Jobs get the umask that this process has at the first one."""
         folder = folder.absolute()
-        self._queue = str(folder)
+        self.queue = str(folder)
         self._logs = f"{folder}/logs"
         self._keepers_at = f"{folder}/keepers"
         try:
@@ -92,6 +98,8 @@ class LocalEngine:
         self._words: dict[Name, journal.Entry] = {}
         self._may_empty_journal = False
         self._hindered_until = 0.0
+        self._counted_at = float("-inf")
+        self._kills: int | None = None
 
     def fileno(self) -> int:
         """-1 where the system cannot watch several at once: there, ask `ended` now and then."""
@@ -113,12 +121,12 @@ class LocalEngine:
         """UserError where the command cannot be given to any program."""
         if time.monotonic() < self._hindered_until:
             raise EnvironmentFault(
-                f"no job could be begun just now: the journal in {self._queue} cannot be written, or no file be opened",
+                f"no job could be begun just now: the journal in {self.queue} cannot be written, or no file be opened",
                 hint="free some disk space, or see whether the limit on open files (ulimit -n) is reached",
             )
         own = self._own_keeper()
         log = f"{self._logs}/{logs.name_of(launch.job_id, launch.attempt)}"
-        environment = {**launch.environment, tree.QUEUE: self._queue}
+        environment = {**launch.environment, tree.QUEUE: self.queue}
         _refuse_unpassable(launch, environment)
         content = keeper.frame(
             (
@@ -127,7 +135,9 @@ class LocalEngine:
             )
         )  # fmt: skip
         things = journal.Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
-        watched = _Watched(job_id=launch.job_id, attempt=launch.attempt, things=things)
+        watched = _Watched(
+            job_id=launch.job_id, attempt=launch.attempt, things=things, log=log, kills=self._count_kills()
+        )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=own.pid, log=log)
 
@@ -224,7 +234,7 @@ class LocalEngine:
         alive = {each.pid for each in self._keepers.values()}
         for attempt in attempts:
             name = (attempt.key, attempt.pid)
-            self._watched[name] = _Watched(job_id=attempt.job_id, attempt=attempt.number)
+            self._watched[name] = _Watched(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
             if attempt.pid not in alive:
                 self._over.append(name)
         self._read_journal()
@@ -287,7 +297,15 @@ class LocalEngine:
         watched, entry = self._watched.pop(name), self._words.pop(name, None)
         outcome = journal.outcome_of(entry.word if entry is not None else None, watched.things)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
-        return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at)
+        shortage = _shortage(watched, outcome)
+        return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at, shortage=shortage)
+
+    def _count_kills(self) -> int | None:
+        """Not for each of a thousand that begin in a second."""
+        now = time.monotonic()
+        if now >= self._counted_at + _COUNT_EVERY_S:
+            self._counted_at, self._kills = now, evidence.oom_kills()
+        return self._kills
 
     def _ring(self) -> None:
         """There is something to be told that no keeper will wake anybody for."""
@@ -330,11 +348,21 @@ class LocalEngine:
             os.ftruncate(self._journal, 0)
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        return tree.signal_all(attempt, self._queue, signum)
+        return tree.signal_all(attempt, self.queue, signum)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """The program's own, while it runs."""
-        return tree.main_process(attempt, self._queue)
+        return tree.main_process(attempt, self.queue)
+
+
+def _shortage(watched: _Watched, outcome: Outcome) -> Shortage | None:
+    """What it lacked, where it failed for want of memory: in its own words, or by the kernel's count."""
+    if outcome.kind is not OutcomeKind.FAILED or watched.log is None:
+        return None
+    told = recognise(evidence.read_tail(Path(watched.log)))
+    if told is not None or watched.kills is None:
+        return told
+    return killed_by_kernel(outcome.status, watched.kills, evidence.oom_kills(), None, None)
 
 
 def _is_last(entry: journal.Entry) -> bool:

@@ -166,7 +166,7 @@ def _open_if_there(path: Path) -> int:
 def read_tail(path: Path, lines: int) -> bytes:
     """The last lines of what is kept; nothing where there is no log."""
     try:
-        with _Kept(path) as kept:
+        with Kept(path) as kept:
             start = kept.start_of_last(lines)
             return b"".join(kept.chunks(start))
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) ->
 
 def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
     try:
-        with _Kept(path) as kept:
+        with Kept(path) as kept:
             if at is None:
                 at = kept.first if lines is None else kept.start_of_last(lines)
             at = max(at, kept.first)
@@ -202,7 +202,7 @@ def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, by
         return at, b""
 
 
-class _Kept:
+class Kept:
     """Both files as one text, in which a place is counted from the very beginning of the output."""
 
     def __init__(self, path: Path) -> None:

@@ -32,12 +32,13 @@ _MOST_ROUNDS = 50
 _UNANSWERABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
-class _Process(Struct, frozen=True, kw_only=True):
+class Process(Struct, frozen=True, kw_only=True):
     pid: int
     parent: int
     session: int
     started: float
     is_dead: bool
+    is_stopped: bool
 
 
 def start_time(pid: int) -> float | None:
@@ -46,23 +47,31 @@ def start_time(pid: int) -> float | None:
     return None if process is None else process.started
 
 
+def look_again(process: Process) -> Process | None:
+    """The same one as it is now; `None` where it has ended."""
+    now = _look_at(process.pid)
+    return now if now is not None and now.started == process.started and not now.is_dead else None
+
+
 def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
     """To how many it went. Those that cannot be dodged are sent until nobody new is found."""
     reached: set[tuple[int, float]] = set()
     for _ in range(_MOST_ROUNDS if signum in _UNANSWERABLE else 1):
-        fresh = [one for one in _members(attempt, queue) if (one.pid, one.started) not in reached]
+        fresh = [one for one in processes_of(attempt, queue) if (one.pid, one.started) not in reached]
         if not fresh:
             break
-        reached.update((one.pid, one.started) for one in fresh if _send(one, signum))
+        reached.update((one.pid, one.started) for one in fresh if send(one, signum))
     return len(reached)
 
 
 # Who belongs to it
 
 
-def _members(attempt: Attempt, queue: str) -> list[_Process]:
+def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[Process]:
+    """All that belong to it by now, the oldest first; `besides` is another that never does, as the daemon."""
     # Whoever is left out here is no parent of anybody either: the daemon's children are the keeper and its jobs.
-    others = {one.pid: one for one in _everybody() if one.pid not in (os.getpid(), attempt.pid) and not one.is_dead}
+    left_out = (os.getpid(), attempt.pid, besides)
+    others = {one.pid: one for one in _everybody() if one.pid not in left_out and not one.is_dead}
     found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
     sessions = {others[pid].session for pid in found if others[pid].session == pid}
     found |= {pid for pid, one in others.items() if one.session in sessions}
@@ -76,7 +85,7 @@ def main_process(attempt: Attempt, queue: str) -> int | None:
     return next((one.pid for one in leaders if _is_marked(one.pid, attempt, queue)), None)
 
 
-def _descendants(table: dict[int, _Process], of: set[int]) -> set[int]:
+def _descendants(table: dict[int, Process], of: set[int]) -> set[int]:
     found: set[int] = set()
     fresh = of
     while fresh:
@@ -137,7 +146,7 @@ def _is_ours(pid: int) -> bool:
 # What the system says
 
 
-def _everybody() -> Iterator[_Process]:
+def _everybody() -> Iterator[Process]:
     if not _IS_LINUX:
         yield from _everybody_elsewhere()
         return
@@ -147,7 +156,7 @@ def _everybody() -> Iterator[_Process]:
             yield process
 
 
-def _look_at(pid: int) -> _Process | None:
+def _look_at(pid: int) -> Process | None:
     if not _IS_LINUX:
         return _look_elsewhere(pid)
     try:
@@ -161,16 +170,17 @@ def _look_at(pid: int) -> _Process | None:
     finally:
         os.close(descriptor)
     fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
-    return _Process(
+    return Process(
         pid=pid,
         parent=int(fields[1]),
         session=int(fields[3]),
         started=int(fields[19]) / _TICKS_PER_S,
         is_dead=fields[0] in b"ZXx",
+        is_stopped=fields[0] == b"T",
     )
 
 
-def _send(process: _Process, signum: int) -> bool:
+def send(process: Process, signum: int) -> bool:
     """Through a descriptor where there are any: it stays that of the process that was looked at."""
     try:
         if not hasattr(signal, "pidfd_send_signal"):
@@ -193,7 +203,7 @@ def _send(process: _Process, signum: int) -> bool:
 # Where there is no /proc
 
 
-def _everybody_elsewhere() -> Iterator[_Process]:
+def _everybody_elsewhere() -> Iterator[Process]:
     import psutil
 
     for pid in psutil.pids():
@@ -202,17 +212,18 @@ def _everybody_elsewhere() -> Iterator[_Process]:
             yield process
 
 
-def _look_elsewhere(pid: int) -> _Process | None:
+def _look_elsewhere(pid: int) -> Process | None:
     import psutil
 
     try:
         seen = psutil.Process(pid)
-        return _Process(
+        return Process(
             pid=pid,
             parent=seen.ppid(),
             session=os.getsid(pid),
             started=seen.create_time(),
             is_dead=seen.status() == psutil.STATUS_ZOMBIE,
+            is_stopped=seen.status() == psutil.STATUS_STOPPED,
         )
     except (psutil.Error, OSError):
         return None

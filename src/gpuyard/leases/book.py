@@ -25,7 +25,12 @@ class Book:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
             # One who was halted keeps its place in the line, and for that time nothing is kept for it.
             alert = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
-            return [(replace(self._holder, label=wanted.label), wanted.claim) for wanted in decide(leases, alert)]
+            wanted = decide(leases, alert)
+            for each in wanted:
+                if each.amends is not None:
+                    self.ledger.amend(each.amends, each.claim)
+            fresh = (each for each in wanted if each.amends is None)
+            return [(replace(self._holder, label=each.label), each.claim) for each in fresh]
 
         return self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
 

@@ -23,7 +23,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import locks
 from gpuyard.leases.folder import prepare
 from gpuyard.leases.identity import tidy_label, user_name
-from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead
+from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead, rewrite
 from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
 
 _LEASE, _TICKET = ".lease", ".ticket"
@@ -150,6 +150,22 @@ class Ledger:
             dead.insert(0, spare)  # and is removed if it can be
         lease_id = file.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
+
+    def amend(self, lease_id: str, claim: Claim) -> None:
+        """What the user's own lease is for from now on; one that has ended is left alone. Only from within `decide`,
+        while nobody else looks."""
+        path = f"{self.folder}/{lease_id}{_LEASE}"
+        try:
+            rewrite(
+                path,
+                lambda content: msgspec.json.encode(
+                    msgspec.structs.replace(_LEASES.decode(content), shares=claim.shares)
+                ),
+            )
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
 
     def end(self, lease_id: str) -> None:
         """Takes the user's own lease out of the ledger, whoever of the user's processes holds it."""

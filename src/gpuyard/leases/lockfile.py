@@ -2,8 +2,8 @@
 
 Rules:
 - A file gets its name only when it is complete and locked, so whatever bears such a name and is not locked is dead.
-- Nobody changes or removes a living file but its holder. A dead one may be used again, under another name: some file
-  systems take long to make a new file where many were removed of late.
+- Nobody changes or removes a living file but its holder and its owner. A dead one may be used again, under another
+  name: some file systems take long to make a new file where many were removed of late.
 - The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps it after its parent
   is gone, and the kernel lets go when the last copy is closed.
 - To see whether a file is held, one has to try its lock, and for that moment it seems held to everybody else. So files
@@ -16,7 +16,7 @@ import fcntl
 import os
 import stat
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -141,6 +141,23 @@ def take_over(path: Path) -> int:
         os.close(descriptor)
         raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: it has ended")
     return descriptor
+
+
+def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
+    """Changes what stands in a file of this user's, whoever holds it, in one write that never makes it shorter: a crash
+    leaves what stood there before or what stands there now. Spaces at the end of a record mean nothing."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        before = os.pread(descriptor, _MAX_BYTES + 1, 0)
+        after = change(before).ljust(len(before))
+        if os.pwrite(descriptor, after, 0) < len(after):
+            os.pwrite(descriptor, before, 0)
+            os.ftruncate(descriptor, len(before))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(descriptor)
 
 
 def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[Found]:

@@ -1,64 +1,28 @@
 """Devices that are not there, used by processes that are.
 
 `GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices. A real process says how much of their
-memory and time it takes with a `Usage`; what it takes is its own for as long as it lives, and not a moment longer.
-
-Each process has one file in one folder, and keeps it locked: held means alive, so however a process dies, its share is
-free at once. All reading and changing happens under one short lock, so that two processes never get the same memory.
+memory and time it takes with a `Usage`; what it takes is its own for as long as it lives, and not a moment longer
+(`gpuyard/shares.py` says how). Whoever was suspended waits at its next call, as a program that calls a driver does.
 """
 
 import contextlib
-import fcntl
 import os
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
 import msgspec
-from msgspec import Struct
 
+from gpuyard import shares
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.model import Device, Process, Reading, Vendor
-from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
+from gpuyard.shares import Share, SharesFolder, parse_devices
 
-_GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
-# What is taken in many small steps adds up to a little more or less than the whole.
-_ROUNDING_MB = 0.001
-
-
-class _Share(Struct, frozen=True, kw_only=True):
-    """What one process takes, by device id."""
-
-    pid: int
-    memory_mb: dict[str, float] = {}
-    load_percent: dict[str, float] = {}
-
-
-def parse_devices(spec: str) -> tuple[Device, ...]:
-    """`1x80GB,2x24GB` as three devices with nothing on them."""
-    sizes: list[float] = []
-    for group in spec.split(","):
-        match = _GROUP.fullmatch(group.strip())
-        if match is None or int(match[1]) < 1:
-            raise UserError(f"'{spec}' does not describe simulated devices", hint="write it as 2x24GB or 1x80GB,2x24GB")
-        sizes += [parse_size(match[2])] * int(match[1])
-    if min(sizes) <= 0:
-        raise UserError(f"'{spec}' describes a device without memory", hint="write it as 2x24GB")
-    return tuple(
-        Device(
-            id=f"SIM-{index}",
-            vendor=Vendor.SIMULATED,
-            index=index,
-            name=f"Simulated {size / 1024:g} GB",
-            memory_total_mb=size,
-        )
-        for index, size in enumerate(sizes)
-    )
+_LOOK_AGAIN_S = 0.01
 
 
 class SimulatedDevices:
@@ -74,58 +38,27 @@ class SimulatedDevices:
             raise UserError("there are no simulated devices", hint="set GPUYARD_SIMULATE=2x24GB")
         self.devices = parse_devices(spec)
         self.folder = folder or state_dir() / "simulated"
+        self.shares = SharesFolder(self.folder)
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - the caller bounds it
         try:
-            with self.locked():
-                shares = list(self.live_shares())
+            with self.shares.locked():
+                taken = list(self.shares.live().values())
         except OSError as error:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
-        return Reading(devices=tuple(_loaded(device, shares) for device in self.devices))
+        return Reading(devices=tuple(_loaded(device, taken) for device in self.devices))
 
     def idle_seconds(self, device_id: str) -> dict[int, float]:
         """How long ago the processes that put no load on the device last changed what they take."""
-        with self.locked():
+        with self.shares.locked():
             changed = {path: path.stat().st_mtime for path in self.folder.glob("*.share")}
-            shares = list(self.live_shares())
-        pids = {share.pid for share in shares if not share.load_percent.get(device_id)}
+            taken = self.shares.live().values()
+        pids = {share.pid for share in taken if not share.load_percent.get(device_id)}
         now = time.time()
         return {
             pid: max(0.0, now - max(moment for path, moment in changed.items() if path.name.startswith(f"{pid}-")))
             for pid in pids
         }
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        descriptor = self._open_lock()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _open_lock(self) -> int:
-        path = self.folder / "lock"
-        try:
-            # Without O_CREAT first: in a sticky folder the kernel may refuse that on another user's file.
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return _open_for_all(path, os.O_RDONLY)
-
-    def live_shares(self) -> Iterator[_Share]:
-        """Those of living processes; what the dead left behind is cleared away. Only while locked."""
-        for path in self.folder.glob("*.share"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield msgspec.json.decode(os.pread(descriptor, 65536, 0), type=_Share)
-            else:
-                with contextlib.suppress(PermissionError):  # another user's, in a sticky folder
-                    path.unlink()
-            finally:
-                os.close(descriptor)
 
 
 class Usage:
@@ -133,13 +66,10 @@ class Usage:
 
     def __init__(self, devices: SimulatedDevices | None = None) -> None:
         self._devices = devices or SimulatedDevices()
-        self._share = _Share(pid=os.getpid())
+        folder = self._devices.shares
         try:
-            with self._devices.locked():
-                path = self._devices.folder / f"{os.getpid()}-{os.urandom(4).hex()}.share"
-                self._descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-                self._write(self._share)
+            with folder.locked():
+                self._descriptor = folder.add(Share(pid=os.getpid()))
         except OSError as error:
             raise EnvironmentFault(
                 f"simulated devices cannot be used: {self._devices.folder}: {error.strerror}",
@@ -148,20 +78,24 @@ class Usage:
 
     def allocate(self, device_id: str, megabytes: float) -> None:
         """Takes that much more memory, or raises SimulatedOutOfMemory and takes nothing."""
-        with self._devices.locked():
-            shares = list(self._devices.live_shares())
-            device = _loaded(self._find(device_id), shares)
-            if megabytes > (device.memory_free_mb or 0.0) + _ROUNDING_MB:
-                raise SimulatedOutOfMemory(_out_of_memory(device, megabytes))
-            held = self._share.memory_mb
-            memory = {**held, device_id: held.get(device_id, 0.0) + megabytes}
-            self._write(msgspec.structs.replace(self._share, memory_mb=memory))
+        device = self._find(device_id)
+        with self._turn() as share:
+            free_mb = shares.free_mb(device, self._devices.shares.live().values())
+            if megabytes > free_mb + shares.ROUNDING_MB:
+                raise SimulatedOutOfMemory(_out_of_memory(device, megabytes, free_mb))
+            memory = {**share.memory_mb, device_id: share.memory_mb.get(device_id, 0.0) + megabytes}
+            shares.write(self._descriptor, msgspec.structs.replace(share, memory_mb=memory))
 
     def set_load(self, device_id: str, percent: float) -> None:
         self._find(device_id)
-        with self._devices.locked():
-            load = {**self._share.load_percent, device_id: percent}
-            self._write(msgspec.structs.replace(self._share, load_percent=load))
+        with self._turn() as share:
+            load = {**share.load_percent, device_id: percent}
+            shares.write(self._descriptor, msgspec.structs.replace(share, load_percent=load))
+
+    def work(self) -> None:
+        """Uses the devices for a moment: returns at once, or when the process is no longer suspended."""
+        with self._turn():
+            pass
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -172,25 +106,23 @@ class Usage:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Share]:
+        """What it takes by now, with nobody else at it."""
+        while True:
+            with self._devices.shares.locked():
+                share = shares.read(self._descriptor)
+                if not share.is_locked:
+                    yield share
+                    return
+            time.sleep(_LOOK_AGAIN_S)
+
     def _find(self, device_id: str) -> Device:
         for device in self._devices.devices:
             if device.id == device_id:
                 return device
         known = ", ".join(device.id for device in self._devices.devices)
         raise UserError(f"there is no simulated device '{device_id}'", hint=f"there are: {known}")
-
-    def _write(self, share: _Share) -> None:
-        encoded = msgspec.json.encode(share)
-        os.pwrite(self._descriptor, encoded, 0)
-        os.ftruncate(self._descriptor, len(encoded))
-        self._share = share
-
-
-def _open_for_all(path: Path, flags: int) -> int:
-    """A new file that every user may read, whatever our umask: others have to see what we take."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    os.fchmod(descriptor, 0o644)
-    return descriptor
 
 
 def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -203,19 +135,17 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
     return tuple(by_name[name.strip()] for name in visible.split(",") if name.strip() in by_name)
 
 
-def _loaded(device: Device, shares: list[_Share]) -> Device:
+def _loaded(device: Device, taken: Iterable[Share]) -> Device:
     processes = tuple(
         Process(pid=share.pid, memory_mb=round(share.memory_mb[device.id], 3))
-        for share in sorted(shares, key=lambda share: share.pid)
+        for share in sorted(taken, key=lambda share: share.pid)
         if share.memory_mb.get(device.id)
     )
-    total = device.memory_total_mb or 0.0
-    used = sum((process.memory_mb or 0.0 for process in processes), 0.0)
-    load = min(100.0, sum((share.load_percent.get(device.id, 0.0) for share in shares), 0.0))
+    load = min(100.0, sum((share.load_percent.get(device.id, 0.0) for share in taken if not share.is_locked), 0.0))
     return msgspec.structs.replace(
         device,
-        memory_used_mb=used,
-        memory_free_mb=max(0.0, round(total - used, 3)),
+        memory_used_mb=sum((process.memory_mb or 0.0 for process in processes), 0.0),
+        memory_free_mb=shares.free_mb(device, taken),
         utilization_percent=load,
         power_draw_w=_IDLE_W + (_FULL_W - _IDLE_W) * load / 100,
         power_limit_w=_FULL_W,
@@ -224,9 +154,9 @@ def _loaded(device: Device, shares: list[_Share]) -> Device:
     )
 
 
-def _out_of_memory(device: Device, megabytes: float) -> str:
-    total, free = device.memory_total_mb or 0.0, device.memory_free_mb or 0.0
+def _out_of_memory(device: Device, megabytes: float, free_mb: float) -> str:
+    total = device.memory_total_mb or 0.0
     return (
         f"CUDA out of memory. Tried to allocate {megabytes / 1024:.2f} GiB. GPU {device.index} has a total capacity of "
-        f"{total / 1024:.2f} GiB of which {free / 1024:.2f} GiB is free."
+        f"{total / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuyard.core.jobs import Job
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.selection import Selection
 from gpuyard.store import rows
@@ -12,6 +13,8 @@ from gpuyard.store.jobs import JobStore
 
 # What fits into a line of a request, and what can be looked through in a few milliseconds.
 _MOST_STRETCHES, _MOST_APART = 500, 20_000
+# An array of a million leaves as many fingerprints behind.
+_MOST_PROFILES = 50_000
 
 
 class Catalogue:
@@ -68,7 +71,26 @@ class Catalogue:
             "DELETE FROM submissions WHERE is_complete AND NOT EXISTS "
             "(SELECT 1 FROM jobs WHERE id BETWEEN first_id AND last_id)"
         )
+        self._execute(
+            "DELETE FROM profiles WHERE seen_at <= "
+            "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
+            (_MOST_PROFILES,),
+        )
         self._store.forget_lanes()
+
+    # What was learned
+
+    def profiles(self, limit: int) -> list[tuple[str, Profile]]:
+        """The last seen first."""
+        query = "SELECT fingerprint, body FROM profiles ORDER BY seen_at DESC, fingerprint LIMIT ?"
+        return [(row[0], rows.profile_from_text(row[1])) for row in self._execute(query, (limit,)).fetchall()]
+
+    def forget_profiles(self, fingerprints: Sequence[str] | None) -> int:
+        """Inside a transaction: these, or all; how many there were."""
+        if fingerprints is None:
+            return int(self._execute("DELETE FROM profiles").rowcount)
+        query = "DELETE FROM profiles WHERE fingerprint = ?"
+        return sum(int(self._execute(query, (each,)).rowcount) for each in fingerprints)
 
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"

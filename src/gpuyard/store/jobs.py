@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Job, JobSpec, Outcome
-from gpuyard.core.learning import Durations
+from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Party, Use
 from gpuyard.core.submission import Element
@@ -27,6 +27,7 @@ WITH RECURSIVE ready (lane) AS (
 SELECT lane FROM ready WHERE lane IS NOT NULL
 """
 _FIRST_FEW, _MORE = 4, 64
+_PLACES = ", ".join("?" * len(rows.ATTEMPT_COLUMNS.split(",")))
 
 
 class JobStore:
@@ -216,8 +217,16 @@ class JobStore:
         )  # fmt: skip
 
     def forgive(self, job_id: int) -> None:
-        """Its failures no longer count against its retries."""
-        self._execute("UPDATE jobs SET failures = 0 WHERE id = ?", (job_id,))
+        """Its failures no longer count against its retries, and what it ran out of is forgotten."""
+        self._execute("UPDATE jobs SET failures = 0, growth = NULL WHERE id = ?", (job_id,))
+
+    def grow(self, job_id: int, growth: Growth) -> None:
+        """From now on its need is its own."""
+        lane = self.lane_of(job_id)
+        lane_id = lane.id if lane.sizes_each else self.lane_id(replace(lane, sizes_each=True, batch=None))
+        self._execute(
+            "UPDATE jobs SET growth = ?, lane = ? WHERE id = ?", (rows.value_to_text(growth), lane_id, job_id)
+        )
 
     def move(self, job_id: int, priority: int) -> None:
         """Into the lane that is like its own but for the priority."""
@@ -248,7 +257,8 @@ class JobStore:
 
     def begin_attempt(self, attempt: Attempt) -> None:
         self._execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.attempt_to_row(attempt)
+            f"INSERT INTO attempts ({rows.ATTEMPT_COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - our own column names
+            rows.attempt_to_row(attempt),
         )
         self._execute(
             "UPDATE jobs SET state = 'running', attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
@@ -263,11 +273,17 @@ class JobStore:
             (at, rows.outcome_to_text(outcome), pid, job_id, number),
         )
 
-    def set_stop(self, attempt: Attempt) -> None:
+    def update_attempt(self, attempt: Attempt) -> None:
+        """All of it that changes while it lives."""
         self._execute(
-            "UPDATE attempts SET kill_at = ?, stopping = ? WHERE job = ? AND number = ?",
-            (attempt.kill_at, attempt.stopping, attempt.job_id, attempt.number),
-        )
+            "UPDATE attempts SET stop_at = ?, kill_at = ?, stopping = ?, reserved_mb = ?, parked = ?, "
+            "suspended_at = ?, suspended_s = ?, usage = ?, shortage = ? WHERE job = ? AND number = ?",
+            (
+                attempt.stop_at, attempt.kill_at, attempt.stopping, attempt.reserved_mb, attempt.parked,
+                attempt.suspended_at, attempt.suspended_s, rows.value_to_text(attempt.usage),
+                rows.lack_to_text(attempt.lack), attempt.job_id, attempt.number,
+            ),
+        )  # fmt: skip
 
     def live(self) -> list[tuple[Job, Attempt]]:
         """Every job with a live attempt, and that attempt."""
@@ -303,14 +319,13 @@ class JobStore:
     def set_use(self, party: Party, use: Use) -> None:
         self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
 
-    def durations(self, fingerprint: str) -> Durations | None:
-        query = "SELECT count, least_s, mean_s, most_s FROM durations WHERE fingerprint = ?"
-        row = self._execute(query, (fingerprint,)).fetchone()
-        return None if row is None else Durations(count=row[0], least_s=row[1], mean_s=row[2], most_s=row[3])
+    def profile(self, fingerprint: str) -> Profile | None:
+        row = self._execute("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,)).fetchone()
+        return None if row is None else rows.profile_from_text(row[0])
 
-    def set_durations(self, fingerprint: str, learned: Durations) -> None:
-        row = (fingerprint, learned.count, learned.least_s, learned.mean_s, learned.most_s)
-        self._execute("INSERT OR REPLACE INTO durations VALUES (?, ?, ?, ?, ?)", row)
+    def set_profile(self, fingerprint: str, profile: Profile) -> None:
+        row = (fingerprint, rows.profile_to_text(profile), profile.seen_at)
+        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
         query = (

@@ -4,20 +4,22 @@ import json
 from typing import Any
 
 import msgspec
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.jobs import Attempt, Growth, Job, JobSpec, Lack, Outcome, OutcomeKind, Parked, Usage
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.ordering import Lane
 from gpuyard.core.submission import Element
 
 JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
-    "due_at, started_at, ended_at, outcome, reason, queued_at"
+    "due_at, started_at, ended_at, outcome, reason, queued_at, growth"
 )
 ATTEMPT_COLUMNS = (
-    "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome"
+    "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
+    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage"
 )
 
 
@@ -58,6 +60,23 @@ def outcome_to_text(outcome: Outcome | None) -> str | None:
     return msgspec.json.encode(replace(outcome, reason=reason_to_text(outcome.reason))).decode()
 
 
+def value_to_text(value: Struct | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def lack_to_text(lack: Lack | None) -> str | None:
+    """What a program wrote need not be UTF-8 either."""
+    return None if lack is None else reason_to_text(json.dumps(to_builtins(lack)))
+
+
+def profile_to_text(profile: Profile) -> str:
+    return msgspec.json.encode(replace(profile, label=reason_to_text(profile.label) or "")).decode()
+
+
+def profile_from_text(text: str) -> Profile:
+    return msgspec.json.decode(text, type=Profile)
+
+
 def outcome_from_text(text: str | None) -> Outcome | None:
     return None if text is None else msgspec.json.decode(text, type=Outcome)
 
@@ -85,6 +104,7 @@ def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
         outcome=outcome_from_text(row[15]),
         reason=row[16],
         queued_at=row[17],
+        growth=Growth() if row[18] is None else msgspec.json.decode(row[18], type=Growth),
     )
 
 
@@ -103,6 +123,13 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
         attempt.stopping,
         attempt.ended_at,
         outcome_to_text(attempt.outcome),
+        attempt.reserved_mb,
+        attempt.predicted_mb,
+        attempt.parked,
+        attempt.suspended_at,
+        attempt.suspended_s,
+        value_to_text(attempt.usage),
+        lack_to_text(attempt.lack),
     )
 
 
@@ -121,6 +148,13 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         stopping=None if row[10] is None else OutcomeKind(row[10]),
         ended_at=row[11],
         outcome=outcome_from_text(row[12]),
+        reserved_mb=row[13],
+        predicted_mb=row[14],
+        parked=None if row[15] is None else Parked(row[15]),
+        suspended_at=row[16],
+        suspended_s=row[17],
+        usage=None if row[18] is None else msgspec.json.decode(row[18], type=Usage),
+        lack=None if row[19] is None else msgspec.json.decode(row[19], type=Lack),
     )
 
 
@@ -135,4 +169,6 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         group=job.group if job.group_limit is not None else None,
         group_limit=job.group_limit,
         batch=batch,
+        sizes_each=job.spec.learns_memory,
+        preempts=job.spec.preempts,
     )

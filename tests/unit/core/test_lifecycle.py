@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lifecycle import FINISHED, LIVE, TRANSITIONS, WAITING, JobEvent, JobState, advance, can
+from gpuyard.core.lifecycle import FINISHED, LIVE, PARKED, TRANSITIONS, WAITING, JobEvent, JobState, advance, can
 from gpuyard.errors import UserError
 
 BY_A_PERSON = {JobEvent.REQUEUE, JobEvent.BLOCK}
@@ -38,9 +38,33 @@ def test_every_state_is_one_of_waiting_live_and_finished() -> None:
 
 
 def test_an_attempt_begins_in_one_place_only() -> None:
-    """Whatever becomes live comes from the queue; whatever is stopping was running."""
-    into_live = {(before, event) for (before, event), after in TRANSITIONS.items() if after in LIVE}
-    assert into_live == {(JobState.QUEUED, JobEvent.START), (JobState.RUNNING, JobEvent.STOP)}
+    """Whatever becomes live comes from the queue."""
+    into_live = {key for key, after in TRANSITIONS.items() if after in LIVE and key[0] not in LIVE}
+    assert into_live == {(JobState.QUEUED, JobEvent.START)}
+
+
+def test_the_way_out_of_the_memory_and_back_is_one_way_around() -> None:
+    steps = (JobEvent.SUSPEND, JobEvent.PARK, JobEvent.RESUME, JobEvent.GO_ON)
+    state = JobState.RUNNING
+    seen = []
+    for step in steps:
+        state = advance(state, step)
+        seen.append(state)
+    assert seen == [JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING, JobState.RUNNING]
+    for parked in PARKED:
+        back = {event for (before, event), after in TRANSITIONS.items() if before is parked and after in LIVE}
+        assert back <= {*steps, JobEvent.STOP}
+
+
+@pytest.mark.parametrize("state", sorted(LIVE - {JobState.STOPPING}))
+def test_whatever_has_a_live_attempt_may_end_in_every_way_and_be_told_to(state: JobState) -> None:
+    for event in (JobEvent.SUCCEED, JobEvent.FAIL, JobEvent.RETRY, JobEvent.REQUEUE, JobEvent.HOLD, JobEvent.STOP):
+        assert can(state, event)
+
+
+def test_whoever_is_being_stopped_goes_no_other_way() -> None:
+    after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
+    assert not after & LIVE
 
 
 def test_a_finished_job_begins_anew_only_when_a_person_says_so() -> None:
@@ -50,9 +74,12 @@ def test_a_finished_job_begins_anew_only_when_a_person_says_so() -> None:
             assert after in WAITING
 
 
-def test_a_job_that_is_being_stopped_can_neither_succeed_nor_be_held() -> None:
+def test_a_job_that_is_being_stopped_cannot_be_held() -> None:
+    """It may succeed: one that was to make room may have come to its end instead."""
     after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
-    assert after == {JobState.CANCELLED, JobState.FAILED, JobState.DELAYED}
+    assert after == {
+        JobState.CANCELLED, JobState.FAILED, JobState.DELAYED, JobState.SUCCEEDED, JobState.QUEUED,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("state", sorted(JobState))

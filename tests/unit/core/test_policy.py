@@ -12,7 +12,8 @@ from gpuyard.core.model import Device, Holder, Host, Lease, Need, Snapshot, Vend
 from gpuyard.core.ordering import AGEING_S, Candidate, Lane, LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.placement import free_memory
-from gpuyard.core.policy import Hold, Limits, Plan, Running, View, decide, estimate_start
+from gpuyard.core.policy import Hold, Limits, Plan, View, decide, estimate_start
+from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import ReasonKind, plain
 from tests.unit.test_placement import ALICE, BOB, GB, card, lease, machine, shared, ticket
 

@@ -8,16 +8,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuyard.core.jobs import JobSpec
-from gpuyard.core.learning import Durations, Estimate, estimate
+from gpuyard.core.learning import Estimate, Profile, estimate
 from gpuyard.core.model import Host, Lease, Need, Snapshot
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import Board
-from gpuyard.core.policy import Plan, Running, View, decide
+from gpuyard.core.policy import STRICT_AFTER_S, Plan, View, decide
+from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import ReasonKind
 from tests.unit.core.test_policy import ME, NOW, cards, hold_of, kinds_of, needs, queue, queues_of, started, view
 from tests.unit.test_placement import BOB, GB, card, lease, machine, shared, ticket
 
 WIDE = Need(devices=2)
+LONG = STRICT_AFTER_S + 1
 World = tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]
 
 
@@ -111,10 +113,10 @@ def test_what_is_over_before_the_head_could_start_may_start(most_s: float, fits:
     [
         pytest.param({"duration_s": 30.0}, None, id="declared"),
         pytest.param({"time_limit_s": 25.0, "grace_s": 5.0}, None, id="by its time limit"),
-        pytest.param({}, Durations(count=2, least_s=1.0, mean_s=2.0, most_s=30.0), id="learned"),
+        pytest.param({}, Profile(count=2, least_s=1.0, mean_s=2.0, most_s=30.0), id="learned"),
     ],
 )
-def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], learned: Durations | None) -> None:
+def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], learned: Profile | None) -> None:
     known = estimate(JobSpec(command=("true",), cwd="/", environment={}, need=Need(), **spec), learned)
 
     def plan(head_starts_in_s: float) -> Plan:
@@ -166,7 +168,17 @@ def test_what_goes_before_the_head_takes_nothing_from_a_ticket() -> None:
     assert not plan.starts
 
 
-# For all worlds
+def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_long_all_of_them() -> None:
+    leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
+    runs = [of_lease("a", 90), of_lease("b", 91)]
+    about = {90: NOW + 500, 91: NOW + 20}
+    for waited_s, then in ((0.0, {20: ("G0",)}), (LONG, {})):
+        queues = queue(1, Need(), priority=5, waited_s=waited_s), queue(2, shared(GB), 20)
+        plan = decide(view(*queues, on=2, leases=leases, running=runs, ends_about=about.get))
+        assert started(plan) == then
+
+
+# For all worlds, once the head has waited long
 
 
 def head_fits(looked_at: View, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
@@ -190,7 +202,7 @@ def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
     world: World, need: Need, queues: list[LaneQueue], chance: Random
 ) -> None:
     snapshot, leases, measured = world
-    head = queue(99, need, 999, priority=100)
+    head = queue(99, need, 999, priority=100, waited_s=LONG)
     looked_at = view(head, *queues, on=snapshot, leases=leases, measured=measured)
     plan = decide(looked_at)
     assume(999 not in started(plan))
@@ -216,8 +228,8 @@ def test_with_durations_only_what_is_over_in_time_stands_where_the_head_will(
     live = [of_lease(each.id, 100 + place) for place, each in enumerate(leases)]
     ends_at = {run.job_id: None if (end := ends[run.job_id - 100]) is None else NOW + end for run in live}
     looked_at = view(
-        queue(99, need, 999, priority=100), *queues, on=snapshot, leases=leases, measured=measured, running=live,
-        ends_after=ends_at.get, estimate=lambda job_id: Estimate(most_s=most_s.get(job_id)),
+        queue(99, need, 999, priority=100, waited_s=LONG), *queues, on=snapshot, leases=leases, measured=measured,
+        running=live, ends_after=ends_at.get, estimate=lambda job_id: Estimate(most_s=most_s.get(job_id)),
     )  # fmt: skip
     plan = decide(looked_at)
     assume(999 not in started(plan))

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.jobs import Job, JobSpec, Outcome, OutcomeKind
-from gpuyard.core.lifecycle import JobEvent, JobState, can
+from gpuyard.core.jobs import Growth, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import LIVE, JobEvent, JobState, can
 from gpuyard.core.model import Need
-from gpuyard.core.retry import judge, pause_s
+from gpuyard.core.retry import judge, judge_shortage, pause_s
 
 UNLUCKY = (
     OutcomeKind.FAILED,
@@ -13,7 +13,9 @@ UNLUCKY = (
     OutcomeKind.OUT_OF_MEMORY,
     OutcomeKind.TIMED_OUT,
     OutcomeKind.LOST,
+    OutcomeKind.NOT_RESTORED,
 )
+SHORT = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="CUDA out of memory")
 
 
 def job(retries: int = 0, failures: int = 0) -> Job:
@@ -59,13 +61,57 @@ def test_pauses_double_up_to_the_longest_and_never_shrink(kind: OutcomeKind, fai
     assert following == 2 * pause or following == pause_s(kind, 10_000)
 
 
+def test_one_that_made_room_is_queued_again_and_uses_up_no_retry() -> None:
+    verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.PREEMPTED, reason="it made room for an urgent job"))
+    assert (verdict.event, verdict.counts, verdict.delay_s) == (JobEvent.REQUEUE, False, 0.0)
+    assert verdict.text == "it made room for an urgent job; it is queued again"
+
+
+# Out of memory
+
+
+@pytest.mark.parametrize(
+    ("growth", "said"),
+    [
+        (Growth(count=1, memory_mb=10_240.0), "again with 10.0 GB"),
+        (Growth(count=2, ram_mb=2048.0), "again with 2.0 GB of RAM"),
+        (Growth(count=3, is_alone=True), "again alone on the largest GPU"),
+        (Growth(count=1), "again with more room"),
+    ],
+)
+def test_one_that_ran_out_of_memory_is_run_again_with_more_and_uses_up_no_retry(growth: Growth, said: str) -> None:
+    verdict = judge_shortage(SHORT, growth, 24_576.0)
+    assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.RETRY, False, growth)
+    assert said in verdict.text
+    assert "CUDA out of memory" in verdict.text
+    assert verdict.delay_s == 2.0 ** (growth.count - 1)
+
+
+def test_one_that_was_given_all_there_is_has_failed_and_is_told_how_much_that_was() -> None:
+    verdict = judge_shortage(SHORT, None, 24_576.0)
+    assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.FAIL, False, None)
+    assert "the largest GPU has 24.0 GB" in verdict.text
+
+
+# Whatever happens leads somewhere
+
+
 @pytest.mark.parametrize("kind", sorted(set(OutcomeKind) - {OutcomeKind.CANCELLED}))
-def test_every_outcome_of_a_running_job_leads_somewhere(kind: OutcomeKind) -> None:
+@pytest.mark.parametrize("state", sorted(LIVE - {JobState.STOPPING}))
+def test_every_outcome_of_a_live_job_leads_somewhere(state: JobState, kind: OutcomeKind) -> None:
     for retries in (0, 1):
-        assert can(JobState.RUNNING, judge(job(retries=retries), Outcome(kind=kind)).event)
+        assert can(state, judge(job(retries=retries), Outcome(kind=kind)).event)
+    for growth in (None, Growth(count=1)):
+        assert can(state, judge_shortage(SHORT, growth, None).event)
 
 
-@pytest.mark.parametrize("kind", [OutcomeKind.CANCELLED, OutcomeKind.TIMED_OUT])
-def test_both_ways_of_being_stopped_lead_somewhere(kind: OutcomeKind) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        OutcomeKind.CANCELLED, OutcomeKind.TIMED_OUT, OutcomeKind.PREEMPTED, OutcomeKind.NOT_RESTORED,
+        OutcomeKind.SUCCEEDED,
+    ],
+)  # fmt: skip
+def test_all_ways_of_being_stopped_lead_somewhere(kind: OutcomeKind) -> None:
     for retries in (0, 1):
         assert can(JobState.STOPPING, judge(job(retries=retries), Outcome(kind=kind)).event)

@@ -45,7 +45,7 @@ def words_of(element: Element, *command: str) -> tuple[str, ...]:
 def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     submission = submit("python", "train.py")
     assert submission.spec == JobSpec(
-        command=("python", "train.py"), cwd="/data", environment={"HOME": "/home/me"}, need=Need()
+        command=("python", "train.py"), cwd="/data", environment={"HOME": "/home/me"}, need=Need(), learns_memory=True
     )
     assert (submission.count, list(submission.elements), submission.priority) == (1, [Element()], 0)
     assert not submission.is_held

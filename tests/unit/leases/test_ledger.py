@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.model import Holder, Lease, Need, Ticket
+from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.identity import this_process, user_name
 from gpuyard.leases.ledger import Ledger
@@ -280,6 +280,61 @@ def test_a_record_is_plain_json_for_other_programs(ledger: Ledger) -> None:
     lease = ledger.claim(this_process("train"), take("G0"), DEADLINE_S)
     assert lease is not None
     record = msgspec.json.decode(lease.path.read_bytes())
-    assert record["shares"] == [{"device_id": "G0", "memory_mb": None, "is_exclusive": True}]
+    assert record["shares"] == [{"device_id": "G0", "memory_mb": None, "load_percent": None, "is_exclusive": True}]
     assert record["holder"]["pid"] == os.getpid()
     lease.release()
+
+
+# Amended
+
+
+def amend(ledger: Ledger, lease_id: str, *shares: Share) -> None:
+    """As one who claims does it, while nobody else looks."""
+
+    def decide(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> None:
+        ledger.amend(lease_id, Claim(shares=shares))
+
+    ledger.claim(ME, decide, DEADLINE_S)
+
+
+def test_what_an_amended_lease_is_for_may_be_shorter_or_longer_than_before(ledger: Ledger) -> None:
+    lease = ledger.claim(this_process("train"), take("G0", memory_mb=4096.0), DEADLINE_S)
+    assert lease is not None
+    for shares in ((), tuple(Share(device_id=f"G{number}") for number in range(9)), (Share(device_id="G1"),)):
+        amend(ledger, lease.lease.id, *shares)
+        assert [each.shares for each in ledger.leases()] == ([shares] if shares else [])
+    [seen] = ledger.leases()
+    assert (seen.id, seen.holder.label) == (lease.lease.id, "train")
+    lease.release()
+    assert ledger.leases() == ()
+
+
+def test_an_amended_lease_keeps_its_holders_and_is_cleared_away_when_they_are_gone(ledger: Ledger) -> None:
+    lease = ledger.claim(ME, take("G0"), DEADLINE_S)
+    assert lease is not None
+    amend(ledger, lease.lease.id)
+    assert ledger.leases() == ()
+    assert len(names(ledger.folder)) == 2, "it is there, and for nothing"
+    lease.leave()
+    live(ledger)
+    assert names(ledger.folder) == ["mutex"]
+
+
+def test_what_is_no_record_and_what_is_gone_cannot_be_amended(ledger: Ledger) -> None:
+    live(ledger)
+    amend(ledger, "nobody", Share(device_id="G0"))
+    with held(ledger.folder / "odd.lease", b"no record"):
+        amend(ledger, "odd", Share(device_id="G0"))
+        assert (ledger.folder / "odd.lease").read_bytes() == b"no record"
+    assert ledger.leases() == ()
+
+
+@as_root
+def test_another_users_lease_cannot_be_amended(ledger: Ledger) -> None:
+    live(ledger)
+    path = ledger.folder / "theirs.lease"
+    with held(path, A_RECORD):
+        os.chown(path, 4242, 4242)
+        with pytest.raises(EnvironmentFault):
+            amend(ledger, "theirs")
+        assert path.read_bytes() == A_RECORD

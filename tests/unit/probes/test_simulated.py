@@ -10,7 +10,8 @@ import pytest
 
 from gpuyard.core.model import Vendor
 from gpuyard.errors import SimulatedOutOfMemory, UserError
-from gpuyard.probes.simulated import SimulatedDevices, Usage, parse_devices, visible_device_ids
+from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
+from gpuyard.shares import parse_devices
 
 HOLD = (
     "import signal, sys\n"

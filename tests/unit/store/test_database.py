@@ -3,15 +3,17 @@
 import contextlib
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import DependencyKind, OnReboot, Outcome, OutcomeKind
-from gpuyard.core.learning import Durations
+from gpuyard.core.jobs import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, Parked
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
+from gpuyard.core.oom import ShortageKind
 from gpuyard.core.ordering import Use
 from gpuyard.core.selection import Selection
 from gpuyard.errors import EnvironmentFault, StoreFault
@@ -21,6 +23,11 @@ from gpuyard.store.jobs import JobStore
 
 DATA = Path(__file__).parents[2] / "data"
 RELEASED = sorted(DATA.glob("queue-schema-*.db"))
+
+
+def has_suspended(released: Path) -> bool:
+    """Schema 2 brought the states of suspension and what is learned of memory."""
+    return int(released.stem.rpartition("-")[2]) >= 2
 
 
 def schema_of(database: Database) -> set[tuple[str, str, str]]:
@@ -78,11 +85,15 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     catalogue = Catalogue(database, store)
     ids = list(catalogue.ids(1, catalogue.last_id()))
     jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
+    later = {14: "suspending", 15: "suspended", 16: "resuming", 17: "queued"} if has_suspended(released) else {}
     assert {job_id: str(job.state) for job_id, job in jobs.items()} == {
         1: "queued", 2: "held", 3: "blocked", 4: "delayed", 5: "running", 6: "stopping", 7: "succeeded", 8: "failed",
         9: "cancelled", 10: "rejected", 11: "queued", 12: "queued", 13: "queued",
+        **later,
     }  # fmt: skip
-    assert store.counts() == {state: 4 if state is JobState.QUEUED else 1 for state in JobState}
+    counted = Counter(job.state for job in jobs.values())
+    assert store.counts() == {state: counted[state] for state in JobState}
+    assert set(store.counts().values()) == ({1, 5} if later else {0, 1, 4})
     plain = jobs[1].spec
     assert (plain.command, plain.environment, plain.need) == (("python", "train.py"), {"LANG": "caf\udce9"}, Need())
     assert (jobs[2].reason, jobs[10].reason) == ("held when it was submitted", "in vain")
@@ -110,7 +121,7 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
         "big", "night", 2, OnReboot.REQUEUE, "in.txt",
     )  # fmt: skip
     assert (spec.time_limit_s, spec.grace_s, spec.duration_s, spec.log_cap_mb) == (3600.0, 5.0, 600.0, 64.0)
-    assert [(job.id, attempt.pid, attempt.stopping) for job, attempt in store.live()] == [
+    assert [(job.id, attempt.pid, attempt.stopping) for job, attempt in store.live() if job.id <= 13] == [
         (5, 4005, None), (6, 4006, OutcomeKind.CANCELLED),
     ]  # fmt: skip
     assert [attempt.outcome and attempt.outcome.kind for attempt in store.attempts(7)] == ["failed", "succeeded"]
@@ -121,10 +132,42 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
     assert catalogue.story(8) == [(1020.0, "failed", "exit status 3")]
     assert catalogue.ranges(Selection(tags=("night",))) == [(11, 13)]
     assert store.uses() == {("me", "night"): Use(seconds=120.0, at=1030.0)}
-    assert store.durations("0123") == Durations(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
+    assert store.profile("0123") == Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
     assert store.setting("paused") == "1"
     ready = {each.lane.priority: [job.job_id for job in each.jobs] for each in store.ready_queues()}
-    assert ready == {0: [1], 3: [11, 12, 13]}
+    assert ready[3] == [11, 12, 13]
+    assert [job.growth for job in full] == [Growth()] * 3
+    assert (spec.learns_memory, spec.preempts, spec.on_preempt) == (False, False, OnPreempt.SUSPEND)
+
+
+@pytest.mark.parametrize("released", [each for each in RELEASED if has_suspended(each)], ids=lambda each: each.stem)
+def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
+    opened: Opener, released: Path, tmp_path: Path
+) -> None:
+    database = opened(Path(shutil.copy(released, tmp_path)))
+    store = JobStore(database)
+    apart = {job.id: (job, attempt) for job, attempt in store.live() if job.id > 13}
+    assert [str(job.state) for job, _ in apart.values()] == ["suspending", "suspended", "resuming"]
+    job, attempt = apart[15]
+    assert (attempt.parked, attempt.suspended_at, attempt.suspended_s) == (Parked.FOR_ROOM, 1100.0, 30.0)
+    assert (attempt.reserved_mb, attempt.predicted_mb) == (8192.0, 7000.0)
+    assert attempt.usage is not None
+    assert (attempt.usage.peaks_mb, attempt.usage.ram_mb) == ({"GPU-a": 6144.0, "GPU-b": 512.0}, 900.0)
+    assert (attempt.usage.load_percent, attempt.usage.curve) == (55.0, ((0.5, 100.0), (9.0, 6144.0)))
+    spec = job.spec
+    assert (spec.learns_memory, spec.preempts, spec.on_preempt) == (True, True, OnPreempt.REQUEUE)
+    assert spec.configuration == "c0ffee"
+    grown = store.job(17)
+    assert grown is not None
+    assert grown.growth == Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0)
+    assert store.lane_of(17).sizes_each
+    lack = store.attempts(17)[0].lack
+    assert lack is not None
+    assert (lack.shortage.where, lack.shortage.asked_mb) == (ShortageKind.DEVICE, 2048.0)
+    assert lack.others == (("bob, pid 7", 2048.0), ("processes without a lease", None))
+    profiles = dict(Catalogue(database, store).profiles(10))
+    assert list(profiles) == ["4567", "0123"]
+    assert (profiles["4567"].peaks_mb, profiles["4567"].floor_mb) == ((6144.0, 6200.0), 8192.0)
 
 
 def test_a_schema_of_a_newer_version_is_refused_and_left_alone(opened: Opener, path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Dependency, DependencyKind, Outcome, OutcomeKind
-from gpuyard.core.learning import Durations
+from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
 from gpuyard.core.ordering import Lane, Use
@@ -217,7 +217,7 @@ def test_what_a_step_asks_scans_no_table(shelf: Shelf) -> None:
     for act in (
         store.has_ready, store.counts, store.next_due, store.live, lambda: store.due(1.0), lambda: store.job(1),
         lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
-        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.durations("x"), lambda: store.submitted("x"),
+        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"), lambda: store.submitted("x"),
         lambda: store.place_in_lane(store.lane_of(2), 2),
     ):  # fmt: skip
         assert full_scans(shelf.plan_of(act)) == []
@@ -346,7 +346,7 @@ def test_an_attempt_is_read_back_as_it_was_and_so_is_how_it_is_stopped(shelf: Sh
     begun = shelf.run(*shelf.add())
     assert shelf.store.attempts(1) == [begun]
     stopped = replace(begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0)
-    shelf.store.set_stop(stopped)
+    shelf.store.update_attempt(stopped)
     assert [attempt for _, attempt in shelf.store.live()] == [stopped]
 
 
@@ -390,11 +390,11 @@ def test_what_was_read_of_a_change_that_was_undone_is_forgotten(shelf: Shelf) ->
     assert shelf.job(job_id).spec.tag == shelf.store.lane_of(job_id).tag == "done"
 
 
-def test_use_and_durations_are_replaced_as_they_grow(shelf: Shelf) -> None:
-    learned = Durations(count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
+def test_use_and_profiles_are_replaced_as_they_grow(shelf: Shelf) -> None:
+    learned = Profile(label="run", count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
     for seconds in (5.0, 9.0):
         shelf.store.set_use(("me", "t"), Use(seconds=seconds, at=100.0))
-        shelf.store.set_durations("f", replace(learned, most_s=seconds))
+        shelf.store.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
     assert shelf.store.uses() == {("me", "t"): Use(seconds=9.0, at=100.0)}
-    assert shelf.store.durations("f") == replace(learned, most_s=9.0)
-    assert shelf.store.durations("g") is None
+    assert shelf.store.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
+    assert shelf.store.profile("g") is None

@@ -1,4 +1,4 @@
-"""What `cancel`, `hold`, `release`, `retry` and `priority` have in common: some jobs change, and others cannot."""
+"""What `cancel`, `hold`, `release`, `suspend` and their kin have in common: some jobs change, and others cannot."""
 
 from gpuyard.daemon.client import connect
 from gpuyard.errors import UserError
@@ -14,13 +14,13 @@ _TOLD = 20
 _FINISHED = {"succeeded", "failed", "cancelled", "rejected"}
 
 
-def change(typed: Typed, verb: str, done: str) -> int:
-    """`gpuyard verb IDS...`; `done` is what then has been done to them."""
+def change(typed: Typed, verb: str, done: str, not_done: str | None = None) -> int:
+    """`gpuyard verb IDS...`; `done` is what then has been done to them, `not_done` what is said of the others."""
     if not typed.words:
         raise UserError(f"which jobs should `gpuyard {verb}` change?", hint=f"name them: {IDS}")
     ids = " ".join(typed.words)
     answer = connect(start=True).request("POST", f"/jobs/{verb}", body={"ids": ids})
-    return tell(typed, ids, answer, done, f"is not {done}")
+    return tell(typed, ids, answer, done, not_done or f"is not {done}")
 
 
 def tell(typed: Typed, ids: str, answer: "dict[str, Any]", done: str, not_done: str) -> int:

@@ -59,7 +59,7 @@ def _stop(typed: Typed) -> int:
                 hint=f"its log says more; `kill -9 {status['pid']}` harms no job",
             )
         time.sleep(_LOOK_AGAIN_S)
-    running = status["counts"]["running"] + status["counts"]["stopping"]
+    running = status["under_way"]
     if typed.flag("json"):
         say_json({"running": False, "pid": status["pid"], "jobs_running": running})
     else:

@@ -22,8 +22,7 @@ def run(typed: Typed) -> int:
     queue = PatientClient() if typed.flag("wait") else None
     while queue is not None and answer["running"]:
         time.sleep(_LOOK_AGAIN_S)
-        counts = queue.get("/status")["counts"]
-        answer["running"] = counts["running"] + counts["stopping"]
+        answer["running"] = queue.get("/status")["under_way"]
     if typed.flag("json"):
         say_json(answer)
     elif answer["running"]:

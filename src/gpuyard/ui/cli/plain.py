@@ -150,9 +150,12 @@ def devices_text(row: "dict[str, Any]") -> str:
 
 
 def memory_text(row: "dict[str, Any]") -> str:
+    """What it was given on each GPU; what it would be given, where it waits; else what it asked for."""
     if not row["gpus"]:
         return UNKNOWN
-    return "alone" if row["vram_mb"] is None else size_text(row["vram_mb"])
+    known = "estimated_mb" if row["waited_s"] is not None else "reserved_mb" if row["attempt"] else "vram_mb"
+    megabytes = row[known]
+    return "alone" if megabytes is None else size_text(megabytes)
 
 
 def result_text(row: "dict[str, Any]") -> str:

@@ -47,7 +47,10 @@ COLUMNS = (
 _STATE_AT = 1
 _STATES = {
     "running": ("●", "green"),
+    "resuming": ("◍", "green"),
     "stopping": ("◍", "yellow"),
+    "suspending": ("◍", "yellow"),
+    "suspended": ("◐", "yellow"),
     "queued": ("○", None),
     "delayed": ("◌", "yellow"),
     "blocked": ("◌", "yellow"),
@@ -57,7 +60,7 @@ _STATES = {
     "succeeded": ("✓", "dim"),
     "cancelled": ("-", "dim"),
 }
-_UNFINISHED = ("running", "stopping", "queued", "delayed", "blocked", "held")
+_UNFINISHED = [state for state in _STATES if state not in ("failed", "rejected", "succeeded", "cancelled")]
 # Beside the rows: the counts, a notice, the headings, what more there is, and the next prompt.
 _OTHER_LINES = 5
 

@@ -1,15 +1,17 @@
 """`gpuyard show`: all about a job."""
 
+from gpuyard.ui.cli.attempts import tell_memory
 from gpuyard.ui.cli.meant import tell_each
 from gpuyard.ui.cli.options import JSON, SEVERAL, Option, Typed, Verb
 from gpuyard.ui.cli.plain import (
     UNKNOWN,
     Column,
     clean,
+    count_text,
     devices_text,
     duration_text,
-    memory_text,
     result_text,
+    size_text,
     time_text,
 )
 from gpuyard.ui.cli.terminal import say, say_table
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Show all about a job: what it is, what it needs, and each attempt to run it.
+    """Show all about a job: what it is, what it needs, and each attempt to run it with the memory it used.
 
     Of its environment only the names are shown, since values may be secrets. IDS are such as 17, 17-20, name=big,
     tag=night or all.
@@ -29,9 +31,9 @@ VERB = Verb(
 )
 _ATTEMPTS = (
     Column("ATTEMPT", is_right=True),
-    Column("PID", is_right=True),
+    Column("PID", is_right=True, is_spare=True),
     Column("STARTED"),
-    Column("ENDED"),
+    Column("ENDED", is_spare=True),
     Column("DEVICES", is_long=True),
     Column("RESULT", is_long=True),
 )
@@ -44,6 +46,7 @@ _BOUNDS = {
     "max_cpu_percent": "CPU use up to {:g}%",
     "min_host_memory_mb": "RAM from {:g} MB",
 }
+_TIMES = {1: "once", 2: "twice"}
 
 
 def run(typed: Typed) -> int:
@@ -56,7 +59,10 @@ def _tell(job: "dict[str, Any]") -> None:
         say(f"{name}: {clean(value)}")
     if job["attempts"]:
         say("")
-        say_table(_ATTEMPTS, [_attempt_cells(attempt) for attempt in job["attempts"]])
+        say_table(_ATTEMPTS, [_attempt_cells(attempt, job["state"]) for attempt in job["attempts"]])
+        tell_memory(job)
+    for text in job["advice"]:
+        say(f"\nnote: {clean(text)}")
 
 
 def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
@@ -76,7 +82,7 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("user", job["user"]),
         ("priority", str(job["priority"])),
         ("gpus", devices_text(job)),
-        ("memory", memory_text(job) + (", alone" if job["exclusive"] and job["vram_mb"] is not None else "")),
+        ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
         ("bounds", _bounds(job["need"])),
         ("after", ", ".join(map(_after_text, job["after"]))),
         ("submitted", time_text(job["submitted_at"])),
@@ -87,9 +93,25 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("takes about", None if job["duration_s"] is None else duration_text(job["duration_s"])),
         ("retries", _retries(job) if job["retries"] else None),
         ("after a reboot", job["on_reboot"]),
+        ("preempts", "jobs of lower priority" if job["preempts"] else None),
+        ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
         ("log", job["log"]),
     ]
     return [(name, value) for name, value in facts if value] + _environment(job)
+
+
+def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
+    """What its next run is given on each GPU, and why that much."""
+    given, runs = memory["given_mb"], memory["runs"]
+    size = "alone" if given is None else size_text(given) + (", alone" if memory["alone"] else "")
+    if memory["basis"] == "grown" and growth is not None:
+        return f"{size} (it ran out of memory {_TIMES.get(growth['count']) or count_text(growth['count'], 'time')})"
+    if memory["basis"] == "unknown":
+        return f"{size} (the first run teaches)"
+    if memory["basis"] == "declared":
+        return size
+    whose = "" if memory["same_command"] else " with other arguments"
+    return f"{'' if given is None else 'learned '}{size} (from {count_text(runs, 'run')}{whose})"
 
 
 def _retries(job: "dict[str, Any]") -> str:
@@ -114,12 +136,18 @@ def _environment(job: "dict[str, Any]") -> "list[tuple[str, str]]":
     return [("environment", f"{name}={value}") for name, value in sorted(values.items())]
 
 
-def _attempt_cells(attempt: "dict[str, Any]") -> list[str]:
+def _attempt_cells(attempt: "dict[str, Any]", state: str) -> list[str]:
     return [
         str(attempt["number"]),
         UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
         time_text(attempt["started_at"]),
         time_text(attempt["ended_at"]),
         ",".join(attempt["devices"]) or UNKNOWN,
-        "running" if attempt["ended_at"] is None else result_text(attempt),
+        _attempt_result(attempt, state),
     ]
+
+
+def _attempt_result(attempt: "dict[str, Any]", state: str) -> str:
+    if attempt["ended_at"] is None:
+        return state
+    return result_text(attempt) if attempt["lack"] is None else "out of memory"  # what it lacked is told below

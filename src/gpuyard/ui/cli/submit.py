@@ -5,6 +5,7 @@ import sys
 
 from gpuyard.daemon.client import connect
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ui.cli.configuration import digest_of
 from gpuyard.ui.cli.options import JSON, Option, Typed, Verb, Words
 from gpuyard.ui.cli.terminal import note, say, say_json
 
@@ -15,7 +16,7 @@ VERB = Verb(
     and directory, and outlives this terminal. The daemon that runs the queue is started by itself.
 
     \b
-    gpuyard submit --vram 8G -- python train.py --lr 3e-4
+    gpuyard submit -- python train.py --lr 3e-4
     gpuyard submit --sweep lr=1e-3,1e-4 --sweep seed=0-4 -- python train.py --lr {lr} --seed {seed}
     gpuyard submit --array 0-99%4 -- python part.py {index}
     gpuyard submit --from runs.csv -- python train.py --lr {lr}
@@ -23,8 +24,8 @@ VERB = Verb(
     """,
     (
         Option("gpus", "N", "How many GPUs; 0 for none. [1]"),
-        Option("vram", "SIZE", "Share GPUs, reserving this much memory on each. [a GPU alone]"),
-        Option("exclusive", None, "With --vram: be alone, where that much is free."),
+        Option("vram", "SIZE", "Reserve this much memory on each GPU. [learned]"),
+        Option("exclusive", None, "Be alone on the GPU."),
         Option("device", "LIST", "Only of these GPUs, such as 0,2 or a GPU's id."),
         Option("vendor", "NAME", "Only GPUs of this vendor: nvidia, amd, intel or apple."),
         Option("gpu-name", "TEXT", "Only GPUs whose name contains this, such as H100."),
@@ -34,6 +35,8 @@ VERB = Verb(
         Option("max-gpu-mem-mb", "M", "Only GPUs with at most M MB of memory used."),
         Option("max-power-w", "W", "Only GPUs that draw no more than W watts."),
         Option("priority", "N", "Higher starts earlier. [0]"),
+        Option("preempt", None, "Have jobs of lower priority make room; raises the priority to 100 unless given."),
+        Option("on-preempt", "WHAT", "If it has to make room itself: suspend, requeue or never. [suspend]"),
         Option("after", "IDS", "Start after these have succeeded.", is_repeatable=True),
         Option("after-any", "IDS", "Start after these have finished in any way.", is_repeatable=True),
         Option("after-failed", "IDS", "Start after these have failed.", is_repeatable=True),
@@ -63,16 +66,18 @@ _OWN = ("from", "cwd", "json")
 def run(typed: Typed) -> int:
     source = typed.text("from")
     if not typed.words and source is None:
-        raise UserError("there is no program to run", hint="write it last: gpuyard submit --vram 8G -- python train.py")
+        raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
     if typed.text("name") == "":
         raise UserError("--name is empty", hint="give it a word, or leave it out")
     text = None if source is None else _read(source)
+    directory = _directory(typed)
     body = {
         "token": os.urandom(16).hex(),
         "command": typed.words or None,
         "table": text if typed.words else None,
         "list": None if typed.words else text,
-        "cwd": _directory(typed),
+        "cwd": directory,
+        "configuration": digest_of(typed.words, directory),
         "environment": dict(os.environ),
         "options": _options(typed),
     }

@@ -33,7 +33,8 @@ def _tell(answer: "dict[str, Any]") -> None:
     if answer["ahead"]:
         say(f"  ahead of it in the line: {answer['ahead']}")
     if answer["estimated_start"] is not None:
-        say(f"  may start {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}")
+        begin = "go on" if answer["state"] == "suspended" else "start"
+        say(f"  may {begin} {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}")
     elif answer["estimate"]:
         say(f"  {clean(answer['estimate'])}")
 

@@ -1,0 +1,35 @@
+"""A piece of training, as far as a card can tell: it holds memory, and computes between pauses. It ends with a figure
+that every step has gone into, so that two runs can be compared bit for bit.
+
+    python -P card_job.py GIGABYTES STEPS SEED
+"""
+
+import sys
+import time
+
+import torch
+
+_SIDE = 2048
+_ROUNDS = 6
+_PAUSE_S = 0.02
+
+
+def main(gigabytes: float, steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    # What a bare context and the matrices take is in the gigabytes that the caller speaks of.
+    held = torch.randint(0, 255, (int((gigabytes - 0.6) * 2**30),), dtype=torch.uint8, device="cuda")
+    state = torch.randn(_SIDE, _SIDE, device="cuda")
+    weight = torch.randn(_SIDE, _SIDE, device="cuda") / _SIDE**0.5
+    print("ready", flush=True)
+    for _ in range(steps):
+        for _ in range(_ROUNDS):
+            state = torch.tanh(state @ weight)
+        torch.cuda.synchronize()
+        time.sleep(_PAUSE_S)
+    bits = state.view(torch.int32).to(torch.int64).sum().item()
+    kept = held[:: 1 << 12].to(torch.int64).sum().item()
+    print(f"result {bits} {kept}", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,129 @@
+"""What packing by learned memory gains, in simulated time: measured mixes on 4 and 8 cards of 24, 40 and 80 GB.
+
+Beside one job per GPU and the lower bound, for the first time the programs run and for the second; then the same with
+programs that are hard to predict; and how long the simulation of a very large machine takes. The measurements are
+other people's: GPUYARD_TRACES names the folder they are in.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Device
+from gpuyard.shares import parse_devices
+from gpuyard.sim.bounds import lower_bound
+from gpuyard.sim.compare import SATURATED, runnable, sizes_mb, usual_quantum_s
+from gpuyard.sim.metrics import Figures, measure_pass
+from gpuyard.sim.mixes import draw, mean_duration_s, read_programs
+from gpuyard.sim.policies import find_policy
+from gpuyard.sim.run import Simulation
+from gpuyard.sim.sharing import Sharing, read_sharing
+from gpuyard.sim.trace import TraceJob
+
+MIXES = (("lucid",), ("carma",), ("lucid", "carma"))
+CARDS = ("4x24GB", "4x40GB", "4x80GB", "8x24GB", "8x40GB", "8x80GB")
+JOBS = 400
+MANY_JOBS, MANY_CARDS = 1_000_000, "1000x24GB"
+_HEAD = f"{'mix':<12} {'cards':<7} {'jobs':>4}  {'fifo':>6}  {'first':>6} {'gain':>5} {'/bound':>6} {'oom':>8}  "
+
+
+def bench_simulate(arguments: Sequence[str]) -> None:
+    """`million` for the very large machine alone, or seeds."""
+    folder = os.environ.get("GPUYARD_TRACES")
+    if folder is None:
+        print("no simulation: GPUYARD_TRACES names no folder of measured programs")
+    elif list(arguments) == ["million"]:
+        _million(Path(folder))
+    else:
+        for seed in map(int, arguments or ["1"]):
+            _mixes(Path(folder), seed, is_hard=False)
+            _mixes(Path(folder), seed, is_hard=True)
+
+
+def _mixes(folder: Path, seed: int, *, is_hard: bool) -> None:
+    sharing = read_sharing(folder)
+    print(f"\nseed {seed}, {'hard to predict' if is_hard else 'as measured'}")
+    print(f"{_HEAD}{'second':>6} {'gain':>5} {'/bound':>6} {'oom':>8}  lost  at best")
+    for mix in MIXES:
+        for cards in CARDS:
+            devices = parse_devices(cards)
+            jobs = _draw(folder, mix, JOBS, seed, devices)
+            jobs = _harder(jobs, seed, max(sizes_mb(devices))) if is_hard else jobs
+            fifo, ours = _passes("fifo", jobs, devices, sharing), _passes("gpuyard", jobs, devices, sharing)
+            print(_row("+".join(mix), cards, fifo[0], ours), flush=True)
+
+
+def _row(mix: str, cards: str, fifo: Figures, ours: Sequence[Figures]) -> str:
+    """`at best` is what the bound itself would gain."""
+    cells = [f"{mix:<12} {cards:<7} {fifo.jobs:>4}  {fifo.makespan_s / 3600:>5.1f}h"]
+    for each in ours:
+        gain = 1 - each.makespan_s / fifo.makespan_s
+        oom = f"{each.out_of_memory}/{each.starts}"
+        cells.append(f"{each.makespan_s / 3600:>5.1f}h {gain:>5.0%} {each.over_bound:>6.2f} {oom:>8}")
+    return "  ".join([*cells, f"{sum(each.lost for each in ours):>4}", f"{1 - fifo.bound_s / fifo.makespan_s:>7.0%}"])
+
+
+def _passes(policy: str, jobs: Sequence[TraceJob], devices: tuple[Device, ...], sharing: Sharing) -> list[Figures]:
+    bound = lower_bound(jobs, sizes_mb(devices), sharing)
+    simulation = Simulation(devices, sharing, find_policy(policy))
+    figures = [measure_pass(policy, number, simulation.play(jobs), bound) for number in (1, 2)]
+    simulation.close()
+    return figures
+
+
+def _draw(folder: Path, mix: Sequence[str], count: int, seed: int, devices: tuple[Device, ...]) -> list[TraceJob]:
+    programs = read_programs(mix, folder)
+    per_hour = 3600.0 * SATURATED * len(devices) / mean_duration_s(programs)
+    return runnable(draw(programs, count, seed, per_hour), devices)
+
+
+def _harder(jobs: Sequence[TraceJob], seed: int, card_mb: float) -> list[TraceJob]:
+    """No two runs are within 10% of each other, one in five takes up to 40% of its memory late, and one program of
+    twenty takes ten times as much with some inputs as with others."""
+    random = Random(seed)
+    programs = sorted({job.program for job in jobs})
+    fickle = set(random.sample(programs, max(1, len(programs) // 20)))
+    return [_hard(job, random, card_mb, is_fickle=job.program in fickle) for job in jobs]
+
+
+def _hard(job: TraceJob, random: Random, card_mb: float, *, is_fickle: bool) -> TraceJob:
+    peak_mb = min(0.98 * card_mb, job.peak_mb * random.uniform(0.9, 1.1))
+    if random.random() < 0.5 and is_fickle:
+        peak_mb /= 10
+    late, when = random.uniform(0.1, 0.4), random.uniform(0.2, 0.9)
+    if random.random() >= 0.2:
+        return replace(job, peak_mb=peak_mb, late_s=None, late_mb=0.0)
+    return replace(job, peak_mb=peak_mb, late_s=job.duration_s * when, late_mb=peak_mb * late)
+
+
+def _million(folder: Path) -> None:
+    devices, sharing = parse_devices(MANY_CARDS), read_sharing(folder)
+    jobs = _draw(folder, ("lucid",), MANY_JOBS, 1, devices)
+    bound = lower_bound(jobs, sizes_mb(devices), sharing)
+    simulation = Simulation(devices, sharing, find_policy("gpuyard"), usual_quantum_s(jobs))
+    started = time.perf_counter()
+    passed = simulation.play(jobs, _progress(started))
+    taken = time.perf_counter() - started
+    figures = measure_pass("gpuyard", 1, passed, bound)
+    simulation.close()
+    print(
+        f"{len(jobs):,} jobs on {MANY_CARDS} in {taken / 60:.1f} minutes, {passed.steps:,} steps: makespan "
+        f"{figures.makespan_s / 86_400:.1f} days, {figures.over_bound:.2f} times the bound, "
+        f"{figures.out_of_memory} out of memory, {figures.lost} lost"
+    )
+
+
+def _progress(started: float) -> Callable[[int], None]:
+    told = 0
+
+    def tell(ended: int) -> None:
+        nonlocal told
+        if ended >= told + 100_000:
+            told = ended
+            print(f"{ended:>9,} in {time.perf_counter() - started:.0f} s", flush=True)
+
+    return tell

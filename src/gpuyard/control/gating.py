@@ -1,0 +1,24 @@
+"""The host's gates: nothing starts while the CPU is too busy or RAM is short, and they open again only well within."""
+
+from collections.abc import Iterator
+
+from gpuyard.control.words import Look, Rules
+from gpuyard.core.gates import Gate, judge_above, judge_below
+from gpuyard.core.reasons import Reason, ReasonKind, over, plain
+
+_CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
+
+
+class HostGates:
+    def __init__(self) -> None:
+        self._cpu = self._memory = Gate()
+
+    def closed(self, look: Look, rules: Rules) -> Iterator[Reason]:
+        self._cpu = judge_above(self._cpu, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
+        if self._cpu.is_closed:
+            yield over(ReasonKind.HOST_TOO_BUSY, look.cpu_percent, rules.max_cpu_percent)
+        available, least = look.snapshot.host.memory_available_mb, rules.min_free_memory_mb
+        self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
+        if self._memory.is_closed:
+            text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
+            yield plain(ReasonKind.HOST_TOO_FULL, text)

@@ -1,0 +1,111 @@
+"""What attempts teach about memory and time, and what a job is given for it."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind, Usage
+from gpuyard.core.learning import Estimate, Profile, Run, estimate, fingerprints, learn, program_of
+from gpuyard.core.model import Device, Need
+from gpuyard.core.sizing import declared_far_off, lacked_mb, need_of, predicted_mb
+from gpuyard.store.jobs import JobStore
+
+_LONGEST_LABEL = 200
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """A job, and by what it is known."""
+
+    job: Job
+    exact: str
+    program: str
+
+    @classmethod
+    def of(cls, job: Job) -> "Known":
+        exact, program = fingerprints(job.words, job.spec.cwd, job.spec.configuration)
+        return cls(job=job, exact=exact, program=program)
+
+
+class Lessons:
+    """What was learned is written down only now and then; until then it is here."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._learned: dict[str, Profile] = {}
+        self._known = lru_cache(maxsize=4096)(self._look_up)
+
+    def estimate(self, job: Job) -> Estimate:
+        return estimate(job.spec, self._best(Known.of(job)))
+
+    def estimate_of(self, job_id: int) -> Estimate:
+        known = self._known(job_id)
+        return estimate(known.job.spec, self._best(known))
+
+    def need(self, job_id: int, devices: Sequence[Device]) -> Need:
+        """What a job is to be given whose lane leaves that open."""
+        known = self._known(job_id)
+        return need_of(known.job, self._profile(known.exact), self._profile(known.program), devices)
+
+    def predicted_mb(self, job: Job) -> float | None:
+        return predicted_mb(*self.profiles(job))
+
+    def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
+        """Of the exact command, and of the program."""
+        known = Known.of(job)
+        return self._profile(known.exact), self._profile(known.program)
+
+    def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        run = _lesson(attempt, outcome, now)
+        if run is None:
+            return
+        known = Known.of(job)
+        program = " ".join(filter(None, program_of(job.words, job.spec.cwd)))
+        labels = ((known.exact, " ".join(job.words), True), (known.program, program, False))
+        for fingerprint, label, is_exact in labels:
+            before = replace(self._profile(fingerprint) or Profile(), label=label[:_LONGEST_LABEL], is_exact=is_exact)
+            self._learned[fingerprint] = learn(before, run)
+        said = declared_far_off(job.spec.need.memory_mb, attempt.usage)
+        if said is not None and outcome.kind is OutcomeKind.SUCCEEDED:
+            self._store.tell(job.id, now, "declared", said)
+
+    def write_down(self) -> None:
+        for fingerprint, profile in self._learned.items():
+            self._store.set_profile(fingerprint, profile)
+        self._learned.clear()
+
+    def forget_job(self) -> None:
+        """What jobs were known as may have changed."""
+        self._known.cache_clear()
+
+    def _look_up(self, job_id: int) -> Known:
+        job = self._store.job(job_id)
+        assert job is not None
+        return Known.of(job)
+
+    def _best(self, known: Known) -> Profile | None:
+        """The most specific that says how long it takes."""
+        profiles = (self._profile(known.exact), self._profile(known.program))
+        return next((each for each in profiles if each is not None and each.mean_s is not None), None)
+
+    def _profile(self, fingerprint: str) -> Profile | None:
+        return self._learned.get(fingerprint) or self._store.profile(fingerprint)
+
+
+def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
+    """What an attempt teaches that has ended so."""
+    usage = attempt.usage or Usage()
+    run = Run(
+        peak_mb=usage.peak_mb,
+        ram_mb=usage.ram_mb,
+        load_percent=usage.load_percent,
+        predicted_mb=attempt.predicted_mb,
+        is_whole=False,
+        at=now,
+    )
+    if outcome.kind is OutcomeKind.SUCCEEDED:
+        return replace(run, seconds=attempt.ran_s(now), is_whole=True)
+    if attempt.lack is not None:
+        return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
+    return run if usage.peak_mb is not None else None

@@ -1,0 +1,188 @@
+"""What live attempts are seen to use, look by look, and what that leads to: leases that settle, shortages explained."""
+
+from collections.abc import Iterator, Sequence
+
+from gpuyard.control.desk import Desk, Live
+from gpuyard.control.words import Look
+from gpuyard.core.jobs import Attempt, Lack, OutcomeKind, Usage
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.metering import note
+from gpuyard.core.model import Claim, Holder, Lease, Share, Snapshot, Ticket
+from gpuyard.core.oom import Shortage, ShortageKind, killed_by_kernel
+from gpuyard.core.reasons import name_of
+from gpuyard.core.sizing import settled_shares
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Ended, LeaseBook, Wanted
+
+# A driver's own use, and what idle strangers hold.
+_NOTHING_MB = 128.0
+# A device with less left than this was full.
+_FULL_MB, _FULL_SHARE = 512.0, 0.02
+_CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end that do not check what they allocate
+
+
+class Observer:
+    def __init__(self, desk: Desk, leases: LeaseBook, me: Holder) -> None:
+        self._desk = desk
+        self._leases = leases
+        self._me = me
+        self._last: Look | None = None
+
+    def note(self, look: Look, now: float) -> None:
+        """Each look once."""
+        if look is self._last:
+            return
+        self._last = look
+        # One that is about to be suspended may take more until it is made to pause, and needs that to be brought back.
+        unseen = (JobState.SUSPENDED, JobState.RESUMING)
+        live = [each for each in self._desk.live.values() if each.job.state not in unseen]
+        mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
+        measured = self._leases.measure(look.snapshot, tuple(mine)) if mine else {}
+        crowd = _crowd(live)
+        for each in live:
+            attempt = each.attempt
+            ram_mb = look.ram_mb.get((attempt.job_id, attempt.number))
+            memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
+            if attempt.reserved_mb is None:
+                memory = _uncovered(memory, look.snapshot)
+            if ram_mb is None and all(used is None for used in memory.values()):
+                continue
+            load = _own_load(look.snapshot, memory) if all(crowd[d] == 1 for d in attempt.devices) else None
+            usage = note(
+                attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
+            )
+            self._desk.note_usage(attempt.job_id, usage)
+
+    # Those that were alone because nothing was known of them
+
+    def settles(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[Wanted]:
+        """Once only, and while they are alone: whoever joined them was promised the rest."""
+        if settle_s is None or self._last is None:
+            return
+        devices = self._last.snapshot.devices
+        held = {lease.id: lease.shares for lease in leases}
+        for live in list(self._unsettled()):
+            attempt = live.attempt
+            before = held.get(attempt.lease_id or "", ())
+            if not before:
+                continue
+            is_alone = any(share.is_exclusive for share in before)  # or a crash came between
+            shares = settled_shares(attempt, before, devices, now, settle_s) if is_alone else before
+            if shares is not None:
+                self._desk.settle(attempt.job_id, max(share.memory_mb or 0.0 for share in shares))
+                yield Wanted(claim=Claim(shares=shares), amends=attempt.lease_id)
+
+    @property
+    def has_unsettled(self) -> bool:
+        return any(self._unsettled())
+
+    def _unsettled(self) -> Iterator[Live]:
+        for live in self._desk.live.values():
+            attempt = live.attempt
+            if (
+                live.job.spec.learns_memory
+                and attempt.lease_id is not None
+                and attempt.reserved_mb is None
+                and live.job.state is JobState.RUNNING
+                and not live.job.growth.is_alone
+            ):
+                yield live
+
+    # Those that ran out of memory
+
+    def lack(self, live: Live, ended: Ended) -> Lack | None:
+        """What it lacked, where it ran out of memory; `None` where it did not, or was told to end."""
+        if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
+            return None
+        shortage = ended.shortage or self._from_trace(live.attempt, ended.outcome.status)
+        if shortage is None:
+            return None
+        others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
+        return Lack(shortage=shortage, others=tuple(others))
+
+    def _from_trace(self, attempt: Attempt, status: int | None) -> Shortage | None:
+        """Without a word of its own: it was killed when RAM was full, or crashed on a device that was."""
+        if self._last is None or attempt.usage is None:
+            return None
+        snapshot = self._last.snapshot
+        killed = killed_by_kernel(status, None, None, attempt.usage.ram_mb, snapshot.host.memory_total_mb)
+        if killed is not None or status not in _CRASHED:
+            return killed
+        for device in filter(None, map(snapshot.device, attempt.devices)):
+            free, total = device.memory_free_mb, device.memory_total_mb
+            if free is not None and total is not None and free < max(_FULL_MB, _FULL_SHARE * total):
+                return Shortage(
+                    where=ShortageKind.DEVICE,
+                    says="it crashed when its GPU was full",
+                    free_mb=free,
+                    total_mb=total,
+                    held_mb=attempt.usage.peaks_mb.get(device.id),
+                )
+        return None
+
+    def _others(self, attempt: Attempt) -> Iterator[tuple[str, float | None]]:
+        """Who else held memory on its devices when they were last looked at."""
+        if self._last is None:
+            return
+        snapshot, leases = self._last.snapshot, self._live_leases()
+        measured = self._leases.measure(snapshot, leases)
+        for device in filter(None, map(snapshot.device, attempt.devices)):
+            here = [lease for lease in leases if lease.on(device.id) is not None and lease.id != attempt.lease_id]
+            yield from ((name_of(lease.holder), measured.get((lease.id, device.id))) for lease in here)
+            seen = sum(measured.get((lease.id, device.id)) or 0.0 for lease in here)
+            own = 0.0 if attempt.usage is None else attempt.usage.peaks_mb.get(device.id, 0.0)
+            foreign = (device.memory_used_mb or 0.0) - seen - own
+            if foreign > _NOTHING_MB:
+                yield "processes without a lease", foreign
+
+    def _live_leases(self) -> tuple[Lease, ...]:
+        seen: list[Lease] = []
+
+        def read(leases: tuple[Lease, ...], _: tuple[Ticket, ...]) -> list[Wanted]:
+            seen.extend(leases)
+            return []
+
+        try:
+            self._leases.grant(read)
+        except EnvironmentFault:
+            return ()
+        return tuple(seen)
+
+
+def _lease_of(attempt: Attempt, me: Holder) -> Lease:
+    shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
+    return Lease(id=attempt.lease_id or "", holder=me, shares=shares, since=attempt.started_at)
+
+
+def _crowd(live: Sequence[Live]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in live:
+        for device_id in each.attempt.devices:
+            found[device_id] = found.get(device_id, 0) + 1
+    return found
+
+
+def _uncovered(memory: dict[str, float | None], snapshot: Snapshot) -> dict[str, float | None]:
+    """Where the driver hides who holds what: one that has its device alone is who holds it."""
+    return {
+        device_id: device.memory_used_mb if used is None and (device := snapshot.device(device_id)) else used
+        for device_id, used in memory.items()
+    }
+
+
+def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
+    """What is zero on all of its devices has not begun to use them, or nobody can tell: that is no peak."""
+    return memory if any(memory.values()) else {}
+
+
+def _own_load(snapshot: Snapshot, memory: dict[str, float | None]) -> float | None:
+    """How busy it keeps its devices, where nobody else is on them."""
+    loads = []
+    for device_id, used in memory.items():
+        device = snapshot.device(device_id)
+        if device is None or device.utilization_percent is None or not used:
+            return None
+        if (device.memory_used_mb or 0.0) - used > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
+            return None
+        loads.append(device.utilization_percent)
+    return max(loads, default=None)

@@ -1,0 +1,155 @@
+"""What speaks against a device for a piece of work: as a kind, found cheaply, and in words with its figures."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gpuyard.core import reasons
+from gpuyard.core.model import Device, Host, Need
+from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.room import Promise, Room, capacity
+
+# A screen or an idle notebook on a card does not make it a taken one.
+_TINY_MB, _TINY_SHARE = 1024.0, 0.05
+_IDLE_PERCENT = 10.0
+# A driver may hide processes, but not what they hold.
+_NOBODY_MB = 64.0
+
+
+class Packing(Struct, frozen=True, kw_only=True):
+    """How tightly devices are shared: so many jobs on each, and kept so busy, at most. `None` is no bound."""
+
+    max_jobs_per_device: int | None = None
+    max_load_percent: float | None = None
+
+
+def is_of_kind(need: Need, device: Device) -> bool:
+    if need.vendor is not None and device.vendor is not need.vendor:
+        return False
+    return need.model is None or need.model.lower() in (device.name or "").lower()
+
+
+def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
+    if _exceeds(host.cpu_percent, need.max_cpu_percent):
+        yield reasons.over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
+    available = host.memory_available_mb
+    if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
+        text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
+        yield reasons.plain(ReasonKind.HOST_TOO_FULL, text)
+
+
+def unsuitable(need: Need, device: Device) -> ReasonKind | None:
+    if need.only is not None and device.id not in need.only:
+        return ReasonKind.NOT_ASKED_FOR
+    if device.id in need.banned:
+        return ReasonKind.BANNED
+    return None if is_of_kind(need, device) else ReasonKind.NOT_ASKED_FOR
+
+
+def taken(need: Need, room: Room) -> ReasonKind | None:
+    """An exclusive lease goes beside nobody, and nobody beside it."""
+    if not room.promises or not (need.is_exclusive or room.is_alone):
+        return None
+    return ReasonKind.AWAITED if all(each.is_kept for each in _in_the_way(need, room)) else ReasonKind.LEASED
+
+
+def unsound(need: Need, device: Device) -> ReasonKind | None:
+    if need.ignores_health:
+        return None
+    return _beyond_bounds(need, device) if device.healthy else ReasonKind.UNHEALTHY
+
+
+def _in_the_way(need: Need, room: Room) -> list[Promise]:
+    return [each for each in room.promises if need.is_exclusive or each.share.is_exclusive]
+
+
+def _beyond_bounds(need: Need, device: Device) -> ReasonKind | None:
+    if not need.bounds_load:
+        return None
+    return next((kind for kind, seen, bound in _bounds(need, device) if _exceeds(seen, bound)), None)
+
+
+def _bounds(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None, float | None], ...]:
+    return (
+        (ReasonKind.TOO_BUSY, device.utilization_percent, need.max_utilization_percent),
+        (ReasonKind.TOO_HUNGRY, device.power_draw_w, need.max_power_w),
+        (ReasonKind.TOO_FULL, device.memory_used_mb, need.max_memory_used_mb),
+    )
+
+
+def crowded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
+    free = room.free_mb
+    if free is None:
+        if not need.is_exclusive:
+            return ReasonKind.NO_ROOM
+    elif need.memory_mb is not None and free < need.memory_mb:
+        return ReasonKind.NO_ROOM
+    if need.is_exclusive:
+        return _strangers(room.device) if need.memory_mb is None else None
+    if not room.takers:
+        return None
+    if packing.max_jobs_per_device is not None and room.takers >= packing.max_jobs_per_device:
+        return ReasonKind.TOO_MANY
+    is_loaded = _exceeds(room.load_percent + (need.load_percent or 0.0), packing.max_load_percent)
+    return ReasonKind.LOADED if is_loaded else None
+
+
+def _strangers(device: Device) -> ReasonKind | None:
+    """For work that has not said what it needs, a card must be as good as empty."""
+    used = device.memory_used_mb
+    if used is not None and used > allowed_strangers(device):
+        return ReasonKind.OCCUPIED
+    if device.processes == () and used is not None and used < _NOBODY_MB:
+        return None  # how busy it was a moment ago was the doing of somebody who has left
+    return ReasonKind.TOO_BUSY if _exceeds(device.utilization_percent, _IDLE_PERCENT) else None
+
+
+def allowed_strangers(device: Device) -> float:
+    size = capacity(device)
+    return max(_TINY_MB, _TINY_SHARE * size) if size is not None else _TINY_MB
+
+
+def _exceeds(value: float | None, bound: float | None) -> bool:
+    return value is not None and bound is not None and value > bound
+
+
+# In words
+
+
+def reason_for(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:  # noqa: PLR0911 - one for each
+    device = room.device
+    holders = tuple(each.holder for each in room.promises)
+    match kind:
+        case ReasonKind.NOT_ASKED_FOR | ReasonKind.BANNED | ReasonKind.UNHEALTHY:
+            return reasons.plain(kind, _unsuitable_in_words(kind, need, device), device.id)
+        case ReasonKind.AWAITED:
+            return reasons.awaited(device.id, tuple(each.holder for each in _in_the_way(need, room)))
+        case ReasonKind.LEASED:
+            taken = tuple(each.holder for each in _in_the_way(need, room) if not each.is_kept)
+            return reasons.leased(device.id, taken)
+        case ReasonKind.NO_ROOM if room.free_mb is None:
+            return reasons.plain(kind, "its memory is unknown, so it cannot be shared", device.id)
+        case ReasonKind.NO_ROOM:
+            return reasons.no_room(device.id, room.free_mb or 0.0, need.memory_mb or 0.0, holders)
+        case ReasonKind.TOO_MANY:
+            return reasons.too_many(device.id, packing.max_jobs_per_device or 0, holders)
+        case ReasonKind.LOADED:
+            most = packing.max_load_percent or 0.0
+            return reasons.loaded(device.id, room.load_percent, need.load_percent, most, holders)
+        case ReasonKind.OCCUPIED:
+            return reasons.occupied(device.id, device.memory_used_mb or 0.0, allowed_strangers(device))
+    return _over(kind, need, device)
+
+
+def _unsuitable_in_words(kind: ReasonKind, need: Need, device: Device) -> str:
+    if kind is ReasonKind.BANNED:
+        return "banned"
+    if kind is ReasonKind.UNHEALTHY:
+        return f"unhealthy: {device.fault}"
+    is_listed = need.only is None or device.id in need.only
+    return "of another make than asked for" if is_listed else "not among those asked for"
+
+
+def _over(kind: ReasonKind, need: Need, device: Device) -> Reason:
+    seen, bound = next((seen, bound) for each, seen, bound in _bounds(need, device) if each is kind)
+    return reasons.over(kind, seen, bound if _exceeds(seen, bound) else _IDLE_PERCENT, device.id)

@@ -1,0 +1,110 @@
+"""How much room a device has: reserve and measure.
+
+Free memory on a device is its capacity, less what strangers hold, less for each lease the larger of what it reserved
+and what it was measured to use. A lease that has not allocated yet is charged what it reserved; one that grew, what it
+uses; a stranger, what it holds. Where the driver hides what a lease holds, all that nobody else was seen to use counts
+against its reservation first, and what exceeds that is a stranger's.
+
+How busy it is goes by the same rule: the larger of what its leases are known to keep it busy with, and what was seen.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.model import Device, Holder, Share
+
+# One of which nothing is known may keep a whole device busy.
+UNKNOWN_PERCENT = 100.0
+
+
+class Promise(Struct, frozen=True, kw_only=True):
+    """A share that is taken, or kept for somebody who is ahead; `lease_id` where it was granted."""
+
+    share: Share
+    holder: Holder
+    measured_mb: float | None = None
+    is_kept: bool = False
+    lease_id: str | None = None
+
+
+class Room:
+    """A device and what is promised of it, with the sums of that; it never changes."""
+
+    __slots__ = (
+        "capacity_mb", "device", "expected_percent", "free_mb", "is_alone", "load_percent", "promises", "seen_percent",
+        "takers",
+    )  # fmt: skip
+
+    def __init__(self, device: Device, promises: Sequence[Promise], seen_percent: float | None) -> None:
+        self.device = device
+        self.seen_percent = seen_percent
+        self.capacity_mb = capacity(device)
+        self.promises = promises
+        self._add_up()
+
+    def with_promise(self, promise: Promise) -> "Room":
+        return Room(self.device, [*self.promises, promise], self.seen_percent)
+
+    def without(self, lease_ids: frozenset[str] | None = None) -> "Room":
+        """As it will be when these leases, or all, have ended: how busy they keep it says nothing about then."""
+        left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
+        if len(left) == len(self.promises):
+            return self
+        foreign = self._foreign()
+        used = foreign + min(self._ours(left), (self.device.memory_used_mb or 0.0) - foreign)
+        device = replace(
+            self.device,
+            memory_used_mb=used,
+            memory_free_mb=None if self.capacity_mb is None else self.capacity_mb - used,
+            utilization_percent=None,
+            power_draw_w=None,
+        )
+        return Room(device, left, None)
+
+    def _add_up(self) -> None:
+        promises = self.promises
+        self.is_alone = False
+        self.takers = 0
+        known = expected = 0.0
+        for each in promises:
+            share = each.share
+            self.is_alone = self.is_alone or share.is_exclusive
+            self.takers += not each.is_kept
+            known += share.load_percent or 0.0
+            expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
+        self.load_percent = max(known, self.seen_percent or 0.0)
+        self.expected_percent = max(expected, self.seen_percent or 0.0)
+        size = self.capacity_mb
+        self.free_mb = (
+            None if size is None else size - self._foreign() - sum(charge(promise, size) for promise in promises)
+        )
+
+    def _foreign(self) -> float:
+        """What strangers hold: all that is used, less what leases were measured to use or may use unseen."""
+        return max(0.0, (self.device.memory_used_mb or 0.0) - self._ours(self.promises))
+
+    def _ours(self, promises: Iterable[Promise]) -> float:
+        size = self.capacity_mb or 0.0
+        ours = 0.0
+        for each in promises:
+            if each.measured_mb is not None:
+                ours += each.measured_mb
+            elif not each.is_kept:
+                ours += charge(each, size)
+        return ours
+
+
+def charge(promise: Promise, capacity_mb: float) -> float:
+    reserved = promise.share.memory_mb
+    if promise.share.is_exclusive or reserved is None:
+        reserved = capacity_mb
+    return max(reserved, promise.measured_mb or 0.0)
+
+
+def capacity(device: Device) -> float | None:
+    """Used and free together: a driver keeps a part of the total for itself."""
+    if device.memory_used_mb is not None and device.memory_free_mb is not None:
+        return device.memory_used_mb + device.memory_free_mb
+    return device.memory_total_mb

@@ -1,0 +1,158 @@
+"""How much a job is given: what was declared, else what was learned, else a device alone; and more after it ran out.
+
+- Declared values win. A job that declared nothing and of which nothing is known runs alone on its device, and teaches.
+- Once such a job has been seen for a while without growing, its lease is for what it uses with a wide margin, and
+  others may join it: that is to settle.
+- A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
+  never keeps a job from running at all: at worst it is alone.
+"""
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Growth, Job, Usage
+from gpuyard.core.learning import Profile, memory_of
+from gpuyard.core.model import Device, Need, Share
+from gpuyard.core.oom import Shortage, ShortageKind
+from gpuyard.core.refusals import allowed_strangers, unsuitable
+from gpuyard.core.room import capacity
+from gpuyard.core.units import format_size
+
+MOST_RERUNS = 3
+_GROWN = (1.25, 1.6)
+_GROWN_RAM = 1.5
+# Nobody is made to wait for more of the RAM than a machine in use ever has available.
+_MOST_RAM = 0.75
+# A program's memory is flat for so long before it counts as settled, and so much more than that is kept for it.
+SETTLE_S = 60.0
+_SETTLED_MARGIN, _SETTLED_LEAST_MB = 0.5, 1024.0
+# A declaration that is off by so much is pointed out.
+_FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
+
+
+def need_of(job: Job, exact: Profile | None, program: Profile | None, devices: Sequence[Device]) -> Need:
+    """What it is to be given now; `devices` are those of the machine."""
+    need = replace(job.spec.need, load_percent=_known_load(exact, program))
+    growth = job.growth
+    if growth.ram_mb is not None:
+        need = replace(need, min_host_memory_mb=max(growth.ram_mb, need.min_host_memory_mb or 0.0))
+    if not need.devices:
+        return need
+    alone = replace(need, memory_mb=None, is_exclusive=True, only=_largest(need, devices))
+    if growth.is_alone:
+        return alone
+    memory_mb = growth.memory_mb
+    if memory_mb is None and job.spec.learns_memory:
+        memory_mb = predicted_mb(exact, program)
+    if memory_mb is None:
+        return need
+    if _takes_all(memory_mb, need, devices):
+        return alone
+    return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
+
+
+def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
+    for profile in (exact, program):
+        found = None if profile is None else memory_of(profile)
+        if found is not None:
+            return found
+    return None
+
+
+def grow(
+    job: Job, attempt: Attempt, shortage: Shortage, devices: Sequence[Device], host_mb: float | None = None
+) -> Growth | None:
+    """What it is given the next time, of a machine with `host_mb` of RAM; `None` where it was given all there is."""
+    growth = job.growth
+    if growth.count >= MOST_RERUNS:
+        return None
+    count = growth.count + 1
+    if shortage.where is ShortageKind.HOST:
+        seen = attempt.usage.ram_mb if attempt.usage is not None else None
+        before = growth.ram_mb or job.spec.need.min_host_memory_mb
+        known = max((figure for figure in (seen, before) if figure is not None), default=None)
+        most = math.inf if host_mb is None else host_mb * _MOST_RAM
+        return replace(growth, count=count, ram_mb=None if known is None else min(most, known * _GROWN_RAM))
+    if count == MOST_RERUNS:
+        return replace(growth, count=count, is_alone=True)
+    lacked = lacked_mb(attempt, shortage)
+    memory_mb = None if lacked is None else lacked * _GROWN[count - 1]
+    if memory_mb is None or _takes_all(memory_mb, job.spec.need, devices):
+        return replace(growth, count=count, is_alone=True)
+    return replace(growth, count=count, memory_mb=memory_mb)
+
+
+def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
+    """The least that would have been enough, as far as anybody can tell."""
+    peak = attempt.usage.peak_mb if attempt.usage is not None else None
+    held = max((figure for figure in (peak, shortage.held_mb) if figure is not None), default=None)
+    wanted = None if held is None and shortage.asked_mb is None else (held or 0.0) + (shortage.asked_mb or 0.0)
+    known = [figure for figure in (wanted, attempt.reserved_mb) if figure is not None]
+    return max(known, default=None)
+
+
+def settled_shares(
+    attempt: Attempt, shares: Sequence[Share], devices: Sequence[Device], now: float, settle_s: float
+) -> tuple[Share, ...] | None:
+    """What its lease is for from now on; `None` where it has not been seen for long enough, grows still, or would leave
+    nothing to others."""
+    usage = attempt.usage
+    if usage is None or any(share.device_id not in usage.peaks_mb for share in shares):
+        return None
+    ran_s = attempt.ran_s(now)
+    if ran_s < settle_s or ran_s - usage.grew_at_s < max(settle_s, ran_s / 2):
+        return None
+    settled = tuple(
+        replace(
+            share,
+            memory_mb=_with_margin(usage.peaks_mb[share.device_id]),
+            load_percent=usage.load_percent,
+            is_exclusive=False,
+        )
+        for share in shares
+    )
+    sizes = {device.id: capacity(device) or 0.0 for device in devices}
+    fits = all((share.memory_mb or 0.0) < sizes.get(share.device_id, 0.0) for share in settled)
+    return settled if fits else None
+
+
+def declared_far_off(declared_mb: float | None, usage: Usage | None) -> str | None:
+    """What to tell somebody who declared far more or less than was used."""
+    peak = None if usage is None else usage.peak_mb
+    if declared_mb is None or not peak:
+        return None
+    said = f"--vram said {format_size(declared_mb)}, and it used {format_size(peak)}"
+    if declared_mb > _FAR_OFF * peak + _FAR_OFF_MB:
+        return f"{said} at most: leave it out, and it is learned"
+    return f"{said}: others may run out of memory by it" if peak > declared_mb * 1.05 else None
+
+
+def largest_mb(devices: Sequence[Device]) -> float | None:
+    return max((size for device in devices if (size := capacity(device)) is not None), default=None)
+
+
+def _takes_all(memory_mb: float, need: Need, devices: Sequence[Device]) -> bool:
+    """Whether so much can be had only of devices that are as good as empty, if at all."""
+    usable = [(each, capacity(each)) for each in devices if unsuitable(need, each) is None]
+    large = [each for each, size in usable if size is None or memory_mb <= size - allowed_strangers(each)]
+    return bool(usable) and len(large) < need.devices
+
+
+def _largest(need: Need, devices: Sequence[Device]) -> tuple[str, ...] | None:
+    """As many as it needs of the largest that it may use."""
+    usable = [each for each in devices if unsuitable(need, each) is None]
+    sizes = sorted((capacity(device) or 0.0 for device in usable), reverse=True)
+    if len(sizes) < need.devices:
+        return need.only
+    least = sizes[need.devices - 1]
+    return tuple(device.id for device in usable if (capacity(device) or 0.0) >= least)
+
+
+def _with_margin(peak_mb: float) -> float:
+    return peak_mb + max(_SETTLED_LEAST_MB, peak_mb * _SETTLED_MARGIN)
+
+
+def _known_load(exact: Profile | None, program: Profile | None) -> float | None:
+    return next((each.load_percent for each in (exact, program) if each and each.load_percent is not None), None)

@@ -1,0 +1,67 @@
+"""What a request says, made into values; UserError for what cannot be understood."""
+
+import json
+from typing import Any
+
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.selection import Selection, parse_selection
+from gpuyard.daemon.http import Request
+from gpuyard.errors import UserError
+
+
+def read_body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(request.body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the request's body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UserError("the request's body is no JSON object")
+    return body
+
+
+def read_selection(ids: object) -> Selection:
+    if isinstance(ids, list):
+        ids = " ".join(map(str, ids))
+    return parse_selection(str(ids or ""))
+
+
+def read_state(word: str) -> JobState:
+    try:
+        return JobState(word)
+    except ValueError:
+        raise UserError(f"'{word}' is no state", hint=f"it can be {', '.join(JobState)}") from None
+
+
+def read_whole(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"'{text}' is no whole number")
+    return int(text)
+
+
+def read_number(text: str | None, default: float) -> float:
+    try:
+        return default if text is None else max(0.0, float(text))
+    except ValueError:
+        raise UserError(f"'{text}' is no number") from None
+
+
+def read_priority(body: dict[str, Any]) -> int:
+    try:
+        priority = int(body["priority"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError("the priority is no whole number", hint="gpuyard priority 17 50") from None
+    if abs(priority) > 1_000_000:
+        raise UserError(f"the priority {priority} is out of range", hint="give it from -1,000,000 to 1,000,000")
+    return priority
+
+
+def read_words(body: dict[str, Any]) -> list[str] | None:
+    """Which estimates are meant: `{"words": […]}`, or `None` for `{"all": true}`."""
+    words, is_all = body.get("words"), body.get("all")
+    if not isinstance(words, list | None) or not isinstance(is_all, bool | None):
+        raise UserError("words are a list, and all is true or false")
+    if bool(words) == bool(is_all):
+        raise UserError("which estimates are meant?", hint='say {"words": ["train.py"]} or {"all": true}')
+    return None if is_all else list(map(str, words or ()))

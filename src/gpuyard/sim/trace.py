@@ -1,0 +1,178 @@
+"""Traces: which jobs come when, how long each runs alone, and what it takes of a device.
+
+The format is CSV with a header. Columns, the first five always there:
+
+    at_s          when it is submitted, in seconds from the beginning
+    program       the command; what runs under one command is one program to whoever learns from it
+    duration_s    how long it runs, alone on a device
+    peak_mb       the most device memory that it holds, on each of its devices
+    load_percent  how busy it keeps a device, alone
+    gpus          how many devices [1]
+    declared_mb   what its user says it needs; empty where nothing was said
+    ramp_s        its memory comes in equal steps over its first so many seconds [0]
+    late_s        so far into its run it asks for the last part of its memory,
+    late_mb       which is so much of the peak
+    priority      [0]
+    urgent        1 where others make room for it [0]
+    kind          a measured configuration whose slow-down it has, or `foreign`: one that no queue knows
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from msgspec import Struct, convert, structs
+
+from gpuyard.errors import EnvironmentFault, UserError
+
+FOREIGN = "foreign"
+_RAMP_STEPS = 4
+
+
+class TraceJob(Struct, frozen=True, kw_only=True):
+    """One row of a trace; the module says what the fields mean."""
+
+    at_s: float
+    program: str
+    duration_s: float
+    peak_mb: float
+    load_percent: float
+    gpus: int = 1
+    declared_mb: float | None = None
+    ramp_s: float = 0.0
+    late_s: float | None = None
+    late_mb: float = 0.0
+    priority: int = 0
+    urgent: int = 0
+    kind: str = ""
+
+    @property
+    def is_urgent(self) -> bool:
+        return bool(self.urgent)
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.kind == FOREIGN
+
+
+class Phase(Struct, frozen=True):
+    """From so many seconds of its own work on, a job holds so much on each device."""
+
+    from_s: float
+    memory_mb: float
+
+
+COLUMNS = tuple(field.name for field in structs.fields(TraceJob))
+_REQUIRED = COLUMNS[:5]
+_WHOLE = frozenset({"gpus", "priority", "urgent"})
+_TEXT = frozenset({"program", "kind"})
+
+
+def phases_of(job: TraceJob) -> tuple[Phase, ...]:
+    """Its memory as steps: up over the ramp, then what comes late."""
+    early_mb = job.peak_mb - job.late_mb
+    steps = _RAMP_STEPS if job.ramp_s > 0 else 1
+    ramp = [Phase(job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
+    if job.late_s is None or not job.late_mb:
+        return tuple(ramp)
+    return (*(phase for phase in ramp if phase.from_s < job.late_s), Phase(job.late_s, job.peak_mb))
+
+
+def read_trace(path: Path) -> list[TraceJob]:
+    """The jobs of a trace, in the order of their arrival; UserError names the line that cannot be read."""
+    with open_text(path) as file:
+        jobs = list(parse_trace(file, path.name))
+    if not jobs:
+        raise UserError(f"{path.name} has no job in it", hint="write a line for each job below the header")
+    return sorted(jobs, key=lambda job: job.at_s)
+
+
+def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceJob]:
+    rows = csv.reader(lines, strict=True)
+    try:
+        header = [column.strip() for column in next(rows, [])]
+        _check_header(header, name)
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise UserError(f"{name}, line {rows.line_num}: {len(row)} values for {len(header)} columns")
+            yield _job(dict(zip(header, map(str.strip, row), strict=True)), f"{name}, line {rows.line_num}")
+    except csv.Error as error:
+        raise UserError(f"{name}, line {rows.line_num}: {error}") from error
+
+
+def write_trace(jobs: Sequence[TraceJob], file: TextIO) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for job in jobs:
+        writer.writerow("" if value is None else value for value in structs.astuple(job))
+
+
+def open_text(path: Path) -> TextIO:
+    try:
+        return path.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}") from error
+
+
+def table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of somebody else's CSV file; UserError where it lacks one of the columns."""
+    with open_text(path) as file:
+        try:
+            rows = csv.DictReader(file, strict=True)
+            if missing := [column for column in columns if column not in (rows.fieldnames or ())]:
+                raise UserError(f"{path.name} lacks the columns {', '.join(missing)}")
+            return list(rows)
+        except csv.Error as error:
+            raise UserError(f"{path.name}: {error}") from error
+
+
+def number(row: Mapping[str, str], column: str) -> float:
+    """A figure of such a row."""
+    try:
+        return float(row[column])
+    except (TypeError, ValueError):
+        raise UserError(f"'{row[column]}' is no number for {column}: {', '.join(map(str, row.values()))}") from None
+
+
+def _check_header(header: Sequence[str], name: str) -> None:
+    if unknown := [column for column in header if column not in COLUMNS]:
+        raise UserError(f"{name} has columns nobody knows: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
+    if missing := [column for column in _REQUIRED if column not in header]:
+        raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"the first are: {','.join(_REQUIRED)}")
+    if len(set(header)) < len(header):
+        raise UserError(f"{name} has a column twice")
+
+
+def _job(row: Mapping[str, str], where: str) -> TraceJob:
+    values = {column: _value(column, text, where) for column, text in row.items() if text or column in _REQUIRED}
+    job = convert(values, TraceJob)
+    late_s = job.late_s
+    if job.duration_s <= 0:
+        raise UserError(f"{where}: duration_s has to be more than 0")
+    if not 0 <= job.load_percent <= 100:
+        raise UserError(f"{where}: load_percent has to be from 0 to 100")
+    if job.gpus < 1:
+        raise UserError(f"{where}: gpus has to be at least 1")
+    if job.late_mb > job.peak_mb or (late_s is not None and late_s >= job.duration_s):
+        raise UserError(f"{where}: what comes late is a part of the peak, and comes before the end")
+    if bool(job.late_mb) != (late_s is not None):
+        raise UserError(f"{where}: late_s and late_mb go together")
+    if job.ramp_s > job.duration_s:
+        raise UserError(f"{where}: ramp_s is longer than duration_s")
+    return job
+
+
+def _value(column: str, text: str, where: str) -> str | int | float:
+    if column in _TEXT:
+        if column == "program" and not text:
+            raise UserError(f"{where}: program is empty")
+        return text
+    try:
+        value = int(text) if column in _WHOLE else float(text)
+    except ValueError:
+        raise UserError(f"{where}: {column} is '{text}', which is no number") from None
+    if not math.isfinite(value) or (value < 0 and column != "priority"):
+        raise UserError(f"{where}: {column} is {text}, which cannot be")
+    return value

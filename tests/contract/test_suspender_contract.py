@@ -1,0 +1,248 @@
+"""What a suspender promises the queue (`ports.Suspender`), held by the local one with real processes on simulated
+devices, and by the simulated one."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from gpuyard.core.jobs import Attempt
+from gpuyard.core.model import Host, Snapshot
+from gpuyard.engines import tree
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.leases.identity import boot_id
+from gpuyard.ports import Launch, Moved, Suspender
+from gpuyard.probes.simulated import SimulatedDevices, Usage
+from tests.simulation.moving import SimulatedSuspender
+from tests.simulation.natures import Nature
+from tests.simulation.world import World
+
+DEADLINE_S = 30.0
+HELD_MB, CARD_MB = 8192.0, 24_576.0
+
+
+class Place(Protocol):
+    """One device of 24 GB, and an attempt that holds 8 GB of it."""
+
+    def attempt(self) -> Attempt: ...
+
+    def suspender(self) -> Suspender:
+        """That of one more daemon."""
+
+    def told(self, suspender: Suspender) -> Moved:
+        """The next that comes out."""
+
+    def used_mb(self) -> float: ...
+
+    def fill(self, megabytes: float) -> None:
+        """Somebody else takes so much, and nothing more than that."""
+
+    def kill(self, attempt: Attempt) -> None: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
+class LocalPlace:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "queue"
+        self._engine = LocalEngine(self._folder)
+        self._devices = SimulatedDevices()
+        self._suspenders: list[LocalSuspender] = []
+        self._attempts: list[Attempt] = []
+        self._other: Usage | None = None
+
+    def attempt(self) -> Attempt:
+        ours = {name: value for name, value in os.environ.items() if name.startswith("GPUYARD_")}
+        environment = {**ours, "GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1"}
+        words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
+        launch = Launch(job_id=1, attempt=1, command=words, cwd="/", environment=environment)
+        prepared = self._engine.prepare(launch, None)
+        self._engine.begin()
+        self._attempts.append(
+            Attempt(job_id=1, number=1, pid=prepared.pid, boot_id=boot_id(), started_at=time.time(), devices=("SIM-0",))
+        )
+        _wait(lambda: self.used_mb() == HELD_MB)
+        return self._attempts[-1]
+
+    def suspender(self) -> LocalSuspender:
+        self._suspenders.append(LocalSuspender(self._folder / "suspending", str(self._folder)))
+        return self._suspenders[-1]
+
+    def told(self, suspender: Suspender) -> Moved:
+        assert isinstance(suspender, LocalSuspender)
+        deadline = time.monotonic() + DEADLINE_S
+        while not (news := suspender.moved()):
+            assert time.monotonic() < deadline, "nothing came out"
+            select.select([suspender.fileno()], [], [], 0.5)
+        return news[0]
+
+    def used_mb(self) -> float:
+        return self._devices.read(1).devices[0].memory_used_mb or 0.0
+
+    def fill(self, megabytes: float) -> None:
+        if self._other is not None:
+            self._other.close()
+        self._other = Usage()
+        self._other.allocate("SIM-0", megabytes)
+
+    def kill(self, attempt: Attempt) -> None:
+        self._engine.signal(attempt, signal.SIGKILL)
+        _wait(lambda: self.used_mb() == 0.0)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(taken_at=time.time(), host=Host(), devices=self._devices.read(1).devices)
+
+    def close(self) -> None:
+        for attempt in self._attempts:
+            tree.signal_all(attempt, str(self._folder), signal.SIGKILL)
+        for suspender in self._suspenders:
+            suspender.close()
+        if self._other is not None:
+            self._other.close()
+        self._engine.close()
+
+
+class SimulatedPlace:
+    def __init__(self) -> None:
+        self._world = World(1, lambda *_: Nature(runs_s=1e9, climbs=((0.0, HELD_MB),)), devices=1)
+
+    def attempt(self) -> Attempt:
+        program = self._world.spawn(1, 1, ("program",), None)
+        program.devices = self._world.device_ids
+        self._world.begin(program)
+        self._world.advance(self._world.now + 1.0)
+        return Attempt(
+            job_id=1, number=1, pid=program.pid, boot_id="boot-1", started_at=self._world.now, devices=program.devices
+        )
+
+    def suspender(self) -> SimulatedSuspender:
+        return SimulatedSuspender(self._world)
+
+    def told(self, suspender: Suspender) -> Moved:
+        until = self._world.now + DEADLINE_S
+        while not (news := suspender.moved()):
+            assert self._world.now < until, "nothing came out"
+            self._world.advance(self._world.now + 0.1)
+        return news[0]
+
+    def used_mb(self) -> float:
+        return CARD_MB - self._world.free_mb(self._world.device_ids[0])
+
+    def fill(self, megabytes: float) -> None:
+        self._world.come_or_go(self._world.device_ids[0], megabytes)
+
+    def kill(self, attempt: Attempt) -> None:
+        self._world.signal(attempt.job_id, attempt.number, signal.SIGKILL)
+
+    def snapshot(self) -> Snapshot:
+        return self._world.snapshot()
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it does not come to be"
+        select.select([], [], [], 0.01)
+
+
+@pytest.fixture(params=["local", "simulated"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "simulated":
+        yield SimulatedPlace()
+        return
+    monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    local = LocalPlace(tmp_path)
+    with contextlib.closing(local):
+        yield local
+
+
+def needs(attempt: Attempt) -> dict[str, float]:
+    return dict.fromkeys(attempt.devices, HELD_MB)
+
+
+def test_memory_leaves_the_device_and_comes_back(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    assert suspender.refusal(attempt, place.snapshot()) is None
+    assert suspender.moved() == []
+    suspender.suspend(attempt)
+    moved = place.told(suspender)
+    assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done) == (1, 1, False, True)
+    assert place.used_mb() == 0.0
+    suspender.resume(attempt, needs(attempt))
+    moved = place.told(suspender)
+    assert (moved.is_resumed, moved.is_done, moved.is_ruined) == (True, True, False)
+    assert place.used_mb() == HELD_MB
+    assert suspender.moved() == []
+
+
+def test_what_is_done_already_is_done_when_it_is_asked_for_again(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    for _ in range(2):
+        suspender.suspend(attempt)
+        assert place.told(suspender).is_done
+        assert place.used_mb() == 0.0
+    for _ in range(2):
+        suspender.resume(attempt, needs(attempt))
+        assert place.told(suspender).is_done
+        assert place.used_mb() == HELD_MB
+
+
+def test_where_there_is_no_room_all_stays_as_it_is_and_may_be_asked_for_again(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    suspender.suspend(attempt)
+    place.told(suspender)
+    place.fill(CARD_MB - 1024.0)
+    suspender.resume(attempt, needs(attempt))
+    moved = place.told(suspender)
+    assert (moved.is_resumed, moved.is_done, moved.is_ruined) == (True, False, False)
+    assert moved.text
+    place.fill(1024.0)
+    suspender.resume(attempt, needs(attempt))
+    assert place.told(suspender).is_done
+
+
+def test_what_is_put_back_where_it_does_not_fit_is_ruined(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    suspender.suspend(attempt)
+    place.told(suspender)
+    place.fill(CARD_MB - 1024.0)
+    suspender.resume(attempt, {})
+    assert place.told(suspender).is_ruined
+    place.fill(0.0)
+    suspender.resume(attempt, needs(attempt))
+    assert place.told(suspender).is_ruined, "however much room there is by now"
+
+
+def test_what_one_daemon_asked_for_the_next_one_finds_done(place: Place) -> None:
+    attempt, first, second = place.attempt(), place.suspender(), place.suspender()
+    first.suspend(attempt)
+    second.suspend(attempt)
+    assert place.told(second).is_done
+    assert place.used_mb() == 0.0
+    second.resume(attempt, needs(attempt))
+    assert place.told(second).is_done
+    assert place.used_mb() == HELD_MB
+
+
+def test_of_what_is_not_there_any_more_it_is_said_that_it_could_not_be(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    place.kill(attempt)
+    suspender.suspend(attempt)
+    moved = place.told(suspender)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    assert moved.text
+
+
+def test_a_device_that_is_not_seen_speaks_against_it(place: Place) -> None:
+    attempt, suspender = place.attempt(), place.suspender()
+    unseen = Snapshot(taken_at=None, host=Host())
+    assert suspender.refusal(attempt, unseen) is not None

@@ -1,0 +1,289 @@
+"""Memory as people see it: learned from the first run, shared by the next, healed where it ran out, and forgotten."""
+
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_standin import StandIn, attempt, job
+from tests.integration.queue_fixture import Yard, until
+
+SIM_JOB = shlex.join([*GPUYARD, "sim-job"])
+
+
+@pytest.fixture
+def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    """A queue with a single card."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    own_yard.start()
+    return own_yard
+
+
+def submit(*arguments: str) -> int:
+    result = run("submit", *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    return int(result.stdout)
+
+
+def submit_shell(script: str, *options: str) -> int:
+    return submit(*options, "--", "sh", "-c", script)
+
+
+def show(job_id: int) -> str:
+    return run("show", str(job_id)).stdout
+
+
+def has_been_seen_with(yard: Yard, job_id: int, megabytes: float) -> bool:
+    attempts = yard.job(job_id)["attempts"]
+    return bool(attempts) and max(attempts[-1]["peaks_mb"].values(), default=0) >= megabytes
+
+
+def test_the_first_run_is_alone_and_teaches_and_the_next_ones_share_a_card(card: Yard) -> None:
+    gate = card.gate()
+    script = f"{SIM_JOB} --vram 4G --load 30 --seconds 1; read word < {gate}; true"
+    first = submit_shell(script)
+    until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
+    assert "memory: alone (the first run teaches)\n" in show(first)
+    assert " alone " in run("queue").stdout.splitlines()[2]
+    gate.write_text("go\n")
+    card.wait(first)
+    second, third = submit_shell(script, "--hold"), submit_shell(script)
+    assert "  x1   4.5 GB " in run("queue", str(second)).stdout
+    card.post("/jobs/release", ids=str(second))
+    card.until_state(second, "running")
+    card.until_state(third, "running")
+    shown = show(third)
+    assert "memory: learned 4.5 GB (from 1 run)\n" in shown
+    assert "attempt 1: reserved 4.5 GB, predicted 4.5 GB" in shown
+    with gate.open("w") as way:
+        way.write("go\ngo\n")
+        way.flush()
+        card.wait(f"{second} {third}")
+    assert re.search(r"^attempt 1: alone, peak 4\.0 GB,.* load 30%$", show(first), re.MULTILINE)
+
+
+def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(card: Yard) -> None:
+    neighbour = submit("--vram", "18G", "--", *GPUYARD, "sim-job", "--vram", "18G", "--seconds", "60")
+    until(lambda: has_been_seen_with(card, neighbour, 18432), "what the neighbour holds")
+    short = submit_shell(
+        f"echo count $GPUYARD_OOM_COUNT; {SIM_JOB} --vram 3G --then 8G@600ms --seconds 1", "--vram", "4G"
+    )
+    card.until_state(short, "delayed", "queued")
+    shown = show(short)
+    assert "memory: 13.8 GB (it ran out of memory once)\n" in shown
+    assert "  out of memory: needed 11.0 GB, had 6.0 GB\n" in shown
+    assert "    it: held 3.0 GB, asked for 8.0 GB more\n    GPU: 3.0 GB free, 24.0 GB in all\n" in shown
+    assert f"(job {neighbour}) 18.0 GB\n" in shown
+    assert "    next: again, with 13.8 GB\n" in shown
+    assert "Tried to allocate 8.00 GiB" in shown
+    until(lambda: card.state(short) == "queued", "its turn")
+    assert "13.8 GB needed" in run("why", str(short)).stdout
+    card.post("/jobs/cancel", ids=str(neighbour))
+    assert run("wait", str(short)).returncode == 0
+    healed = card.job(short)
+    assert [one["outcome"] for one in healed["attempts"]] == ["out-of-memory", "succeeded"]
+    assert (healed["failures"], healed["attempts"][1]["reserved_mb"]) == (0, 1.25 * 11264)
+    assert [card.log_of(short, number).splitlines()[0] for number in (1, 2)] == ["count 0", "count 1"]
+    assert "next:" not in show(short)
+
+
+def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_failures(card: Yard) -> None:
+    script = (
+        'batch=$((40 >> GPUYARD_OOM_COUNT)); echo "batch $batch"; [ $GPUYARD_ATTEMPT != 2 ] || exit 3; '
+        f"{SIM_JOB} --vram ${{batch}}G --seconds 0"
+    )
+    job_id = submit_shell(script, "--retries", "1")
+    assert run("wait", str(job_id)).returncode == 0
+    healed = card.job(job_id)
+    assert [one["outcome"] for one in healed["attempts"]] == ["out-of-memory", "failed", "succeeded"]
+    assert [card.log_of(job_id, number).splitlines()[0] for number in (1, 2, 3)] == ["batch 40", "batch 20", "batch 20"]
+    assert "retries: 1 of 1 used\n" in show(job_id)
+
+
+def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
+    job_id = submit("--", *GPUYARD, "sim-job", "--vram", "30G")
+    for again in range(1, 4):
+        until(lambda: card.job(job_id)["attempt"] == again, f"attempt {again}")  # noqa: B023 - it is over by then
+        card.until_state(job_id, "delayed")
+        assert "memory: alone (it ran out of memory" in show(job_id)
+        assert "next: again, alone on the largest GPU\n" in show(job_id)
+        run("retry", str(job_id))
+    waited = run("wait", str(job_id))
+    assert waited.returncode == 1
+    assert "it was run again with more, and alone: the largest GPU has 24.0 GB" in waited.stderr
+    assert "needed 30.0 GB, had 24.0 GB" in show(job_id)
+
+
+def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard) -> None:
+    declared = submit("--vram", "20G", "--", *GPUYARD, "sim-job", "--vram", "1G", "--seconds", "1")
+    card.wait(declared)
+    said = "--vram said 20.0 GB, and it used 1.0 GB at most: leave it out, and it is learned"
+    assert f"\nnote: {said}\n" in show(declared)
+    assert said in run("story", str(declared)).stdout
+    greedy = submit_shell(f"echo jax/_src/xla_bridge.py; {SIM_JOB} --vram 20G --seconds 1")
+    card.wait(greedy)
+    assert "note: JAX takes 75% of a device" in show(greedy)
+    told = submit_shell(
+        f"echo jax/_src/xla_bridge.py; {SIM_JOB} --vram 20G --seconds 1", "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8"
+    )
+    card.wait(told)
+    assert "note:" not in show(told)
+
+
+def test_what_was_learned_is_listed_and_forgotten(card: Yard) -> None:
+    assert "Nothing has been learned yet" in run("estimates").stdout
+    for name, size in (("one", "2G"), ("one", "2G"), ("two", "3G")):
+        card.wait(submit("--", *GPUYARD, "sim-job", "--vram", size, "--seconds", {"one": "1s", "two": "900ms"}[name]))
+    headings, *rows = run("estimates").stdout.splitlines()
+    assert headings.split() == [
+        "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF", "SEEN", "PROGRAM",
+    ]  # fmt: skip
+    assert [row.split()[1:3] for row in rows if "900ms" in row] == [["command", "1"]]
+    assert [row.split()[1:3] for row in rows if "1s" in row.split()] != []
+    answer = json.loads(run("estimates", "--json").stdout)
+    by_kind = sorted((one["kind"], one["runs"], one["peak_mb"]) for one in answer["estimates"])
+    assert by_kind == [("command", 1, 3072), ("command", 2, 2048), ("program", 3, 3072)]
+    (twice,) = [one for one in answer["estimates"] if one["runs"] == 2]
+    assert twice["off_percent"] == pytest.approx(12.5)
+    assert "+12%" in next(row for row in rows if row.startswith(twice["fingerprint"][:8]))
+    assert len(json.loads(run("estimates", "--limit", "1", "--json").stdout)["estimates"]) == 1
+    assert "and more" in run("estimates", "--limit", "1").stdout
+    assert run("estimates", "forget", twice["fingerprint"][:8]).stdout == "forgot 1 estimate\n"
+    assert run("estimates", "forget", "--", "sim-job", "--vram", "3G").stdout == "forgot 1 estimate\n"
+    unknown = run("estimates", "forget", "train.py")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "nothing was learned about 'train.py'" in unknown.stderr
+    assert json.loads(run("estimates", "forget", "--all", "--json").stdout) == {"forgotten": 1}
+    assert "Nothing has been learned yet" in run("estimates").stdout
+
+
+@pytest.mark.parametrize("body", [{}, {"words": []}, {"words": "all"}, {"all": "yes"}, {"words": ["a"], "all": True}])
+def test_a_request_that_does_not_say_what_to_forget_forgets_nothing(card: Yard, body: dict[str, Any]) -> None:
+    from gpuyard.errors import UserError
+
+    card.wait(submit("--gpus", "0", "--", "true"))
+    with pytest.raises(UserError):
+        card.post("/estimates/forget", **body)
+    assert len(card.get("/estimates")["estimates"]) == 2
+
+
+# Against a stand-in
+
+
+@pytest.fixture
+def daemon(own_home: Path) -> Iterator[StandIn]:
+    with StandIn(own_home) as stand_in:
+        stand_in.answers["POST /submissions"] = {"ids": "1", "first": 1, "last": 1, "count": 1, "notes": []}
+        yield stand_in
+
+
+def digest(daemon: StandIn, cwd: Path, *arguments: str) -> str:
+    assert run("submit", *arguments, cwd=cwd).returncode == 0
+    return str(daemon.asked[-1].body["configuration"])
+
+
+def test_a_changed_configuration_file_makes_it_another_command(daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("layers: 2\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "small.yaml").write_text("layers: 2\n")
+    small = digest(daemon, tmp_path, "--", "python", "train.py", "--config", "small.yaml")
+    assert small != ""
+    assert digest(daemon, tmp_path, "--", "python", "train.py", "--config=small.yaml") == small
+    assert digest(daemon, tmp_path, "--cwd", "sub", "--", "python", "train.py", "small.yaml") == small
+    (tmp_path / "small.yaml").write_text("layers: 3\n")
+    assert digest(daemon, tmp_path, "--", "python", "train.py", "--config=small.yaml") not in ("", small)
+
+
+def test_what_is_no_small_file_does_not_count_as_configuration(daemon: StandIn, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "large.json").write_bytes(b" " * (1 << 20) + b" ")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "secret.ini").touch()
+    (tmp_path / "secret.ini").chmod(0)
+    named = ["pipe.json", "large.json", "notes.txt", "folder.toml", "gone.yaml", "--x={lr}.cfg"]
+    if os.geteuid() != 0:
+        named.append("secret.ini")
+    assert digest(daemon, tmp_path, "--", "train", *named) == ""
+    (tmp_path / "commands.txt").write_text("train small.yaml\n")
+    assert digest(daemon, tmp_path, "--from", "commands.txt") == ""
+    assert stat.S_ISFIFO((tmp_path / "pipe.json").stat().st_mode)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_submission_that_names_a_configuration_file_imports_nothing_heavy(daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").touch()
+    command = [GPUYARD[0], "-X", "importtime", "-m", "gpuyard", "submit", "--", "train", "a.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "gpuyard.ui.cli.configuration" in imported
+    assert not imported & {"hashlib", "click", "json", "socket", "msgspec"}
+
+
+CURVE = [[second, 1024.0 * (1 + second // 20)] for second in range(60)]
+
+
+def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    ran = attempt(1, tmp_path, reserved_mb=4096.0, peaks_mb={"SIM-0": 3072.0, "SIM-1": 0.0}, curve=CURVE)
+    daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[ran])
+    for columns in (40, 80, 140):
+        told = run_on_terminal("show", "17", columns=columns).replace("\r", "").split("\n")
+        top = next(line for line in told if line.startswith("  3.0 GB │"))
+        assert len(top) <= columns
+        assert top.endswith("███")
+        assert told[told.index(top) + 4].split() == ["0s", "1m"]
+    assert "reserved 4.0 GB, peak 3.0 GB on SIM-0, peak 0 MB on SIM-1" in show(17)
+    plain = run("show", "17", env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "  3.0 GB |" in plain
+    assert plain.isascii()
+
+
+def test_a_terminal_that_is_too_narrow_gets_the_figures_alone(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path, curve=CURVE, load_percent=7.0)])
+    told = run_on_terminal("show", "17", columns=15)
+    assert "load 7%" in told
+    assert "█" not in told
+
+
+LACK = {
+    "where": "host", "says": "the kernel's out-of-memory killer ended it", "framework": "the kernel", "held_mb": 3072.0,
+    "asked_mb": None, "free_mb": None, "total_mb": 4096.0, "needed_mb": None, "had_mb": None, "others": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("growth", "following"),
+    [
+        ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "again, when 4.5 GB of RAM are available"),
+        ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "again"),
+    ],
+)
+def test_want_of_ram_is_told_apart_from_want_of_gpu_memory(
+    daemon: StandIn, tmp_path: Path, growth: dict[str, Any], following: str
+) -> None:
+    daemon.answers["GET /jobs/17"] = job(17, "delayed", attempts=[attempt(1, tmp_path, lack=LACK)], growth=growth)
+    shown = show(17)
+    assert "  out of RAM: needed more, had 3.0 GB\n    it: held 3.0 GB\n    RAM: 4.0 GB in all\n" in shown
+    assert f"    next: {following}\n" in shown
+
+
+def test_memory_learned_from_other_arguments_or_larger_than_any_card_is_told_so(daemon: StandIn) -> None:
+    learned = {"basis": "learned", "given_mb": 5325.0, "alone": False, "runs": 3, "same_command": False}
+    daemon.answers["GET /jobs/17"] = job(17, memory=learned)
+    assert "memory: learned 5.2 GB (from 3 runs with other arguments)\n" in show(17)
+    daemon.answers["GET /jobs/17"] = job(17, memory={**learned, "given_mb": None, "alone": True, "same_command": True})
+    assert "memory: alone (from 3 runs)\n" in show(17)
+    daemon.answers["GET /jobs/17"] = job(17, memory=None, preempts=True, on_preempt="never")
+    shown = show(17)
+    assert "memory:" not in shown
+    assert "preempts: jobs of lower priority\nif preempted: never\n" in shown

@@ -1,0 +1,48 @@
+"""`gpuyard sim-job` as a stand-in for real programs: memory that climbs late, work that can be checked."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuyard.probes.simulated import SimulatedDevices
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    return SimulatedDevices()
+
+
+def sim_job(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gpuyard", "sim-job", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_work_has_a_checksum_that_tells_of_all_of_it() -> None:
+    first, again, more = sim_job("--work", "3"), sim_job("--work", "3"), sim_job("--work", "4")
+    assert first.returncode == 0
+    assert first.stdout.splitlines()[1].startswith("3 pieces, checksum ")
+    assert first.stdout == again.stdout
+    assert first.stdout.splitlines()[1].split()[-1] != more.stdout.splitlines()[1].split()[-1]
+
+
+@pytest.mark.parametrize("way", [("--seconds", "60"), ("--work", "6000")])
+def test_memory_that_climbs_late_runs_out_late(way: tuple[str, str]) -> None:
+    done = sim_job("--vram", "8G", "--then", "10G@50ms", "--then", "10G@0.1s", *way)
+    assert done.returncode == 1
+    assert done.stdout == "SIM-0: holding 8.0 GB\n"
+    assert "Tried to allocate 10.00 GiB" in done.stderr
+    assert "6.00 GiB is free" in done.stderr
+
+
+def test_what_would_be_taken_after_the_end_is_not() -> None:
+    assert sim_job("--vram", "8G", "--then", "20G@1h", "--seconds", "0.05").returncode == 0
+
+
+@pytest.mark.parametrize("growth", ["2G", "2G@", "@3s"])
+def test_a_growth_that_says_too_little_is_refused_with_an_example(growth: str) -> None:
+    done = sim_job("--then", growth)
+    assert done.returncode == 2
+    assert f"'{growth}'" in done.stderr
+    assert "2G@3s" in done.stderr

@@ -1,0 +1,199 @@
+"""Suspend, resume and preempt as people do it: real jobs on a simulated card, and what the commands say meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import Yard, until
+
+# Small enough for the RAM of any machine that runs tests.
+CARD, LARGE, LARGE_MB = "1x2GB", "1500M", 1500.0
+PIECES = "150"
+
+
+@pytest.fixture
+def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    """A queue with a single card, and no RAM kept free."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", CARD)
+    own_yard.home.mkdir(mode=0o700)
+    (own_yard.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
+    own_yard.start()
+    return own_yard
+
+
+def submit(*options: str, pieces: str = PIECES) -> int:
+    """A job that fills the card, and whose last line tells of every piece of work it did."""
+    result = run("submit", *options, "--vram", LARGE, "--", *GPUYARD, "sim-job", "--vram", LARGE, "--work", pieces)
+    assert (result.returncode, result.stderr) == (0, "")
+    return int(result.stdout)
+
+
+def begin(card: Yard, *options: str, pieces: str = PIECES) -> int:
+    """One that holds its memory by now."""
+    job_id = submit(*options, pieces=pieces)
+    until(lambda: peak(card, job_id) == LARGE_MB, f"what job {job_id} holds")
+    return job_id
+
+
+def peak(card: Yard, job_id: int) -> float:
+    attempts = card.job(job_id)["attempts"]
+    return max(attempts[-1]["peaks_mb"].values(), default=0.0) if attempts else 0.0
+
+
+def story(job_id: int) -> list[str]:
+    return [event["kind"] for event in json.loads(run("story", str(job_id), "--json").stdout)["events"]]
+
+
+def states() -> list[tuple[int, str]]:
+    return [(row["id"], row["state"]) for row in json.loads(run("queue", "--json").stdout)["jobs"]]
+
+
+def work_done(card: Yard, job_id: int, attempt: int = 1) -> str:
+    return card.log_of(job_id, attempt).splitlines()[-1]
+
+
+def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_on_where_it_was(card: Yard) -> None:
+    job_id = begin(card)
+    assert run("suspend", str(job_id)).stdout == f"suspending {job_id}\n"
+    card.until_state(job_id, "suspended")
+    why = run("why", str(job_id)).stdout
+    assert why == f"job {job_id} is suspended\n  suspended by hand: `gpuyard resume {job_id}` lets it go on\n"
+    assert "moved to RAM" in run("queue").stdout
+    other = begin(card, pieces="100")
+    assert states() == [(other, "running"), (job_id, "suspended")]
+    assert run("resume", str(job_id)).stdout == f"resuming when there is room: {job_id}\n"
+    why = run("why", str(job_id)).stdout
+    assert why.startswith(f"job {job_id} is suspended, and waits for room to go on\n")
+    assert f"(job {other})" in why
+    assert "548 MB free, 1.5 GB needed" in run("queue", str(job_id)).stdout
+    assert run("wait").returncode == 0
+    assert story(job_id) == [
+        "submitted",
+        "started",
+        "suspending",
+        "suspended",
+        "resume",
+        "resuming",
+        "resumed",
+        "ended",
+    ]
+    undisturbed = submit()
+    card.wait(undisturbed)
+    assert work_done(card, job_id) == work_done(card, undisturbed)
+    ran, alone = card.job(job_id), card.job(undisturbed)
+    assert ran["elapsed_s"] < 2 * alone["elapsed_s"] + 1, "the time in which it was suspended does not count"
+    assert ran["attempts"][0]["suspended_s"] > 0
+    assert "suspended for" in run("show", str(job_id)).stdout
+
+
+def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_was(card: Yard) -> None:
+    victim = begin(card)
+    urgent = submit("--preempt")
+    assert run("wait", str(urgent)).returncode == 0
+    assert card.job(urgent)["priority"] == 100
+    assert run("wait", str(victim)).returncode == 0
+    assert story(victim) == ["submitted", "started", "suspending", "suspended", "resuming", "resumed", "ended"]
+    assert f"it makes room for job {urgent}" in run("story", str(victim)).stdout
+    assert card.job(victim)["attempt"] == 1
+    assert work_done(card, victim) == work_done(card, urgent)
+
+
+def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: Yard) -> None:
+    victim = begin(card, "--on-preempt", "requeue")
+    urgent = submit("--preempt")
+    assert run("wait").returncode == 0
+    told = card.job(victim)
+    assert [one["outcome"] for one in told["attempts"]] == ["preempted", "succeeded"]
+    assert told["failures"] == 0
+    assert work_done(card, victim, 2) == work_done(card, urgent)
+    assert "if preempted: requeue\n" in run("show", str(victim)).stdout
+    assert "preempts: jobs of lower priority\n" in run("show", str(urgent)).stdout
+
+
+def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(card: Yard) -> None:
+    stubborn = begin(card, "--on-preempt", "never")
+    urgent = submit("--preempt")
+    until(lambda: "no other job of lower priority" in run("why", str(urgent)).stdout, "the reason")
+    assert run("wait").returncode == 0
+    assert story(stubborn) == ["submitted", "started", "ended"]
+    assert card.job(urgent)["started_at"] >= card.job(stubborn)["ended_at"]
+
+
+def test_an_urgent_job_says_who_makes_room_for_it(card: Yard) -> None:
+    gate = card.gate()
+    # It takes its time to end once it is told to.
+    victim = card.shell(f"trap 'read word < {gate}; exit' TERM; while :; do sleep 0.05; done", on_preempt="requeue")
+    card.until_state(victim, "running")
+    urgent = submit("--preempt", pieces="1")
+    leaving = f"job {victim} makes room for it: it was asked to stop"
+    until(lambda: leaving in run("why", str(urgent)).stdout, "who makes room")
+    assert "it starts as soon as they have made room" in run("why", str(urgent)).stdout
+    assert leaving in run("queue", str(urgent)).stdout
+    gate.write_text("go\n")
+    assert run("wait", str(urgent)).returncode == 0
+
+
+def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspended_by_hand(card: Yard) -> None:
+    job_id = begin(card)
+    run("suspend", str(job_id))
+    card.until_state(job_id, "suspended")
+    assert run("drain", "--wait").stdout.startswith("drained: nothing runs")
+    assert card.state(job_id) == "suspended"
+    assert run("resume", str(job_id)).returncode == 0
+    assert run("drain", "--wait").stdout.startswith("drained: nothing runs")
+    assert card.state(job_id) == "succeeded"
+
+
+def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: Yard) -> None:
+    job_id = begin(card)
+    run("suspend", str(job_id))
+    card.until_state(job_id, "suspended")
+    card.restart()
+    assert states() == [(job_id, "suspended")]
+    assert run("cancel", str(job_id)).stdout == f"cancelled {job_id}\n"
+    card.until_state(job_id, "cancelled")
+
+
+def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card: Yard) -> None:
+    job_id = begin(card)
+    waiting = submit()
+    gate = card.gate("other")
+    without = card.shell(f"read word < {gate}", gpus=0)
+    card.until_state(without, "running")
+    for verb, which, said in (
+        ("suspend", waiting, "it is queued: only what runs can be suspended"),
+        ("suspend", without, "it has no GPU whose memory could be freed"),
+        ("resume", job_id, "it is running, not suspended"),
+    ):
+        result = run(verb, str(which))
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"gpuyard: {which} is left as it is: ")
+        assert said in result.stderr
+    assert run("suspend", "99").returncode == 2
+    gate.write_text("go\n")
+
+
+def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: Yard) -> None:
+    job_id = begin(card)
+    (card.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 1000000000\n")
+    card.restart()
+    result = run("suspend", str(job_id))
+    assert result.returncode == 1
+    assert "of RAM are available, and " in result.stderr
+    assert run("wait", str(job_id)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on-preempt", "maybe"], "suspend, requeue, never"),
+        (["--preempt", "--gpus", "0"], "--gpus 0 asks for none"),
+    ],
+)
+def test_preemption_that_makes_no_sense_is_a_mistake(card: Yard, options: list[str], said: str, tmp_path: Path) -> None:
+    result = run("submit", *options, "--", "true", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert card.counts() == {}

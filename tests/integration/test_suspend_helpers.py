@@ -1,0 +1,218 @@
+"""Suspending through a driver that hangs and by helpers that are killed: nothing is ever half-forgotten."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.suspension import LocalSuspender
+from tests.integration.driver_fixture import CARD, Card, card, libraries, one_user, tree_of_users, works_on
+from tests.integration.engine_fixture import wait_for
+from tests.integration.suspend_fixture import (
+    helper_pid,
+    is_stopped,
+    nothing_is_left,
+    resumed,
+    suspended,
+    suspender,
+    told,
+)
+
+__all__ = ["card", "libraries", "nothing_is_left", "suspender"]
+
+pytestmark = pytest.mark.needs("cc")
+
+
+# Drivers that hang
+
+
+def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
+    engine: LocalEngine, folder: Path, card: Card
+) -> None:
+    attempt, pid = one_user(engine, folder)
+    impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=0.5)
+    card.set_free(81920)
+    card.cuda.rule("Checkpoint * pause")
+    moved = suspended(impatient, attempt)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    assert "the driver did not answer" in moved.text
+    second = suspended(impatient, attempt)
+    assert not second.is_done
+    assert "somebody else" in second.text
+    card.cuda.let_go("Checkpoint")
+    works_on(card, pid)
+    assert card.cuda.calls()[-2:] == [f"Restore {pid} 0", f"Unlock {pid} 0"]
+    assert impatient.moved() == []
+    impatient.close()
+
+
+def test_a_resumption_that_hangs_is_told_and_undone_when_the_driver_comes_back(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
+) -> None:
+    attempt, pid = one_user(engine, folder)
+    assert suspended(suspender, attempt).is_done
+    impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=0.5)
+    card.set_free(81920)
+    card.cuda.rule("Restore * pause-after")
+    moved = resumed(impatient, attempt, 0)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    card.cuda.rule()
+    card.cuda.let_go("Restore")
+    wait_for(lambda: card.cuda.state(pid) == "checkpointed" and is_stopped(pid), "the undoing")
+    assert resumed(impatient, attempt, 0).is_done
+    works_on(card, pid)
+    impatient.close()
+
+
+# Helpers that die
+
+
+STEPS = [
+    (is_resumption, function, moment)
+    for is_resumption, functions in ((False, ("Lock", "Checkpoint")), (True, ("Restore", "Unlock")))
+    for function in functions
+    for moment in ("pause", "pause-after")
+]
+
+
+def kill_helper_at(card: Card, function: str) -> None:
+    wait_for(lambda: card.cuda.is_paused_at(function), f"the {function}")
+    card.cuda.rule()
+    os.kill(helper_pid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_helper_is_followed_by_one_that_finishes(
+    engine: LocalEngine,
+    folder: Path,
+    suspender: LocalSuspender,
+    card: Card,
+    step: tuple[bool, str, str],
+) -> None:
+    is_resumption, function, moment = step
+    attempt, users, _ = tree_of_users(engine, folder)
+    if is_resumption:
+        assert suspended(suspender, attempt).is_done
+    card.cuda.rule(f"{function} {users[1]} {moment}")
+    if is_resumption:
+        suspender.resume(attempt, {CARD: 1000.0})
+    else:
+        suspender.suspend(attempt)
+    kill_helper_at(card, function)
+    moved = told(suspender)
+    assert (moved.is_done, moved.is_resumed) == (True, is_resumption)
+    if is_resumption:
+        for pid in users:
+            works_on(card, pid)
+    else:
+        assert card.states(users) == ["checkpointed", "checkpointed"]
+        assert all(is_stopped(pid) for pid in users)
+
+
+@pytest.mark.parametrize("then_resumes", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_new_daemon_finishes_or_undoes_what_it_finds_half_done(
+    engine: LocalEngine,
+    folder: Path,
+    card: Card,
+    step: tuple[bool, str, str],
+    then_resumes: bool,
+) -> None:
+    is_resumption, function, moment = step
+    attempt, users, _ = tree_of_users(engine, folder)
+    old = LocalSuspender(folder / "suspending", str(folder))
+    if is_resumption:
+        assert suspended(old, attempt).is_done
+    card.cuda.rule(f"{function} {users[0]} {moment}")
+    if is_resumption:
+        old.resume(attempt, {CARD: 1000.0})
+    else:
+        old.suspend(attempt)
+    kill_helper_at(card, function)
+    old.close()
+    new = LocalSuspender(folder / "suspending", str(folder))
+    moved = resumed(new, attempt, 1000) if then_resumes else suspended(new, attempt)
+    assert moved.is_done, moved.text
+    if then_resumes:
+        for pid in users:
+            works_on(card, pid)
+    else:
+        assert card.states(users) == ["checkpointed", "checkpointed"]
+        assert all(is_stopped(pid) for pid in users)
+        assert resumed(new, attempt, 1000).is_done
+    new.close()
+
+
+def test_what_was_half_resumed_is_not_ruined_where_there_is_no_room_by_now(
+    engine: LocalEngine, folder: Path, card: Card
+) -> None:
+    attempt, users, _ = tree_of_users(engine, folder)
+    old = LocalSuspender(folder / "suspending", str(folder))
+    assert suspended(old, attempt).is_done
+    card.cuda.rule(f"Restore {users[1]} pause")
+    old.resume(attempt, {CARD: 1000.0})
+    kill_helper_at(card, "Restore")
+    old.close()
+    card.set_free(10)
+    new = LocalSuspender(folder / "suspending", str(folder))
+    moved = resumed(new, attempt, 1000)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    assert "no room" in moved.text
+    assert card.states(users) == ["checkpointed", "checkpointed"], "none of it is left in the way of others"
+    card.set_free(2000)
+    assert resumed(new, attempt, 1000).is_done
+    new.close()
+
+
+def test_a_helper_that_dies_twice_is_told_of(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
+) -> None:
+    attempt, pid = one_user(engine, folder)
+    card.cuda.rule("Lock * pause")
+    suspender.suspend(attempt)
+    wait_for(lambda: card.cuda.is_paused_at("Lock"), "the lock")
+    first = helper_pid()
+    (card.cuda.folder / "at-Lock").unlink()
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: suspender.moved() or card.cuda.is_paused_at("Lock"), "the second helper")
+    os.kill(helper_pid(), signal.SIGKILL)
+    moved = told(suspender)
+    assert not moved.is_done
+    assert "died twice" in moved.text
+    works_on(card, pid)
+
+
+def test_a_helper_of_a_dead_daemon_finishes_before_the_next_one_begins(
+    engine: LocalEngine, folder: Path, card: Card
+) -> None:
+    attempt, pid = one_user(engine, folder)
+    card.cuda.rule("Checkpoint * pause")
+    old = LocalSuspender(folder / "suspending", str(folder))
+    old.suspend(attempt)
+    wait_for(lambda: card.cuda.is_paused_at("Checkpoint"), "the checkpoint")
+    old.close()
+    new = LocalSuspender(folder / "suspending", str(folder))
+    new.resume(attempt, {CARD: 1.0})
+    assert new.moved() == []
+    card.cuda.let_go("Checkpoint")
+    assert told(new).is_done
+    assert card.cuda.calls() == [f"{step} {pid} 0" for step in ("Lock", "Checkpoint", "Restore", "Unlock")]
+    works_on(card, pid)
+    new.close()
+
+
+def test_jobs_are_suspended_beside_each_other(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
+) -> None:
+    (first, one), (second, other) = one_user(engine, folder), one_user(engine, folder, 2)
+    card.cuda.rule(f"Checkpoint {one} pause")
+    suspender.suspend(first)
+    wait_for(lambda: card.cuda.is_paused_at("Checkpoint"), "the checkpoint of the first")
+    moved = suspended(suspender, second)
+    assert (moved.job_id, moved.is_done) == (2, True)
+    card.cuda.let_go("Checkpoint")
+    moved = told(suspender)
+    assert (moved.job_id, moved.is_done) == (1, True)
+    assert card.states([one, other]) == ["checkpointed", "checkpointed"]

@@ -1,0 +1,202 @@
+"""Suspending real processes that use simulated devices: what a user of a full machine would notice."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.probes.simulated import SimulatedDevices, Usage
+from tests.integration.engine_fixture import log_of, outcomes
+from tests.integration.suspend_fixture import (
+    begun,
+    nothing_is_left,
+    resumed,
+    script,
+    suspended,
+    suspender,
+    wait_for_line,
+)
+
+__all__ = ["nothing_is_left", "suspender"]
+
+GPUYARD = (sys.executable, "-m", "gpuyard")
+DEVICES = ("SIM-0",)
+# Uses its device without a pause, so that it holds the lock of all shares most of the time.
+RESTLESS = """
+from gpuyard.probes.simulated import Usage
+usage = Usage()
+usage.allocate("SIM-0", 1024)
+print("holding", flush=True)
+while True:
+    usage.work()
+"""
+# Takes and leaves a lock that all who use some ledger need, without a pause.
+LEDGER = """
+import fcntl, os, sys
+print("holding", flush=True)
+while True:
+    with open(sys.argv[1]) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.getpid()
+"""
+
+# Suspends an attempt and says how it came out.
+DAEMON = """
+import select, sys
+from pathlib import Path
+import msgspec
+from gpuyard.core.jobs import Attempt
+from gpuyard.engines.suspension import LocalSuspender
+suspender = LocalSuspender(Path(sys.argv[1]) / "suspending", sys.argv[1])
+suspender.suspend(msgspec.json.decode(sys.argv[2], type=Attempt))
+while not (news := suspender.moved()):
+    select.select([suspender.fileno()], [], [])
+print(news[0].is_done)
+"""
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    return SimulatedDevices()
+
+
+def used_mb(devices: SimulatedDevices) -> float | None:
+    return devices.read(1).devices[0].memory_used_mb
+
+
+def sim_job(engine: LocalEngine, folder: Path, job_id: int, *options: str) -> Attempt:
+    attempt = begun(engine, job_id, *GPUYARD, "sim-job", *options, devices=DEVICES)
+    wait_for_line(folder, job_id, "holding")
+    return attempt
+
+
+@contextlib.contextmanager
+def filled_by_others(megabytes: float) -> Iterator[None]:
+    with Usage() as usage:
+        usage.allocate("SIM-0", megabytes)
+        yield
+
+
+def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+) -> None:
+    job = ("--vram", "8G", "--load", "50", "--work", "400")
+    attempt, _ = sim_job(engine, folder, 1, *job), sim_job(engine, folder, 2, *job)
+    assert used_mb(devices) == 16384
+    moved = suspended(suspender, attempt)
+    assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done, moved.text) == (1, 1, False, True, "")
+    assert 0 < (moved.seconds or 0) < 30
+    assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other one is left alone"
+    device = devices.read(1).devices[0]
+    assert (device.memory_used_mb, device.utilization_percent) == (0, 0)
+    moved = resumed(suspender, attempt, 8192)
+    assert (moved.is_resumed, moved.is_done) == (True, True)
+    assert used_mb(devices) == 8192
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    assert log_of(folder, 1) == log_of(folder, 2), "all of the work was done once, as if nothing had been"
+
+
+def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+) -> None:
+    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--work", "400")
+    assert suspended(suspender, attempt).is_done
+    with filled_by_others(16384):
+        moved = resumed(suspender, attempt, 20480)
+        assert (moved.is_done, moved.is_ruined) == (False, False)
+        assert moved.text == "no room on SIM-0: 20.0 GB are needed, 8.0 GB are free"
+        assert used_mb(devices) == 16384
+    assert resumed(suspender, attempt, 20480).is_done
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+
+
+def test_what_is_put_back_where_it_does_not_fit_is_ruined_and_can_only_be_ended(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+) -> None:
+    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--work", "10000")
+    assert suspended(suspender, attempt).is_done
+    with filled_by_others(16384):
+        moved = resumed(suspender, attempt, 0)
+        assert (moved.is_done, moved.is_ruined) == (False, True)
+        assert "not enough free memory" in moved.text
+    assert resumed(suspender, attempt, 20480).is_ruined, "however much room there is by now"
+    assert used_mb(devices) == 0
+    engine.signal(attempt, signal.SIGTERM)
+    assert outcomes(engine)[1].status == 128 + signal.SIGTERM
+
+
+def test_a_suspended_job_that_is_killed_leaves_nothing(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+) -> None:
+    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--seconds", "600")
+    assert suspended(suspender, attempt).is_done
+    engine.signal(attempt, signal.SIGKILL)
+    outcomes(engine)
+    assert used_mb(devices) == 0
+    assert not list(devices.folder.glob("*.share"))
+
+
+def test_nobody_is_stopped_who_holds_the_lock_of_all_shares(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+) -> None:
+    attempt = script(engine, 1, RESTLESS, devices=DEVICES)
+    wait_for_line(folder, 1, "holding")
+    for _ in range(10):
+        assert suspended(suspender, attempt).is_done
+        assert used_mb(devices) == 0, "and this came back at all"
+        assert resumed(suspender, attempt, 1024).is_done
+        assert used_mb(devices) == 1024
+
+
+def test_nobody_is_stopped_who_holds_a_mutex_that_others_need(engine: LocalEngine, folder: Path) -> None:
+    mutex = folder / "mutex"
+    mutex.touch()
+    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
+    attempt = script(engine, 1, LEDGER, str(mutex), devices=DEVICES)
+    wait_for_line(folder, 1, "holding")
+    for _ in range(10):
+        assert suspended(careful, attempt).is_done
+        with mutex.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert resumed(careful, attempt, 0).is_done
+    careful.close()
+
+
+def test_a_mutex_that_a_stranger_does_not_let_go_keeps_a_job_from_being_suspended(
+    engine: LocalEngine, folder: Path, devices: SimulatedDevices
+) -> None:
+    mutex = folder / "mutex"
+    mutex.touch()
+    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
+    attempt = sim_job(engine, folder, 1, "--vram", "2G", "--work", "10000")
+    with mutex.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        moved = suspended(careful, attempt)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    assert "mutex was held by somebody" in moved.text
+    assert used_mb(devices) == 2048
+    assert suspended(careful, attempt).is_done
+    careful.close()
+
+
+def test_a_daemon_that_a_job_has_started_is_no_part_of_it(engine: LocalEngine, folder: Path) -> None:
+    """It has the job's marks in its environment then, and would have itself stopped."""
+    attempt = sim_job(engine, folder, 1, "--vram", "2G", "--work", "10000")
+    marks = {"GPUYARD_QUEUE": str(folder), "GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1"}
+    words = (str(folder), msgspec.json.encode(attempt).decode())
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMON, *words], env={**os.environ, **marks}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "True\n"

@@ -1,0 +1,165 @@
+"""The simulated suspender: helpers of the world's own move a program's memory out and back, whoever asked for it.
+
+A helper that was begun goes on when the daemon dies, and nobody hears of it; the state of the program is the truth. Two
+on the same program work one after the other. What is asked for again and is done already is done. To put back what
+does not fit ruins the program for ever, and sometimes a driver does that by itself.
+"""
+
+from collections.abc import Callable, Mapping
+
+from gpuyard.core.jobs import Attempt
+from gpuyard.core.model import Snapshot
+from gpuyard.ports import Moved
+from tests.simulation.programs import Program
+from tests.simulation.world import World
+
+Tell = Callable[..., None]
+
+
+class SimulatedSuspender:
+    """Implements `ports.Suspender` for one life of a daemon. `trouble` is how often a move fails."""
+
+    def __init__(self, world: World, trouble: float = 0.0) -> None:
+        self._world = world
+        self._trouble = trouble
+        self._news: list[Moved] = []
+
+    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
+        unseen = [device_id for device_id in attempt.devices if snapshot.device(device_id) is None]
+        return f"{unseen[0]} is not seen now" if unseen else None
+
+    def suspend(self, attempt: Attempt) -> None:
+        self._order(attempt, _Suspension, is_resumed=False)
+
+    def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
+        def resumption(world: World, program: Program, trouble: float, tell: Tell) -> "_Move":
+            return _Resumption(world, program, trouble, tell, needs_mb)
+
+        self._order(attempt, resumption, is_resumed=True)
+
+    def moved(self) -> list[Moved]:
+        news, self._news = self._news, []
+        return news
+
+    def is_readable(self) -> bool:
+        return bool(self._news)
+
+    def is_at_work_on(self, attempt: Attempt) -> bool:
+        """Or has something to tell of it."""
+        program = self._find(attempt)
+        told = any((news.job_id, news.attempt) == (attempt.job_id, attempt.number) for news in self._news)
+        return told or (program is not None and bool(program.orders))
+
+    def _order(
+        self, attempt: Attempt, kind: "Callable[[World, Program, float, Tell], _Move]", *, is_resumed: bool
+    ) -> None:
+        def tell(*, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
+            self._news.append(
+                Moved(
+                    job_id=attempt.job_id,
+                    attempt=attempt.number,
+                    is_resumed=is_resumed,
+                    is_done=is_done,
+                    is_ruined=is_ruined,
+                    text=text,
+                )
+            )
+
+        program = self._find(attempt)
+        if program is None:
+            tell(is_done=False, text="none of its processes is there")
+            return
+        program.orders.append(kind(self._world, program, self._trouble, tell).begin)
+        if len(program.orders) == 1:
+            program.orders[0]()
+
+    def _find(self, attempt: Attempt) -> Program | None:
+        running = (program for program in self._world.programs if program.is_running)
+        return next((one for one in running if one.name == (attempt.job_id, attempt.number)), None)
+
+
+class _Move:
+    """One helper at work: it takes its time, and whatever comes of it, the next one's turn comes."""
+
+    def __init__(self, world: World, program: Program, trouble: float, tell: Tell) -> None:
+        self._world = world
+        self._program = program
+        self._tell = tell
+        self._random = world.random("move")
+        self._trouble = trouble
+        self._fails = self._random.random() < trouble
+
+    def begin(self) -> None:
+        self._later(self._work)
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _later(self, act: Callable[[], None]) -> None:
+        def if_it_is_there() -> None:
+            if self._program.is_running:
+                act()
+            else:
+                self._end(is_done=False, text="it has just ended")
+
+        self._world.after(self._random.choice((0.0, self._random.uniform(0.0, 2.0))), if_it_is_there)
+
+    def _end(self, *, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
+        self._world.tell("moved", (self._program.name, type(self).__name__.strip("_"), is_done, is_ruined))
+        self._tell(is_done=is_done, is_ruined=is_ruined, text=text)
+        self._program.orders.pop(0)
+        if self._program.orders:
+            self._program.orders[0]()
+
+
+class _Suspension(_Move):
+    def _work(self) -> None:
+        """The program goes on until it is made to pause."""
+        if self._program.is_ruined:
+            self._end(is_done=False, is_ruined=True, text="it has failed in the driver")
+        elif self._program.stash_mb is not None:
+            self._end(is_done=True)
+        else:
+            self._program.freeze(self._world.now)
+            self._later(self._take_away)
+
+    def _take_away(self) -> None:
+        program = self._program
+        if self._fails:
+            self._world.thaw(program)
+            self._end(is_done=False, text="the driver refuses")
+            return
+        program.stash_mb, program.memory_mb = program.memory_mb, {}
+        self._end(is_done=True)
+
+
+class _Resumption(_Move):
+    def __init__(
+        self, world: World, program: Program, trouble: float, tell: Tell, needs_mb: Mapping[str, float]
+    ) -> None:
+        super().__init__(world, program, trouble, tell)
+        self._needs_mb = needs_mb
+
+    def _work(self) -> None:
+        program, world = self._program, self._world
+        if program.is_ruined:
+            self._end(is_done=False, is_ruined=True, text="it has failed in the driver")
+        elif program.stash_mb is None:
+            world.thaw(program)
+            self._end(is_done=True)
+        elif self._fails or any(world.free_mb(device_id) < need for device_id, need in self._needs_mb.items()):
+            self._end(is_done=False, text="no room")
+        else:
+            self._put_back(program.stash_mb)
+
+    def _put_back(self, stash_mb: dict[str, float]) -> None:
+        program, world = self._program, self._world
+        has_no_room = any(world.free_mb(device_id) < held for device_id, held in stash_mb.items())
+        if has_no_room or self._random.random() < self._trouble / 4:
+            world.tell("ruined", program.name)
+            program.is_ruined = True
+            self._end(is_done=False, is_ruined=True, text="it could not be put back")
+            return
+        program.memory_mb, program.stash_mb = stash_mb, None
+        world.thaw(program)
+        self._end(is_done=True)

@@ -1,0 +1,89 @@
+"""What programs do: how long they run, how they end, whether they heed SIGTERM, and how much memory they take and when.
+
+A nature follows from the seed, the command and the number of the attempt, so it is the same whatever happened before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+MEMORY_MB = 24_576.0
+# Says how much was declared, so that a program can be about as large as its user thinks.
+DECLARED = "--declared="
+# All that is free, as a framework takes it that preallocates.
+EVERYTHING = -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nature:
+    """`lost_after_s` is when its supervisor is killed, `is_orphan` whether the program goes on without it; something of
+    the job's keeps the lease for `lingers_s` after its end. `climbs` are the times, as the program runs, at which it
+    holds so much on each of its devices; one that `halves` needs half as much each time that it ran out, and one that
+    is `silent` crashes without a word when it does."""
+
+    runs_s: float
+    word: str = "0"
+    heeds_term: bool = True
+    term_s: float = 0.0
+    lost_after_s: float | None = None
+    is_orphan: bool = False
+    lingers_s: float = 0.0
+    climbs: tuple[tuple[float, float], ...] = ()
+    halves: bool = False
+    silent: bool = False
+
+    @property
+    def peak_mb(self) -> float:
+        return max((target for _, target in self.climbs), default=0.0)
+
+
+NatureOf: TypeAlias = Callable[[tuple[str, ...], int], Nature]
+
+
+def plain_nature(words: tuple[str, ...], _: int) -> Nature:
+    """`run SECONDS [STATUS]`"""
+    return Nature(runs_s=float(words[1]), word=words[2] if len(words) > 2 else "0")
+
+
+def wild_nature(seed: int, *, is_crowded: bool = False) -> NatureOf:
+    """Where it is `is_crowded`, most programs take a while."""
+
+    def nature(words: tuple[str, ...], attempt: int) -> Nature:
+        random = Random(f"{seed} {words} {attempt}")
+        runs_s = random.choice((0.0, random.uniform(0.0, 0.5), random.uniform(1.0, 8.0), random.uniform(4.0, 25.0)))
+        runs_s = max(runs_s, random.uniform(0.0, 40.0)) if is_crowded else runs_s
+        is_lost = random.random() < 0.06
+        return Nature(
+            runs_s=runs_s,
+            word=random.choices(("0", "1", "3", "139", "no-program"), (75, 12, 5, 5, 3))[0],
+            heeds_term=random.random() < 0.75,
+            term_s=random.choice((0.0, random.uniform(0.0, 3.0))),
+            lost_after_s=random.uniform(0.0, runs_s) if is_lost else None,
+            is_orphan=random.random() < 0.5,
+            lingers_s=random.uniform(0.0, 6.0) if random.random() < 0.08 else 0.0,
+            climbs=_wild_climbs(seed, words, runs_s),
+            halves=random.random() < 0.2,
+            silent=random.random() < 0.1,
+        )
+
+    return nature
+
+
+def _wild_climbs(seed: int, words: tuple[str, ...], runs_s: float) -> tuple[tuple[float, float], ...]:
+    """The same for all attempts of a job, but for their pace."""
+    random = Random(f"{seed} {words} memory")
+    declared = next((float(word.removeprefix(DECLARED)) for word in words if word.startswith(DECLARED)), None)
+    if declared is not None:
+        peak = declared * random.choice((0.0, 0.5, 0.9, 1.0, 1.2))
+    else:
+        peak = random.choice((0.0, 700.0, 2_500.0, 6_000.0, 11_000.0, 20_000.0, 23_000.0, 26_000.0, EVERYTHING))
+    first_s = random.uniform(0.0, 2.0)
+    if peak <= 0.0:
+        return ((first_s, peak),) if peak else ()
+    shape = random.choice(("at once", "ramp", "late"))
+    if shape == "at once":
+        return ((first_s, peak),)
+    if shape == "late":
+        return (first_s, 0.3 * peak), (max(first_s, 0.8 * runs_s), peak)
+    return tuple((first_s + step * runs_s / 8, peak * (step + 1) / 5) for step in range(5))

@@ -1,0 +1,69 @@
+"""A supervisor and the program that it runs, with what the program holds and how long it has run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuyard.core.oom import Shortage
+from tests.simulation.natures import Nature
+
+
+@dataclass(kw_only=True)
+class Program:
+    """`word` is what it left in the journal; `fate` says it of those that left none.
+
+    `memory_mb` is what it holds on devices, `seen_mb` the most that a probe has seen of that, and `stash_mb` what was
+    moved to RAM while it is suspended. While it is
+    frozen it does not run: `ran_s` is its time until then, `goes_since` since when it runs. `span` changes whenever
+    that does, so that what was to happen before does not.
+    """
+
+    job_id: int
+    attempt: int
+    pid: int
+    born_at: float
+    boot: int
+    words: tuple[str, ...]
+    nature: Nature
+    lease_id: str | None
+    devices: tuple[str, ...] = ()
+    runs_out: int = 0
+    began_at: float | None = None
+    ended_at: float | None = None
+    is_supervised: bool = True
+    is_running: bool = False
+    word: str | None = None
+    fate: str | None = None
+    memory_mb: dict[str, float] = field(default_factory=dict)
+    stash_mb: dict[str, float] | None = None
+    seen_mb: dict[str, float] = field(default_factory=dict)
+    goes_since: float | None = None
+    ran_s: float = 0.0
+    span: int = 0
+    climbed: int = 0
+    is_told_to_end: bool = False
+    is_ruined: bool = False
+    shortage: Shortage | None = None
+    orders: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.job_id, self.attempt
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.is_running and self.goes_since is None
+
+    def target_mb(self, climb: int) -> float:
+        target = self.nature.climbs[climb][1]
+        return target / 2**self.runs_out if self.nature.halves and target > 0 else target
+
+    def freeze(self, now: float) -> None:
+        if self.goes_since is not None:
+            self.ran_s += now - self.goes_since
+            self.goes_since = None
+            self.span += 1
+
+    def drop_all(self) -> None:
+        self.memory_mb.clear()
+        self.stash_mb = None
+        self.span += 1
