@@ -46,13 +46,13 @@ def has_been_seen_with(yard: Yard, job_id: int, megabytes: float) -> bool:
     return bool(attempts) and max(attempts[-1]["peaks_mb"].values(), default=0) >= megabytes
 
 
-def test_the_first_run_is_alone_and_teaches_and_the_next_ones_share_a_card(card: Yard) -> None:
+def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: Yard) -> None:
     gate = card.gate()
     script = f"{SIM_JOB} --vram 4G --load 30 --seconds 1; read word < {gate}; true"
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
-    assert "memory: alone (the first run teaches)\n" in show(first)
-    assert " alone " in run("queue").stdout.splitlines()[2]
+    assert "memory: what is free on a GPU, 12.0 GB at least (the first run teaches)\n" in show(first)
+    assert " 24.0 GB " in run("queue").stdout.splitlines()[2]
     gate.write_text("go\n")
     card.wait(first)
     second, third = submit_shell(script, "--hold"), submit_shell(script)
@@ -67,7 +67,7 @@ def test_the_first_run_is_alone_and_teaches_and_the_next_ones_share_a_card(card:
         way.write("go\ngo\n")
         way.flush()
         card.wait(f"{second} {third}")
-    assert re.search(r"^attempt 1: alone, peak 4\.0 GB,.* load 30%$", show(first), re.MULTILINE)
+    assert re.search(r"^attempt 1: reserved 24\.0 GB, peak 4\.0 GB,.* load 30%$", show(first), re.MULTILINE)
 
 
 def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(card: Yard) -> None:

@@ -324,8 +324,8 @@ def test_jobs_that_say_how_much_memory_they_need_share_a_gpu_and_the_next_one_wa
 
 def test_a_job_gets_all_its_gpus_or_none_and_nobody_overtakes_it_onto_one_of_them(yard: Yard) -> None:
     holder, gate = yard.start_gated()
-    both = yard.submit("true", gpus=2)
-    behind = yard.submit("true")
+    both = yard.submit("true", gpus=2, exclusive=True)
+    behind = yard.submit("true", exclusive=True)
     until(lambda: yard.get(f"/jobs/{behind}/why")["reasons"], "a reason")
     assert (yard.state(both), yard.state(behind)) == ("queued", "queued")
     assert yard.job(both)["devices"] == []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Holder, Lease, Need, Snapshot, Ticket
+from gpuyard.core.model import Holder, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.placement import View, choose, in_line
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Wanted
@@ -50,7 +50,8 @@ class SimulatedBook:
         claims = []
         taken: list[str] = []
         for wanted in decide(self._world.leases(), tickets):
-            taken += [share.device_id for share in wanted.claim.shares]
+            before = self._world.granted.get(wanted.amends or "")
+            taken += [share.device_id for share in wanted.claim.shares if _takes_more(share, before)]
             if wanted.amends is not None:
                 self._world.amend_lease(wanted.amends, wanted.claim.shares)
                 continue
@@ -102,6 +103,12 @@ class SimulatedBook:
         self.has_failed = self._world.random(kind).random() < self._trouble
         if self.has_failed:
             raise EnvironmentFault("the ledger is busy")
+
+
+def _takes_more(share: Share, before: Granted | None) -> bool:
+    """Whether it is more than the lease was for; one that gives back may do so on a device that is too full."""
+    had = before.lease.on(share.device_id) if before is not None else None
+    return had is None or not (had.is_exclusive or (had.memory_mb or 0.0) >= (share.memory_mb or 0.0))
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,9 @@ FRESH_S = 0.25
 
 
 class Life:
-    def __init__(self, world: World, database: Database, gaps: Gaps, trouble: float, moves_fail: float) -> None:
+    def __init__(
+        self, world: World, database: Database, gaps: Gaps, *, rules: Rules, trouble: float, moves_fail: float
+    ) -> None:
         self.number = world.number("life")
         self.thread = Thread(gaps)
         self.me = Holder(
@@ -44,7 +46,7 @@ class Life:
             LeasesPort("leases", self._book, self.thread),
             Port("engine", self._engine, self.thread),
             clock,
-            rules=RULES,
+            rules=rules,
             me=self.me,
             suspender=Port("suspender", self.suspender, self.thread),
         )

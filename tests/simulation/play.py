@@ -4,6 +4,8 @@ comes back; after each turn all invariants are checked."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gpuyard.control.words import Step
 from gpuyard.core.model import Need
 from gpuyard.errors import EnvironmentFault, StoreFault
@@ -12,7 +14,7 @@ from tests.simulation.clients import Clients, Operation, operations
 from tests.simulation.gaps import Crash, Gap, Gaps
 from tests.simulation.invariants import Checker
 from tests.simulation.leases import Other, Others
-from tests.simulation.life import Life
+from tests.simulation.life import RULES, Life
 from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
 from tests.simulation.world import EPOCH, Event, World
 
@@ -25,7 +27,8 @@ WITHIN_S = 40.0
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """What happens in a story; `trouble` is how often a port fails, `moves_fail` how often a suspension or resumption
-    does, `others` how many come to the ledger, and `strangers_mb` what is never ours on each device."""
+    does, `others` how many come to the ledger, `strangers_mb` what is never ours on each device, and `first_run_part`
+    how much of a device a new program is given: all of it is a device alone."""
 
     seed: int
     operations: tuple[Operation, ...] = ()
@@ -36,6 +39,7 @@ class Script:
     measures_every_s: float = 30.0
     moves_fail: float = 0.08
     strangers_mb: float = 0.0
+    first_run_part: float = 1.0
 
 
 def wild(seed: int) -> Script:
@@ -49,6 +53,7 @@ def wild(seed: int) -> Script:
         devices=1 + seed % 3 if seed % 5 else 2,
         is_crowded=is_crowded,
         measures_every_s=LOOK_S if is_crowded else 10.0,
+        first_run_part=1.0 if seed % 7 < 3 else 0.5,
     )
 
 
@@ -245,7 +250,16 @@ class Play:
     def _new_life(self) -> Life:
         """It may die again before it has taken over."""
         while True:
-            life = Life(self.world, self.database, self.gaps, self._script.trouble, self._script.moves_fail)
+            script = self._script
+            rules = replace(RULES, first_run_part=script.first_run_part)
+            life = Life(
+                self.world,
+                self.database,
+                self.gaps,
+                rules=rules,
+                trouble=script.trouble,
+                moves_fail=script.moves_fail,
+            )
             self._step = None
             try:
                 life.controller.recover()

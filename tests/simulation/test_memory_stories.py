@@ -1,25 +1,16 @@
 """Stories about memory: it is learned, it runs out, it is moved away for others and comes back; and nobody is forgotten
 on the way, wherever the daemon dies. A card has 24 GB."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from gpuyard.control import moving
-from gpuyard.control.desk import Desk
-from gpuyard.control.moving import Mover
-from gpuyard.core import retry, sizing
-from gpuyard.core.lifecycle import JobEvent
-from gpuyard.core.model import Need
 from gpuyard.core.ordering import AGEING_S
 from gpuyard.core.submission import Asked
 from tests.simulation.clients import Operation
 from tests.simulation.natures import EVERYTHING, Nature, NatureOf
 from tests.simulation.play import Play, Played, Script
 from tests.simulation.test_crashes import SEEDS
-from tests.simulation.test_stories import play_many
 
 GB = 1024.0
 
@@ -51,6 +42,7 @@ def play(
     crash_at: frozenset[int] = frozenset(),
     strangers_mb: float = 0.0,
     moves_fail: float = 0.0,
+    first_run_part: float = 1.0,
 ) -> Played:
     script = Script(
         seed=1,
@@ -59,6 +51,7 @@ def play(
         measures_every_s=1.0,
         moves_fail=moves_fail,
         strangers_mb=strangers_mb,
+        first_run_part=first_run_part,
     )
     return Play(script, crash_at, nature_of).run()
 
@@ -80,6 +73,15 @@ def test_the_first_run_is_alone_and_the_next_ones_share_the_card() -> None:
     assert played.starts["second"] >= 10, "it joined one of which nothing was known yet"
     assert {played.starts[f"again{number}"] for number in range(3)} == {100}
     assert not told(played, "out of memory")
+
+
+def test_a_new_program_that_needs_more_than_its_part_of_a_card_is_run_again_with_room() -> None:
+    natures = known(small=steady(5), large=steady(20))
+    jobs = [run(0, f"job{number}", f"program{number}", ("small", "large")[number % 2]) for number in range(4)]
+    played = play(natures, *jobs, first_run_part=0.5)
+    assert set(played.states.values()) == {"succeeded"}
+    assert played.starts["job1"] < 30, "two halves of a card are two jobs"
+    assert told(played, "out of memory")
 
 
 def test_an_input_that_takes_ten_times_the_memory_is_run_again_with_room_and_then_known() -> None:
@@ -311,83 +313,3 @@ def test_nobody_is_forgotten_wherever_the_daemon_dies_in_a_story_with_suspension
         played = displaced(frozenset({place}))
         assert set(played.states.values()) == {"succeeded"}, f"after a crash at {place}, {passed[place]}"
         assert sum(what[0] == 2 for what in told(played, "begins")) == 1, f"at {place} it lost what it had done"
-
-
-# The checks have teeth
-
-
-def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Mover.__init__
-
-    def begin(self: Mover, *given: Any) -> None:
-        real(self, *given)
-        self._asked.update((job_id, state) for job_id in range(50) for state in moving._BEING_MOVED)
-
-    monkeypatch.setattr(Mover, "__init__", begin)
-    monkeypatch.setattr(Mover, "ask", _ask_without_forgetting)
-
-
-def _ask_without_forgetting(self: Mover) -> None:
-    for job_id, live in self._desk.live.items():
-        key = (job_id, live.job.state)
-        if live.job.state in moving._BEING_MOVED and key not in self._asked:
-            self._suspender.suspend(live.attempt)
-
-
-def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mover, "parks", lambda self, leases, now: [])
-
-
-def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Need(memory_mb=0.0, is_exclusive=False)
-    monkeypatch.setattr(
-        moving, "resume_need", lambda live: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices)
-    )
-
-
-def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Desk.move
-
-    def move(self: Desk, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
-        stop_at = self.live[job_id].attempt.stop_at
-        real(self, job_id, event, now, text)
-        live = self.live[job_id]
-        self._keep(live, replace(live.attempt, stop_at=stop_at))
-
-    monkeypatch.setattr(Desk, "move", move)
-
-
-def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = retry.judge_shortage
-    monkeypatch.setattr("gpuyard.control.controller.judge_shortage", lambda *given: replace(real(*given), counts=True))
-
-
-def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "MOST_RERUNS", 6)
-    monkeypatch.setattr(sizing, "_GROWN", (1.25, 1.6, 1.6, 1.6, 1.6))
-
-
-def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Mover, "priced", lambda self, running, *given: [replace(run, leave_cost_s=1.0, priority=-99) for run in running]
-    )
-
-
-@pytest.mark.parametrize(
-    ("sabotage", "caught"),
-    [
-        (_forget_to_ask_after_a_crash, "and nobody is at it"),
-        (_leave_leases_as_they_are, "its lease is for something"),
-        (_resume_without_room, "and holds more"),
-        (_let_time_run, "and might for"),
-        (_count_shortages, "had no such many failures"),
-        (_never_give_up, "was run again too often|out of memory 5 times"),
-        (_displace_anybody, "never to make room|no higher priority"),
-    ],
-)
-def test_a_daemon_that_breaks_a_rule_of_memory_is_caught(
-    sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sabotage(monkeypatch)
-    with pytest.raises(AssertionError, match=caught):
-        play_many(200)

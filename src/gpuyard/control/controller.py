@@ -24,7 +24,7 @@ from gpuyard.control.observing import Observer
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
-from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
+from gpuyard.core.model import Holder, Lease, Need, Snapshot, Ticket
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.policy import Plan, Start, View, decide, estimate_start
@@ -299,12 +299,16 @@ class Controller:
             estimate=self.desk.lessons.estimate_of,
             ends_after=self.desk.ends_after,
             ends_about=self.desk.ends_about,
-            need=lambda _, job_id: self.desk.lessons.need(job_id, snapshot.usable_devices()),
+            need=lambda _, job_id: self.need(job_id, snapshot),
         )
 
     def _is_seen(self, look: Look) -> bool:
         """Whether the look shows what was left of late: by an older one, others would be asked to leave too."""
         return look.snapshot.taken_at is None or look.snapshot.taken_at >= self._left_at
+
+    def need(self, job_id: int, snapshot: Snapshot) -> Need:
+        """What a job is to be given whose lane leaves that open."""
+        return self.desk.lessons.need(job_id, snapshot.usable_devices(), self.rules.first_run_part)
 
     def _shut(self, look: Look, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""

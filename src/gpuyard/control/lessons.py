@@ -43,10 +43,10 @@ class Lessons:
         known = self._known(job_id)
         return estimate(known.job.spec, self._best(known))
 
-    def need(self, job_id: int, devices: Sequence[Device]) -> Need:
+    def need(self, job_id: int, devices: Sequence[Device], first_run_part: float) -> Need:
         """What a job is to be given whose lane leaves that open."""
         known = self._known(job_id)
-        return need_of(known.job, self._profile(known.exact), self._profile(known.program), devices)
+        return need_of(known.job, self._profile(known.exact), self._profile(known.program), devices, first_run_part)
 
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))

@@ -27,6 +27,7 @@ class Observer:
         self._leases = leases
         self._me = me
         self._last: Look | None = None
+        self._settled: set[tuple[int, int]] = set()
 
     def note(self, look: Look, now: float) -> None:
         """Each look once."""
@@ -47,16 +48,16 @@ class Observer:
                 memory = _uncovered(memory, look.snapshot)
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
-            load = _own_load(look.snapshot, memory) if all(crowd[d] == 1 for d in attempt.devices) else None
+            load = _own_load(each, crowd, look.snapshot, memory)
             usage = note(
                 attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
             )
             self._desk.note_usage(attempt.job_id, usage)
 
-    # Those that were alone because nothing was known of them
+    # Those of which nothing was known
 
     def settles(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[Wanted]:
-        """Once only, and while they are alone: whoever joined them was promised the rest."""
+        """Leases that are for more than their jobs turned out to need."""
         if settle_s is None or self._last is None:
             return
         devices = self._last.snapshot.devices
@@ -64,12 +65,12 @@ class Observer:
         for live in list(self._unsettled()):
             attempt = live.attempt
             before = held.get(attempt.lease_id or "", ())
-            if not before:
+            shares = settled_shares(attempt, before, devices, now, settle_s) if before else None
+            if shares is None:
                 continue
-            is_alone = any(share.is_exclusive for share in before)  # or a crash came between
-            shares = settled_shares(attempt, before, devices, now, settle_s) if is_alone else before
-            if shares is not None:
-                self._desk.settle(attempt.job_id, max(share.memory_mb or 0.0 for share in shares))
+            self._settled.add((attempt.job_id, attempt.number))
+            self._desk.settle(attempt.job_id, max(share.memory_mb or 0.0 for share in shares))
+            if shares != before:
                 yield Wanted(claim=Claim(shares=shares), amends=attempt.lease_id)
 
     @property
@@ -82,9 +83,10 @@ class Observer:
             if (
                 live.job.spec.learns_memory
                 and attempt.lease_id is not None
-                and attempt.reserved_mb is None
+                and attempt.predicted_mb is None
                 and live.job.state is JobState.RUNNING
-                and not live.job.growth.is_alone
+                and not live.job.growth.count
+                and (attempt.job_id, attempt.number) not in self._settled
             ):
                 yield live
 
@@ -154,11 +156,11 @@ def _lease_of(attempt: Attempt, me: Holder) -> Lease:
     return Lease(id=attempt.lease_id or "", holder=me, shares=shares, since=attempt.started_at)
 
 
-def _crowd(live: Sequence[Live]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
+    found: dict[str, list[Live]] = {}
     for each in live:
         for device_id in each.attempt.devices:
-            found[device_id] = found.get(device_id, 0) + 1
+            found.setdefault(device_id, []).append(each)
     return found
 
 
@@ -175,14 +177,21 @@ def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
     return memory if any(memory.values()) else {}
 
 
-def _own_load(snapshot: Snapshot, memory: dict[str, float | None]) -> float | None:
-    """How busy it keeps its devices, where nobody else is on them."""
+def _own_load(
+    live: Live, crowd: dict[str, list[Live]], snapshot: Snapshot, memory: dict[str, float | None]
+) -> float | None:
+    """How busy it keeps its devices. Beside others it is what they are not known to, in equal parts among the unknown;
+    beside strangers nobody can tell."""
     loads = []
     for device_id, used in memory.items():
         device = snapshot.device(device_id)
         if device is None or device.utilization_percent is None or not used:
             return None
-        if (device.memory_used_mb or 0.0) - used > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
+        others = [each.attempt.usage for each in crowd[device_id] if each is not live]
+        ours = used + sum((each.peaks_mb.get(device_id, 0.0) for each in others if each is not None), 0.0)
+        if (device.memory_used_mb or 0.0) - ours > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
             return None
-        loads.append(device.utilization_percent)
+        known = [each.load_percent for each in others if each is not None and each.load_percent is not None]
+        rest = max(0.0, device.utilization_percent - sum(known))
+        loads.append(rest / (1 + len(others) - len(known)))
     return max(loads, default=None)

@@ -8,17 +8,19 @@ from gpuyard.core.model import Snapshot
 from gpuyard.core.policy import Limits
 from gpuyard.core.reasons import Reason
 from gpuyard.core.refusals import Packing
-from gpuyard.core.sizing import SETTLE_S
+from gpuyard.core.sizing import FIRST_RUN_PART, SETTLE_S
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What the configuration says about the queue. A job of which nothing was known shares its device once it has been
-    seen for `settle_s`, or never; to suspend one leaves `ram_reserve_mb` of RAM free."""
+    """What the configuration says about the queue. A job of which nothing is known starts where a `first_run_part` of a
+    device is free, and is joined once it has been seen for `settle_s`; to suspend one leaves `ram_reserve_mb` of RAM.
+    """
 
     limits: Limits
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
     packing: Packing = Packing()
+    first_run_part: float = FIRST_RUN_PART
     settle_s: float | None = SETTLE_S
     ram_reserve_mb: float = 2048.0
 

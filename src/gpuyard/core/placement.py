@@ -104,12 +104,12 @@ class Board:
             return Claim(shares=())
         if need.devices == 1 and not need.is_exclusive:
             best = self._shelf(need).best(need, self._view.packing)
-            return None if best is None else Claim(shares=(_share_of(need, best.device),))
+            return None if best is None else Claim(shares=(_share_of(need, best),))
         fitting = sorted(self._fitting(need), key=lambda room: unfitness(need, room))[: need.devices]
         if len(fitting) < need.devices:
             return None
         chosen = sorted(fitting, key=lambda room: (room.device.vendor, room.device.index or 0, room.device.id))
-        return Claim(shares=tuple(_share_of(need, room.device) for room in chosen))
+        return Claim(shares=tuple(_share_of(need, room) for room in chosen))
 
     def explain(self, need: Need) -> Iterator[Reason]:
         """Why there is none."""
@@ -153,7 +153,7 @@ class Board:
         # Whoever joined one that bears only so much load would keep it loaded.
         is_alone = need.is_exclusive or need.bounds_load
         devices = (self.rooms[device_id].device for device_id in chosen)
-        self._keep((replace(_share_of(need, device), is_exclusive=is_alone) for device in devices), holder)
+        self._keep((replace(_kept_share(need, device), is_exclusive=is_alone) for device in devices), holder)
         return True
 
     def first_free(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -241,7 +241,7 @@ class Board:
         later = self._once_leases_end(need)
         if len(later) < need.devices or any(host_refusals(need, self._view.snapshot.host)):
             return ()
-        return tuple(_share_of(need, device) for device in (later if has_waited else now))
+        return tuple(_kept_share(need, device) for device in (later if has_waited else now))
 
     def _keep(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -288,7 +288,12 @@ def _whole_or_parts(snapshot: Snapshot) -> tuple[Device, ...]:
     return tuple(device for device in snapshot.devices if device.id not in split)
 
 
-def _share_of(need: Need, device: Device) -> Share:
+def _share_of(need: Need, room: Room) -> Share:
+    memory_mb = room.free_mb if need.takes_rest and room.free_mb is not None else need.memory_mb
+    return _kept_share(replace(need, memory_mb=memory_mb), room.device)
+
+
+def _kept_share(need: Need, device: Device) -> Share:
     return Share(
         device_id=device.id, memory_mb=need.memory_mb, load_percent=need.load_percent, is_exclusive=need.is_exclusive
     )

@@ -1,8 +1,10 @@
-"""How much a job is given: what was declared, else what was learned, else a device alone; and more after it ran out.
+"""How much a job is given: what was declared, else what was learned, else the rest of a device; and more after it ran
+out.
 
-- Declared values win. A job that declared nothing and of which nothing is known runs alone on its device, and teaches.
-- Once such a job has been seen for a while without growing, its lease is for what it uses with a wide margin, and
-  others may join it: that is to settle.
+- Declared values win. A job that declared nothing and of which nothing is known is given all that is free on a device,
+  where that is a large part of it, and teaches. Nobody joins it until it has settled.
+- It has settled once it has been seen for a while without growing: then its lease is for what it uses with a wide
+  margin, and never for more than before.
 - A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
   never keeps a job from running at all: at worst it is alone.
 """
@@ -28,12 +30,22 @@ _MOST_RAM = 0.75
 # A program's memory is flat for so long before it counts as settled, and so much more than that is kept for it.
 SETTLE_S = 60.0
 _SETTLED_MARGIN, _SETTLED_LEAST_MB = 0.5, 1024.0
+# Half of a card is enough for most programs' first run: to wait for an empty card costs far more than the few that run
+# out there, and are run again.
+FIRST_RUN_PART = 0.5
+_NEARLY_ALL = 0.9
 # A declaration that is off by so much is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
 
-def need_of(job: Job, exact: Profile | None, program: Profile | None, devices: Sequence[Device]) -> Need:
-    """What it is to be given now; `devices` are those of the machine."""
+def need_of(
+    job: Job,
+    exact: Profile | None,
+    program: Profile | None,
+    devices: Sequence[Device],
+    first_run_part: float = FIRST_RUN_PART,
+) -> Need:
+    """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone."""
     need = replace(job.spec.need, load_percent=_known_load(exact, program))
     growth = job.growth
     if growth.ram_mb is not None:
@@ -46,11 +58,24 @@ def need_of(job: Job, exact: Profile | None, program: Profile | None, devices: S
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
+    if memory_mb is None and job.spec.learns_memory:
+        least = _first_run_mb(need, devices, first_run_part)
+        return need if least is None else replace(need, memory_mb=least, is_exclusive=False, takes_rest=True)
     if memory_mb is None:
         return need
     if _takes_all(memory_mb, need, devices):
         return alone
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
+
+
+def _first_run_mb(need: Need, devices: Sequence[Device], part: float) -> float | None:
+    """The part of the largest, as far as the smallest has that much. `None` is a device alone: where nobody can see who
+    holds what, only one that is alone teaches anything."""
+    usable = [device for device in devices if unsuitable(need, device) is None]
+    sizes = [size for device in usable if (size := capacity(device)) is not None]
+    if part >= 1.0 or not sizes or len(sizes) < len(usable) or any(device.processes is None for device in usable):
+        return None
+    return min(part * max(sizes), _NEARLY_ALL * min(sizes))
 
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
@@ -104,18 +129,18 @@ def settled_shares(
     ran_s = attempt.ran_s(now)
     if ran_s < settle_s or ran_s - usage.grew_at_s < max(settle_s, ran_s / 2):
         return None
-    settled = tuple(
-        replace(
-            share,
-            memory_mb=_with_margin(usage.peaks_mb[share.device_id]),
-            load_percent=usage.load_percent,
-            is_exclusive=False,
-        )
-        for share in shares
-    )
+    settled = tuple(_settled(share, usage) for share in shares)
     sizes = {device.id: capacity(device) or 0.0 for device in devices}
     fits = all((share.memory_mb or 0.0) < sizes.get(share.device_id, 0.0) for share in settled)
     return settled if fits else None
+
+
+def _settled(share: Share, usage: Usage) -> Share:
+    enough = _with_margin(usage.peaks_mb[share.device_id])
+    if not share.is_exclusive and share.memory_mb is not None:
+        enough = min(enough, share.memory_mb)  # whoever joined it was promised the rest
+    load = share.load_percent if usage.load_percent is None else usage.load_percent
+    return replace(share, memory_mb=enough, load_percent=load, is_exclusive=False)
 
 
 def declared_far_off(declared_mb: float | None, usage: Usage | None) -> str | None:

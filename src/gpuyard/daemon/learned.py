@@ -27,14 +27,14 @@ def next_need(yard: Yard, job: Job) -> Need:
     is_open = job.spec.learns_memory or job.growth.count
     if job.state not in WAITING or not is_open:
         return job.spec.need
-    return yard.controller.desk.lessons.need(job.id, yard.looks.latest.snapshot.usable_devices())
+    return yard.controller.need(job.id, yard.looks.latest.snapshot)
 
 
 def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
     """What its next run is given on each GPU, and why that much; `None` where it needs no GPU."""
     if not job.spec.need.devices:
         return None
-    need = yard.controller.desk.lessons.need(job.id, yard.looks.latest.snapshot.usable_devices())
+    need = yard.controller.need(job.id, yard.looks.latest.snapshot)
     known = _evidence(yard, job) if job.spec.learns_memory else None
     return {
         "basis": _basis(job, known),

@@ -306,6 +306,7 @@ def read_rules() -> Rules:
         packing=Packing(
             max_jobs_per_device=packing.max_jobs_per_device, max_load_percent=packing.max_load_percent or None
         ),
+        first_run_part=packing.first_run_part,
         settle_s=packing.settle_s or None,
         ram_reserve_mb=config.suspend.ram_reserve_mb,
     )

@@ -4,8 +4,9 @@
 - `declared`: jobs share devices by what their users declared; one that declared nothing has its device alone.
 - `gpuyard`: nobody declares anything; memory is learned as jobs run.
 
-A policy may be varied, as in `gpuyard:load=100:settle=none:jobs=4`: how busy a device is kept at most, in percent;
-after how many seconds a job of which nothing was known shares its device; how many jobs a device has at most.
+A policy may be varied, as in `gpuyard:load=100:settle=none:jobs=4:first=1`: how busy a device is kept at most, in
+percent; after how many seconds a job of which nothing was known is joined by others; how many jobs a device has at
+most; and which part of a device has to be free for a job of which nothing is known.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from gpuyard.core.refusals import Packing
 from gpuyard.errors import UserError
 from gpuyard.sim.trace import TraceJob
 
-_KNOBS = ("load", "settle", "jobs")
+_KNOBS = ("load", "settle", "jobs", "first")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -48,7 +49,9 @@ def _by_default() -> Rules:
     """As the daemon has it where nothing is configured."""
     usual = config.Packing()
     packing = Packing(max_jobs_per_device=usual.max_jobs_per_device, max_load_percent=usual.max_load_percent or None)
-    return Rules(limits=Limits(cpu_jobs=1), packing=packing, settle_s=usual.settle_s)
+    return Rules(
+        limits=Limits(cpu_jobs=1), packing=packing, first_run_part=usual.first_run_part, settle_s=usual.settle_s
+    )
 
 
 POLICIES = {
@@ -85,6 +88,8 @@ def _vary(rules: Rules, text: str) -> Rules:
         return replace(rules, settle_s=figure)
     if knob == "load":
         return replace(rules, packing=replace(rules.packing, max_load_percent=figure))
+    if knob == "first":
+        return replace(rules, first_run_part=1.0 if figure is None else min(1.0, figure))
     most = None if figure is None else max(1, int(figure))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))
 

@@ -163,13 +163,12 @@ class SimulatedEngine:
         return 1
 
     def note_memory(self) -> Iterator[Program]:
-        """Lets the ledger's measurements follow what has changed; those of them that began alone on their devices."""
+        """Lets the ledger's measurements follow what has changed; those of ours that have."""
         for program in self._world.changed:
             descriptor = self._descriptors.get(program)
             if descriptor is not None:
                 self._book.note(descriptor, program.held_mb)
-                if self._book.first[descriptor].shares[0].is_exclusive:
-                    yield program
+                yield program
         self._world.changed.clear()
 
 

@@ -65,8 +65,8 @@ def value_to_text(value: Struct | None) -> str | None:
 
 
 def lack_to_text(lack: Lack | None) -> str | None:
-    """What a program wrote need not be UTF-8 either."""
-    return None if lack is None else reason_to_text(json.dumps(to_builtins(lack)))
+    """What a program wrote need not be UTF-8 either; written out as \\uXXXX it would be, and could not be read."""
+    return None if lack is None else reason_to_text(json.dumps(to_builtins(lack), ensure_ascii=False))
 
 
 def profile_to_text(profile: Profile) -> str:

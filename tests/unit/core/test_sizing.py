@@ -46,8 +46,20 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
 # What it is given
 
 
-def test_of_what_nothing_is_known_has_a_device_alone() -> None:
-    assert need_of(job(), None, None, CARDS) == Need()
+def first_run(*devices: Device, part: float = 0.5) -> tuple[float | None, bool]:
+    need = need_of(job(), None, None, devices, first_run_part=part)
+    return need.memory_mb, need.is_exclusive
+
+
+def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alone() -> None:
+    assert first_run(*CARDS) == (12 * GB, False)
+    assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == (0.9 * CARD, False), "the smallest can give it too"
+    assert first_run(*CARDS, part=1.0) == (None, True)
+
+
+def test_where_nobody_can_see_who_holds_what_only_one_that_is_alone_teaches() -> None:
+    assert need_of(job(), None, None, (card(0, processes=None), card(1))).is_exclusive
+    assert need_of(job(), None, None, (card(0), card(1, used=None, memory_total_mb=None))).is_exclusive
 
 
 def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:

@@ -15,6 +15,7 @@ def test_a_policy_can_be_varied() -> None:
     assert policy.rules.packing.max_load_percent == 120.0
     assert policy.rules.packing.max_jobs_per_device == 3
     assert find_policy("gpuyard:load=none").rules.packing.max_load_percent is None
+    assert find_policy("gpuyard:first=0.25").rules.first_run_part == 0.25
 
 
 @pytest.mark.parametrize(

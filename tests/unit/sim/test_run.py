@@ -52,7 +52,7 @@ def test_declared_jobs_share_a_gpu_while_their_sum_fits() -> None:
 
 def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
     known = trace_job(1.0, program="python known.py")
-    for policy, started_s in (("gpuyard:settle=60", 75.0), ("gpuyard:settle=none", 600.0)):
+    for policy, started_s in (("gpuyard:first=1:settle=60", 75.0), ("gpuyard:first=1:settle=none", 600.0)):
         with simulation(policy) as found:
             found.play([known])
             # The last of its memory comes when three quarters of the ramp are over.
@@ -62,7 +62,7 @@ def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
 
 def test_what_the_first_pass_taught_the_second_one_knows() -> None:
     jobs = [trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0)]
-    with simulation("gpuyard:settle=none:load=none") as found:
+    with simulation("gpuyard:first=1:settle=none:load=none") as found:
         first, second = found.play(jobs), found.play(jobs)
     assert max(run.started_s for run in first.runs) > 500.0
     assert [run.started_s for run in second.runs] == [0.0, 0.0, 0.0]

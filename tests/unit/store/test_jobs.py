@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Dependency, DependencyKind, Outcome, OutcomeKind
+from gpuyard.core.jobs import Dependency, DependencyKind, Growth, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
+from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.core.ordering import Lane, Use
 from gpuyard.core.submission import Element
 from gpuyard.errors import StoreFault
@@ -348,6 +349,35 @@ def test_an_attempt_is_read_back_as_it_was_and_so_is_how_it_is_stopped(shelf: Sh
     stopped = replace(begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0)
     shelf.store.update_attempt(stopped)
     assert [attempt for _, attempt in shelf.store.live()] == [stopped]
+
+
+def test_all_that_changes_while_an_attempt_lives_is_read_back(shelf: Shelf) -> None:
+    begun = shelf.run(*shelf.add())
+    shortage = Shortage(where=ShortageKind.DEVICE, says="caf\udce9: out of memory", asked_mb=10.0)
+    changed = replace(
+        begun,
+        reserved_mb=2048.0,
+        parked=Parked.BY_PERSON,
+        suspended_at=150.0,
+        suspended_s=7.5,
+        usage=Usage(peaks_mb={"G0": 10.0}, curve=((0.5, 10.0),), grew_at_s=0.5, levels_mb={"G0": 10.0}),
+        lack=Lack(shortage=shortage, others=(("bob, pid 7", None),)),
+    )
+    shelf.store.update_attempt(changed)
+    shown = Lack(shortage=replace(shortage, says="caf?: out of memory"), others=(("bob, pid 7", None),))
+    assert [attempt for _, attempt in shelf.store.live()] == [replace(changed, lack=shown)]
+
+
+def test_a_job_that_ran_out_of_memory_stands_in_a_lane_whose_jobs_each_have_their_own_need(shelf: Shelf) -> None:
+    first, second = shelf.add(2)
+    grown = Growth(count=2, memory_mb=4096.0, ram_mb=100.0)
+    shelf.store.grow(first, grown)
+    assert shelf.job(first).growth == grown
+    assert shelf.store.lane_of(first).sizes_each
+    assert not shelf.store.lane_of(second).sizes_each
+    assert sorted(shelf.ready()) == [[first], [second]]
+    shelf.store.forgive(first)
+    assert shelf.job(first).growth == Growth()
 
 
 def test_an_attempt_that_never_began_leaves_no_trace(shelf: Shelf) -> None:

@@ -107,7 +107,8 @@ def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
     if memory["basis"] == "grown" and growth is not None:
         return f"{size} (it ran out of memory {_TIMES.get(growth['count']) or count_text(growth['count'], 'time')})"
     if memory["basis"] == "unknown":
-        return f"{size} (the first run teaches)"
+        known = size if memory["alone"] else f"what is free on a GPU, {size} at least"
+        return f"{known} (the first run teaches)"
     if memory["basis"] == "declared":
         return size
     whose = "" if memory["same_command"] else " with other arguments"

@@ -1,0 +1,92 @@
+"""That the checks of memory_invariants.py have teeth: daemons that break a rule of memory are caught."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.control import moving
+from gpuyard.control.desk import Desk
+from gpuyard.control.moving import Mover
+from gpuyard.core import retry, sizing
+from gpuyard.core.lifecycle import JobEvent
+from gpuyard.core.model import Need
+from tests.simulation.test_stories import play_many
+
+
+def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Mover.__init__
+
+    def begin(self: Mover, *given: Any) -> None:
+        real(self, *given)
+        self._asked.update((job_id, state) for job_id in range(50) for state in moving._BEING_MOVED)
+
+    monkeypatch.setattr(Mover, "__init__", begin)
+    monkeypatch.setattr(Mover, "ask", _ask_without_forgetting)
+
+
+def _ask_without_forgetting(self: Mover) -> None:
+    for job_id, live in self._desk.live.items():
+        key = (job_id, live.job.state)
+        if live.job.state in moving._BEING_MOVED and key not in self._asked:
+            self._suspender.suspend(live.attempt)
+
+
+def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mover, "parks", lambda self, leases, now: [])
+
+
+def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = Need(memory_mb=0.0, is_exclusive=False)
+    monkeypatch.setattr(
+        moving, "resume_need", lambda live: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices)
+    )
+
+
+def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Desk.move
+
+    def move(self: Desk, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
+        stop_at = self.live[job_id].attempt.stop_at
+        real(self, job_id, event, now, text)
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, stop_at=stop_at))
+
+    monkeypatch.setattr(Desk, "move", move)
+
+
+def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = retry.judge_shortage
+    monkeypatch.setattr("gpuyard.control.controller.judge_shortage", lambda *given: replace(real(*given), counts=True))
+
+
+def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "MOST_RERUNS", 6)
+    monkeypatch.setattr(sizing, "_GROWN", (1.25, 1.6, 1.6, 1.6, 1.6))
+
+
+def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Mover, "priced", lambda self, running, *given: [replace(run, leave_cost_s=1.0, priority=-99) for run in running]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "caught"),
+    [
+        (_forget_to_ask_after_a_crash, "and nobody is at it"),
+        (_leave_leases_as_they_are, "its lease is for something"),
+        (_resume_without_room, "and holds more"),
+        (_let_time_run, "and might for"),
+        (_count_shortages, "had no such many failures"),
+        (_never_give_up, "was run again too often|out of memory 5 times"),
+        (_displace_anybody, "never to make room|no higher priority"),
+    ],
+)
+def test_a_daemon_that_breaks_a_rule_of_memory_is_caught(
+    sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    with pytest.raises(AssertionError, match=caught):
+        play_many(200)
