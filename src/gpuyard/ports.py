@@ -148,7 +148,8 @@ class LeaseBook(Protocol):
 
 class Moved(Struct, frozen=True, kw_only=True):
     """How a suspension or a resumption came out. Where it could not be, the attempt is as it was before, unless it
-    `is_ruined`: then it can never go on, and has to be ended."""
+    `is_ruined`: then it can never go on, and has to be ended. `held_mb` is what it held on each device when it was
+    suspended, as far as anybody can tell."""
 
     job_id: int
     attempt: int
@@ -157,6 +158,7 @@ class Moved(Struct, frozen=True, kw_only=True):
     is_ruined: bool = False
     text: str = ""
     seconds: float | None = None
+    held_mb: dict[str, float] = {}
 
 
 class Suspender(Protocol):

@@ -97,6 +97,7 @@ def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
     moved = suspended(suspender, attempt)
     assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done, moved.text) == (1, 1, False, True, "")
     assert 0 < (moved.seconds or 0) < 30
+    assert moved.held_mb == {"SIM-0": 8192}
     assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other one is left alone"
     device = devices.read(1).devices[0]
     assert (device.memory_used_mb, device.utilization_percent) == (0, 0)

@@ -13,14 +13,13 @@ import logging
 import signal
 from collections.abc import Iterator, Sequence
 
-from msgspec.structs import replace
-
 from gpuyard.control.desk import Desk, Live
 from gpuyard.control.gating import HostGates
 from gpuyard.control.launching import launch_of
 from gpuyard.control.lining import PlaceInLine
 from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.control.observing import Observer
+from gpuyard.control.observing import Observer, as_amended, time_of_end
+from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
@@ -41,12 +40,6 @@ _log = logging.getLogger(__name__)
 _KILL_AGAIN_S = 5.0
 _ASK_AGAIN_S = 0.05
 _TROUBLE_S = 1.0
-# Of the end of these we hear by ourselves.
-_TOLD_OF = frozenset(
-    {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
-     ReasonKind.BANNED, ReasonKind.TOO_FEW}
-)  # fmt: skip
-_HELD_BY_SOMEBODY = frozenset({ReasonKind.LEASED, ReasonKind.AWAITED})
 
 
 class Controller:
@@ -161,7 +154,7 @@ class Controller:
             if lack is not None:
                 self._end_short(live, ended, lack, look, now)
                 continue
-            self.desk.end(job_id, ended.outcome, _time_of(ended, attempt, now), pid=ended.pid)
+            self.desk.end(job_id, ended.outcome, time_of_end(ended, attempt, now), pid=ended.pid)
 
     def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:
         """It ran out of memory: it is run again with more, and none of its retries are used up."""
@@ -173,7 +166,7 @@ class Controller:
         growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
         verdict = judge_shortage(outcome, growth, largest_mb(devices))
         self.desk.end(
-            live.job.id, outcome, _time_of(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
+            live.job.id, outcome, time_of_end(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
         )
 
     def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
@@ -258,7 +251,7 @@ class Controller:
     ) -> list[Wanted]:
         amended = [*self.mover.parks(leases, now), *self._observer.settles(leases, now, self.rules.settle_s)]
         queues = [*queues, *self.mover.queues(now)]
-        self.plan = decide(self._view(look, now, queues, _amend(leases, amended), tickets)) if queues else Plan()
+        self.plan = decide(self._view(look, now, queues, as_amended(leases, amended), tickets)) if queues else Plan()
         return [*amended, *(self._wanted(start) for start in self.plan.starts if start.claim.shares)]
 
     def _wanted(self, start: Start) -> Wanted:
@@ -395,22 +388,10 @@ class Controller:
             times.append(self._trouble_until)
         if now < self._ledger_until:
             times.append(self._ledger_until)
-        kinds = {reason.kind for hold in self.plan.holds for reason in hold.reasons}
-        lacks_devices = ReasonKind.TOO_FEW in kinds and not kinds & _HELD_BY_SOMEBODY
+        waits_for_room, waits_for_look = what_is_awaited(self.plan)
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
-            waits_for_room=lacks_devices or not kinds <= _TOLD_OF,
-            waits_for_look=lacks_devices or not kinds <= _TOLD_OF | _HELD_BY_SOMEBODY,
+            waits_for_room=waits_for_room,
+            waits_for_look=waits_for_look,
             started=started,
         )
-
-
-def _amend(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:
-    """The leases as they are about to be."""
-    shares = {wanted.amends: wanted.claim.shares for wanted in amended}
-    return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
-
-
-def _time_of(ended: Ended, attempt: Attempt, now: float) -> float:
-    """When the program ended, which may have been while nobody could record it."""
-    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))

@@ -82,7 +82,8 @@ class Mover:
     def _record_suspension(self, live: Live, moved: Moved, now: float) -> None:
         job, attempt = live.job, live.attempt
         if moved.is_done:
-            self._desk.move(job.id, JobEvent.PARK, now, _suspended_text(live, moved))
+            self._desk.note_usage(job.id, _weighed(attempt.usage or Usage(), moved.held_mb))
+            self._desk.move(job.id, JobEvent.PARK, now, _suspended_text(self._desk.live[job.id], moved))
             return
         self._refused[job.id, attempt.number] = moved.text
         self._desk.move(job.id, JobEvent.GO_ON, now, f"it could not be suspended: {moved.text}")
@@ -228,6 +229,17 @@ def _held_mb(attempt: Attempt) -> dict[str, float]:
     """What has to be free on each device to bring it back: the most it was seen to hold there."""
     usage = attempt.usage or Usage()
     return {device_id: usage.peaks_mb.get(device_id, attempt.reserved_mb or 0.0) for device_id in attempt.devices}
+
+
+def _weighed(usage: Usage, held_mb: Mapping[str, float]) -> Usage:
+    """It may have taken more since it was last looked at."""
+    return replace(
+        usage,
+        peaks_mb={
+            **usage.peaks_mb,
+            **{device_id: max(held, usage.peaks_mb.get(device_id, 0.0)) for device_id, held in held_mb.items() if held},
+        },
+    )
 
 
 def _suspended_text(live: Live, moved: Moved) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gpuyard.control.desk import Desk, Live
 from gpuyard.control.words import Look
 from gpuyard.core.jobs import Attempt, Lack, OutcomeKind, Usage
@@ -18,6 +20,7 @@ from gpuyard.ports import Ended, LeaseBook, Wanted
 _NOTHING_MB = 128.0
 # A device with less left than this was full.
 _FULL_MB, _FULL_SHARE = 512.0, 0.02
+_NOBODY = -1
 _CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end that do not check what they allocate
 
 
@@ -151,9 +154,17 @@ class Observer:
         return tuple(seen)
 
 
+def as_amended(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:
+    """The leases as they are about to be."""
+    shares = {wanted.amends: wanted.claim.shares for wanted in amended}
+    return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
+
+
 def _lease_of(attempt: Attempt, me: Holder) -> Lease:
+    """Held by nobody in particular: a process that is just ending no longer says whose it is, and as the daemon is its
+    ancestor, it might be any job's."""
     shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-    return Lease(id=attempt.lease_id or "", holder=me, shares=shares, since=attempt.started_at)
+    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NOBODY), shares=shares, since=attempt.started_at)
 
 
 def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
@@ -195,3 +206,8 @@ def _own_load(
         rest = max(0.0, device.utilization_percent - sum(known))
         loads.append(rest / (1 + len(others) - len(known)))
     return max(loads, default=None)
+
+
+def time_of_end(ended: Ended, attempt: Attempt, now: float) -> float:
+    """When the program ended, which may have been while nobody could record it."""
+    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))

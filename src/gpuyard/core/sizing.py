@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Growth, Job, Usage
-from gpuyard.core.learning import Profile, memory_of
+from gpuyard.core.learning import Profile, memory_of, speaks_for_others
 from gpuyard.core.model import Device, Need, Share
 from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.core.refusals import allowed_strangers, unsuitable
@@ -59,8 +59,8 @@ def need_of(
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
     if memory_mb is None and job.spec.learns_memory:
-        least = _first_run_mb(need, devices, first_run_part)
-        return need if least is None else replace(need, memory_mb=least, is_exclusive=False, takes_rest=True)
+        memory_mb = _first_run_mb(need, program, devices, first_run_part)
+        need = replace(need, takes_rest=memory_mb is not None)
     if memory_mb is None:
         return need
     if _takes_all(memory_mb, need, devices):
@@ -68,21 +68,24 @@ def need_of(
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
 
 
-def _first_run_mb(need: Need, devices: Sequence[Device], part: float) -> float | None:
-    """The part of the largest, as far as the smallest has that much. `None` is a device alone: where nobody can see who
-    holds what, only one that is alone teaches anything."""
+def _first_run_mb(need: Need, program: Profile | None, devices: Sequence[Device], part: float) -> float | None:
+    """The part of the largest, as far as the smallest has that much; of a program whose runs were unlike each other, it
+    may be like the largest of these. `None` is a device alone: where nobody can see who holds what, only one that is
+    alone teaches anything."""
     usable = [device for device in devices if unsuitable(need, device) is None]
     sizes = [size for device in usable if (size := capacity(device)) is not None]
     if part >= 1.0 or not sizes or len(sizes) < len(usable) or any(device.processes is None for device in usable):
         return None
-    return min(part * max(sizes), _NEARLY_ALL * min(sizes))
+    known = None if program is None else memory_of(program)
+    return max(known or 0.0, min(part * max(sizes), _NEARLY_ALL * min(sizes)))
 
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
     for profile in (exact, program):
-        found = None if profile is None else memory_of(profile)
-        if found is not None:
-            return found
+        if profile is not None and speaks_for_others(profile):
+            found = memory_of(profile)
+            if found is not None:
+                return found
     return None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.core.jobs import Attempt, Job
-from gpuyard.core.learning import Profile, memory_of
+from gpuyard.core.learning import Profile, memory_of, speaks_for_others
 from gpuyard.core.lifecycle import WAITING
 from gpuyard.core.model import Need
 from gpuyard.core.preallocation import preallocates
@@ -56,7 +56,8 @@ def _basis(job: Job, known: Profile | None) -> str:
 def _evidence(yard: Yard, job: Job) -> Profile | None:
     """What its memory is learned from."""
     profiles = yard.controller.desk.lessons.profiles(job)
-    return next((each for each in profiles if each is not None and memory_of(each) is not None), None)
+    known = (each for each in profiles if each is not None and speaks_for_others(each))
+    return next((each for each in known if memory_of(each) is not None), None)
 
 
 def _write_down(yard: Yard) -> None:

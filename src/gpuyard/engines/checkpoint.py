@@ -49,6 +49,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     is_ruined: bool = False
     text: str = ""
     seconds: float
+    held_mb: dict[str, float] = {}
 
 
 class _Mouth:
@@ -61,19 +62,23 @@ class _Mouth:
         self._is_at_work = False
         self._timer = self._timer_for(patience_s)
 
-    def say(self, *, is_done: bool, is_ruined: bool = False, text: str = "") -> bool:
+    def say(
+        self, *, is_done: bool, is_ruined: bool = False, text: str = "", held_mb: dict[str, float] | None = None
+    ) -> bool:
         """False where it is too late for that."""
         with self._turn:
             if self._is_silent:
                 return False
             self._is_silent = True
         self._timer.cancel()
-        self._write(is_done=is_done, is_ruined=is_ruined, text=text)
+        self._write(is_done=is_done, is_ruined=is_ruined, text=text, held_mb=held_mb)
         return True
 
-    def _write(self, *, is_done: bool, is_ruined: bool = False, text: str) -> None:
+    def _write(
+        self, *, is_done: bool, is_ruined: bool = False, text: str, held_mb: dict[str, float] | None = None
+    ) -> None:
         seconds = round(time.monotonic() - self._began, 3)
-        answer = Answer(is_done=is_done, is_ruined=is_ruined, text=text, seconds=seconds)
+        answer = Answer(is_done=is_done, is_ruined=is_ruined, text=text, seconds=seconds, held_mb=held_mb or {})
         with contextlib.suppress(OSError):  # nobody is there any more
             os.write(1, msgspec.json.encode(answer) + b"\n")
 
@@ -127,7 +132,7 @@ def main(words: list[str]) -> None:
         except DriverError as error:
             mouth.say(is_done=False, text=str(error))
             return
-        if not mouth.say(is_done=True):
+        if not mouth.say(is_done=True, held_mb=mover.held_mb):
             with contextlib.suppress(Trouble):  # nobody listens by now, and whoever asks next will be told
                 _undo(order, mover)()
 
@@ -140,6 +145,7 @@ def _mover(order: Order, mouth: _Mouth) -> Mover:
     return Mover(
         driver,
         lambda: tree.processes_of(order.attempt, order.queue, order.daemon),
+        devices=order.attempt.devices,
         mutexes=mutexes,
         check=mouth.check,
     )

@@ -5,6 +5,7 @@ Only ever used in a process that may hang: a call waits for as long as the proce
 
 import ctypes
 import time
+from collections.abc import Collection
 
 from gpuyard.engines.moving import DriverError, State
 
@@ -79,6 +80,16 @@ class Cuda:
 
     def used_mb(self, device_id: str) -> float:
         return _memory_mb(device_id)[1]
+
+    def held_mb(self, device_id: str, pids: Collection[int]) -> float:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(device_id))
+        except pynvml.NVMLError as error:
+            raise DriverError(f"NVML: {error}") from None
+        return float(sum(one.usedGpuMemory or 0 for one in running if one.pid in pids)) / _MB
 
     def _call(self, name: str, pid: int, timeout_ms: int = 0) -> None:
         arguments = _Arguments(timeout_ms=timeout_ms)

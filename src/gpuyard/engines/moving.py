@@ -18,7 +18,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -71,6 +71,9 @@ class Driver(Protocol):
 
     def free_mb(self, device_id: str) -> float: ...
 
+    def held_mb(self, device_id: str, pids: Collection[int]) -> float:
+        """What these hold on it, as far as it tells."""
+
 
 class Mover:
     """One use for one attempt. `find` lists its processes, `check` raises Trouble where it shall go no further."""
@@ -80,11 +83,13 @@ class Mover:
         driver: Driver,
         find: Callable[[], Sequence[Process]],
         *,
+        devices: Sequence[str] = (),
         mutexes: Sequence[str] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._driver = driver
         self._find = find
+        self.held_mb = dict.fromkeys(devices, 0.0)
         self._mutexes = mutexes
         self._check = check
         self._is_undoing = False
@@ -137,6 +142,7 @@ class Mover:
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared()
+            self._weigh(self._those(State.LOCKED))
             for one in self._those(State.LOCKED):
                 self._ask(one, self._driver.suspend, State.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
@@ -156,6 +162,13 @@ class Mover:
             for one in self._those(State.RUNNING):
                 self._ask(one, self._driver.lock, State.LOCKED, "be made to pause")
         return is_anybody_new
+
+    def _weigh(self, processes: Sequence[Process]) -> None:
+        """They pause, so what they hold now is what has to fit when they are put back."""
+        pids = {one.pid for one in processes}
+        for device_id in self.held_mb:
+            with contextlib.suppress(DriverError):
+                self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
 
     def _refuse_shared(self) -> None:
         seen: dict[str, Process] = {}

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -58,6 +58,10 @@ class Simulated:
     def free_mb(self, device_id: str) -> float:
         with self._locked() as taken:
             return shares.free_mb(self._device(device_id), taken.values())
+
+    def held_mb(self, device_id: str, pids: Collection[int]) -> float:
+        with self._locked() as taken:
+            return sum((each.memory_mb.get(device_id, 0.0) for each in taken.values() if each.pid in pids), 0.0)
 
     def used_mb(self, device_id: str) -> float:
         return (self._device(device_id).memory_total_mb or 0.0) - self.free_mb(device_id)

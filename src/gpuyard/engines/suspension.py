@@ -280,4 +280,5 @@ def _told(order: Order, answer: Answer) -> Moved:
         is_ruined=answer.is_ruined,
         text=answer.text,
         seconds=answer.seconds,
+        held_mb=answer.held_mb,
     )

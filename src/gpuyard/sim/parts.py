@@ -121,7 +121,7 @@ class Card:
             self.memory_mb_s += self.used_mb * elapsed
             self.compute_s += self.busy * elapsed
             self.since = now
-        self.used_mb += more_mb
+        self.used_mb = round(self.used_mb + more_mb, 6)  # or what all have given back would not be zero
         self._seen = None
 
     def change_load(self, now: float, busy: float) -> None:

@@ -14,7 +14,7 @@ from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Device, Need, Share, Vendor
 from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.core.placement import View, choose
-from gpuyard.core.sizing import MOST_RERUNS, declared_far_off, grow, lacked_mb, need_of, settled_shares
+from gpuyard.core.sizing import MOST_RERUNS, declared_far_off, grow, lacked_mb, need_of, predicted_mb, settled_shares
 from tests.unit.test_placement import CARD, GB, card, machine, shared
 
 CARDS = (card(0), card(1))
@@ -70,6 +70,17 @@ def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_progra
     by_program = need_of(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert by_program.memory_mb is not None
     assert by_program.memory_mb > 9000.0
+
+
+def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_be_like_the_largest() -> None:
+    for largest, least in ((3000.0, 12 * GB), (18_000.0, 18_000.0)):
+        program = seen(1000.0, largest, is_exact=False)
+        need = need_of(job(), None, program, CARDS)
+        assert predicted_mb(None, program) is None
+        assert need.takes_rest
+        assert need.memory_mb is not None
+        assert need.memory_mb >= least
+    assert need_of(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
 
 
 def test_what_was_declared_wins_over_what_was_learned() -> None:

@@ -1,0 +1,75 @@
+"""What jobs are seen to use on devices, from real processes and the real ledger's way of telling whose they are."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuyard.control.desk import Desk
+from gpuyard.control.observing import Observer
+from gpuyard.control.words import Look
+from gpuyard.core.jobs import Attempt, Job, JobSpec
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Device, Host, Need, Process, Snapshot, Vendor
+from gpuyard.core.ordering import Lane
+from gpuyard.core.submission import Element
+from gpuyard.leases.book import Book
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.measure import LEASE_VARIABLE
+from gpuyard.store.database import open_database
+from gpuyard.store.jobs import JobStore
+
+
+@contextmanager
+def program(lease_id: str | None) -> Iterator[int]:
+    environment = {name: value for name, value in os.environ.items() if name != LEASE_VARIABLE}
+    marked = environment if lease_id is None else {**environment, LEASE_VARIABLE: lease_id}
+    process = subprocess.Popen(["sleep", "600"], env=marked)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def a_desk_with(*lease_ids: str) -> Desk:
+    database, _ = open_database(None)
+    store = JobStore(database)
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(), learns_memory=True)
+    like = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)
+    lane = Lane(id=0, priority=0, user="me", tag="", need=Need())
+    with store.transaction():
+        store.add_jobs(like, store.add_spec(spec), store.lane_id(lane), 1, [Element()] * len(lease_ids))
+        for number, lease_id in enumerate(lease_ids, 1):
+            store.begin_attempt(
+                Attempt(
+                    job_id=number,
+                    number=1,
+                    pid=1,
+                    boot_id=None,
+                    started_at=0.0,
+                    lease_id=lease_id,
+                    devices=("G0",),
+                    reserved_mb=1024.0,
+                )
+            )
+    desk = Desk(store)
+    desk.reload()
+    return desk
+
+
+def test_a_process_that_no_longer_says_whose_it_is_counts_for_no_job() -> None:
+    """As one that is ending: its memory is still there, its environment is not, and the daemon is its ancestor."""
+    me = this_process("gpuyard queue")
+    desk = a_desk_with("one", "two")
+    observer = Observer(desk, Book(open_ledger(), me), me)
+    with program("one") as first, program("two") as second, program(None) as ending:
+        held = {first: 1000.0, second: 2000.0, ending: 40_000.0}
+        device = Device(
+            id="G0", vendor=Vendor.NVIDIA, memory_total_mb=80_000.0, memory_used_mb=43_000.0, memory_free_mb=37_000.0,
+            processes=tuple(Process(pid=pid, memory_mb=mb) for pid, mb in held.items()),
+        )  # fmt: skip
+        observer.note(Look(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=(device,))), now=5.0)
+    used = {job_id: live.attempt.usage.peaks_mb for job_id, live in desk.live.items() if live.attempt.usage}
+    assert used == {1: {"G0": 1000.0}, 2: {"G0": 2000.0}}
