@@ -19,7 +19,7 @@
 
     [packing]
     max_jobs_per_device = 4          # how many share a GPU at most [no bound]
-    max_load_percent = 150           # and how busy they may keep it together; 0 for no bound
+    max_load_percent = 200           # and how busy they may keep it together; 0 for no bound
     first_run_part = 0.5             # a new program starts where this part of a GPU is free; 1 for a GPU alone
     settle_s = 60                    # and what it uses, once it has been seen for so long; 0 for never
 
@@ -57,7 +57,7 @@ class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_jobs_per_device: Annotated[int, Meta(ge=1)] | None = None
-    max_load_percent: Annotated[float, Meta(ge=0)] = 150.0
+    max_load_percent: Annotated[float, Meta(ge=0)] = 200.0
     first_run_part: Annotated[float, Meta(gt=0, le=1)] = 0.5
     settle_s: Annotated[float, Meta(ge=0)] = 60.0
 

@@ -108,6 +108,13 @@ def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_fa
     assert "retries: 1 of 1 used\n" in show(job_id)
 
 
+def test_a_job_without_a_gpu_that_speaks_of_gpu_memory_has_failed_as_any_other(card: Yard) -> None:
+    script = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.' >&2; exit 3"
+    job_id = submit("--gpus", "0", "--", "sh", "-c", script)
+    card.wait(job_id)
+    assert [card.job(job_id)[key] for key in ("state", "attempt", "status")] == ["failed", 1, 3]
+
+
 def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
     job_id = submit("--", *GPUYARD, "sim-job", "--vram", "30G")
     for again in range(1, 4):
@@ -165,7 +172,9 @@ def test_what_was_learned_is_listed_and_forgotten(card: Yard) -> None:
     assert "Nothing has been learned yet" in run("estimates").stdout
 
 
-@pytest.mark.parametrize("body", [{}, {"words": []}, {"words": "all"}, {"all": "yes"}, {"words": ["a"], "all": True}])
+@pytest.mark.parametrize("body", [
+    {}, {"words": []}, {"words": "all"}, {"all": "yes"}, {"words": ["a"], "all": True}, {"words": [""]},
+])  # fmt: skip
 def test_a_request_that_does_not_say_what_to_forget_forgets_nothing(card: Yard, body: dict[str, Any]) -> None:
     from gpuyard.errors import UserError
 

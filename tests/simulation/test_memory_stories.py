@@ -200,6 +200,14 @@ def test_one_that_had_its_card_alone_has_it_alone_when_it_goes_on() -> None:
     assert played.starts["other"] > 40
 
 
+def test_a_first_run_that_goes_on_is_joined_by_nobody_until_it_has_settled() -> None:
+    """It settles after five seconds without growing, of which it has run two when it is suspended."""
+    natures = known(first=steady(1, 40.0), other=steady(10))
+    operations = run(0, "first", "a", "first"), ask(2, "suspend"), ask(6, "resume"), run(7, "other", "b", "other")
+    played = play(natures, *operations, first_run_part=0.5)
+    assert 9 <= played.starts["other"] < 15
+
+
 def test_a_suspended_job_can_be_cancelled() -> None:
     played = play(known(long=steady(8, 100.0)), run(0, "job", "a", "long"), ask(5, "suspend"), ask(20, "cancel"))
     assert played.states == {"job": "cancelled"}
@@ -236,6 +244,18 @@ def test_no_more_are_displaced_than_need_be() -> None:
     played = play(natures, *long, run(10, "urgent", "b", "urgent", preempt=True), devices=3)
     assert played.starts["urgent"] < 20
     assert len({what[0] for what in told(played, "moved")}) == 1
+
+
+def test_each_urgent_job_displaces_another_once() -> None:
+    """By a look that is older than its departure, its memory would be a stranger's, and it would be let back in."""
+    natures = known(long=steady(4, 200.0), urgent=steady(20, 10.0))
+    jobs = [run(0, f"long{number}", f"a{number}", "long", vram="5G") for number in range(2)]
+    jobs += [run(at, f"urgent{at}", "b", "urgent", preempt=True, exclusive=True) for at in (10, 11, 12)]
+    played = play(natures, *jobs)
+    assert played.starts["urgent12"] < 60
+    away = [what for what in told(played, "moved") if what[1] == "Suspension"]
+    assert 2 <= len(away) <= 2 * 3
+    assert set(played.states.values()) == {"succeeded"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ What the world did (ends of attempts) is kept until it is recorded. That a job i
 to; signals may be sent twice.
 """
 
+import contextlib
 import logging
 import signal
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,13 @@ from gpuyard.control.gating import HostGates
 from gpuyard.control.launching import launch_of
 from gpuyard.control.lining import PlaceInLine
 from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.control.observing import Observer, as_amended, time_of_end
+from gpuyard.control.observing import Observer, as_amended, outcome_of, time_of_end
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
-from gpuyard.core.model import Holder, Lease, Need, Snapshot, Ticket
+from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
+from gpuyard.core.oom import ShortageKind
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.policy import Plan, Start, View, decide, estimate_start
@@ -108,7 +110,8 @@ class Controller:
                 self.desk.note_statistics(now)
                 self._requeue_due(now)
                 self._stop_overdue(now)
-                started = self._start(look, now, granted) if may_start else self._wait_for_look()
+                may_start = may_start and not self.is_behind(look)
+                started = self._start(look, now, granted) if may_start else self._wait_for_look(now)
         except BaseException:
             self._engine.abandon()
             for held in granted:
@@ -160,11 +163,10 @@ class Controller:
         """It ran out of memory: it is run again with more, and none of its retries are used up."""
         devices = look.snapshot.usable_devices() if look is not None else ()
         host_mb = look.snapshot.host.memory_total_mb if look is not None else None
-        says = lack.shortage.says
-        reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
-        outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=ended.outcome.status, reason=reason)
+        outcome = outcome_of(lack, ended.outcome.status)
         growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
-        verdict = judge_shortage(outcome, growth, largest_mb(devices))
+        most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
+        verdict = judge_shortage(outcome, growth, most_mb)
         self.desk.end(
             live.job.id, outcome, time_of_end(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
         )
@@ -225,7 +227,7 @@ class Controller:
         started = 0
         for start in self.plan.starts:
             if start.lane.resumes:
-                self.mover.resume(start.job_id, now)
+                self.mover.resume(start.job_id, start.claim, now)
                 continue
             held = next(waiting) if start.claim.shares else None
             if self._trouble is None or self._trouble.kind is not ReasonKind.NO_ENGINE:
@@ -235,10 +237,13 @@ class Controller:
         self.mover.make_room(self.plan.preempts, look, self.rules, now)
         return started
 
-    def _wait_for_look(self) -> int:
+    def _wait_for_look(self, now: float) -> int:
         """Nothing starts; and where nothing is ready any more, nothing waits either."""
         if not self._store.has_ready():
             self.plan = Plan()
+        if self.mover.has_parked:
+            with contextlib.suppress(EnvironmentFault):  # it is tried at each step
+                self._leases.grant(lambda leases, _: self.mover.parks(leases, now))
         return 0
 
     def _want(
@@ -268,8 +273,9 @@ class Controller:
     ) -> View:
         mine = self._leases.my_ticket()
         snapshot = look.snapshot
+        devices = snapshot.usable_devices()
         running: Sequence[Running] = self.desk.running()
-        if any(queue.lane.preempts for queue in queues) and self._is_seen(look):
+        if any(queue.lane.preempts for queue in queues):
             running = list(self.mover.priced(running, look, self.rules, now))
         return View(
             now=now,
@@ -292,16 +298,16 @@ class Controller:
             estimate=self.desk.lessons.estimate_of,
             ends_after=self.desk.ends_after,
             ends_about=self.desk.ends_about,
-            need=lambda _, job_id: self.need(job_id, snapshot),
+            need=lambda _, job_id: self.desk.lessons.need(job_id, devices, self.rules.first_run_part),
         )
 
-    def _is_seen(self, look: Look) -> bool:
-        """Whether the look shows what was left of late: by an older one, others would be asked to leave too."""
-        return look.snapshot.taken_at is None or look.snapshot.taken_at >= self._left_at
-
-    def need(self, job_id: int, snapshot: Snapshot) -> Need:
-        """What a job is to be given whose lane leaves that open."""
-        return self.desk.lessons.need(job_id, snapshot.usable_devices(), self.rules.first_run_part)
+    def is_behind(self, look: Look) -> bool:
+        """Whether the look does not show yet what was left of late, and somebody may be asked to leave, or waits to go
+        on: by such a look the memory of those who left is a stranger's."""
+        taken_at = look.snapshot.taken_at
+        if taken_at is None or taken_at >= self._left_at:
+            return False
+        return self.mover.has_waiting or any(queue.lane.preempts for queue in self._store.ready_queues())
 
     def _shut(self, look: Look, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""

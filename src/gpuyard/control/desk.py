@@ -13,6 +13,7 @@ from gpuyard.control.lessons import Lessons
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
+from gpuyard.core.model import Claim
 from gpuyard.core.ordering import Party, Use, add_use, weight
 from gpuyard.core.preemption import Running
 from gpuyard.core.retry import Verdict, judge
@@ -135,10 +136,11 @@ class Desk:
         self.store.update_attempt(attempt)
         self.live[live.job.id] = Live(job=live.job, attempt=attempt)
 
-    def settle(self, job_id: int, reserved_mb: float) -> None:
-        """It had its devices alone, and is given so much of them from now on."""
+    def set_reserved(self, job_id: int, claim: Claim) -> None:
+        """What it has of its devices from now on."""
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, reserved_mb=reserved_mb))
+        sizes = [share.memory_mb for share in claim.shares if share.memory_mb is not None and not share.is_exclusive]
+        self._keep(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
 
     def prioritise(self, job: Job, priority: int, now: float) -> None:
         self.store.move(job.id, priority)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.learning import Estimate, Profile, Run, estimate, fingerprints, learn, program_of
 from gpuyard.core.model import Device, Need
+from gpuyard.core.oom import ShortageKind
 from gpuyard.core.sizing import declared_far_off, lacked_mb, need_of, predicted_mb
 from gpuyard.store.jobs import JobStore
 
@@ -34,6 +35,7 @@ class Lessons:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._learned: dict[str, Profile] = {}
+        self._written = lru_cache(maxsize=16_384)(store.profile)
         self._known = lru_cache(maxsize=4096)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
@@ -74,10 +76,12 @@ class Lessons:
         for fingerprint, profile in self._learned.items():
             self._store.set_profile(fingerprint, profile)
         self._learned.clear()
+        self._written.cache_clear()
 
     def forget_job(self) -> None:
         """What jobs were known as may have changed."""
         self._known.cache_clear()
+        self._written.cache_clear()
 
     def _look_up(self, job_id: int) -> Known:
         job = self._store.job(job_id)
@@ -90,7 +94,7 @@ class Lessons:
         return next((each for each in profiles if each is not None and each.mean_s is not None), None)
 
     def _profile(self, fingerprint: str) -> Profile | None:
-        return self._learned.get(fingerprint) or self._store.profile(fingerprint)
+        return self._learned.get(fingerprint) or self._written(fingerprint)
 
 
 def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
@@ -106,6 +110,6 @@ def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
     )
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return replace(run, seconds=attempt.ran_s(now), is_whole=True)
-    if attempt.lack is not None:
+    if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
     return run if usage.peak_mb is not None else None

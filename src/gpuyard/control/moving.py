@@ -24,6 +24,7 @@ from gpuyard.ports import Moved, Suspender, Wanted
 # Measured on a current card: so many MB a second go out to RAM, and so many come back.
 _OUT_MB_PER_S, _BACK_MB_PER_S = 1600.0, 5000.0
 _TRY_AGAIN_S = 5.0
+_PATIENCE_S, _LONGEST_PATIENCE_S = 15.0, 3600.0
 _BEING_MOVED = (JobState.SUSPENDING, JobState.RESUMING)
 
 
@@ -49,6 +50,7 @@ class Mover:
         self._granted: set[int] = set()
         self._unrecorded: list[Moved] = []
         self._not_before: dict[int, float] = {}
+        self._asked_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
 
     # What came of it
@@ -114,22 +116,23 @@ class Mover:
             else:
                 self._suspender.resume(live.attempt, _held_mb(live.attempt))
 
-    def refusal(self, live: Live, look: Look, rules: Rules, taken_mb: float = 0.0) -> str | None:
-        """Why it cannot be suspended now, `taken_mb` of RAM having been promised to others."""
+    def refusal(self, live: Live, look: Look, rules: Rules) -> str | None:
+        """Why it cannot be suspended now. What others hold that are on their way out is promised to them."""
         if not live.attempt.devices:
             return "it has no GPU whose memory could be freed"
         available = look.snapshot.host.memory_available_mb
-        needed = sum(_held_mb(live.attempt).values()) + taken_mb + rules.ram_reserve_mb
+        leaving = [each for each in self._desk.live.values() if each.job.state is JobState.SUSPENDING]
+        needed = sum(sum(_held_mb(each.attempt).values()) for each in (live, *leaving)) + rules.ram_reserve_mb
         if available is not None and available < needed:
             return f"{format_size(available)} of RAM are available, and {format_size(needed)} would be needed"
         return self._suspender.refusal(live.attempt, look.snapshot)
 
     # Making room
 
-    def _why_not(self, live: Live, look: Look, rules: Rules, taken_mb: float = 0.0) -> str | None:
+    def _why_not(self, live: Live, look: Look, rules: Rules) -> str | None:
         """What was tried once and could not be is not tried again, unless a person asks for it."""
         tried = self._refused.get((live.job.id, live.attempt.number))
-        return tried if tried is not None else self.refusal(live, look, rules, taken_mb)
+        return tried if tried is not None else self.refusal(live, look, rules)
 
     def priced(self, running: Iterable[Running], look: Look, rules: Rules, now: float) -> Iterator[Running]:
         """With what it costs to have each make room."""
@@ -145,18 +148,29 @@ class Mover:
         return live.attempt.ran_s(now)  # what it has done so far is done again
 
     def make_room(self, preempts: Sequence[Preempt], look: Look, rules: Rules, now: float) -> None:
-        taken_mb = 0.0
+        if not preempts or not self._may_ask(preempts, now):
+            return
         for preempt in preempts:
             live = self._desk.live[preempt.job_id]
             is_asked_to_stop = live.job.spec.on_preempt is OnPreempt.REQUEUE
-            why_not = None if is_asked_to_stop else self._why_not(live, look, rules, taken_mb)
+            why_not = None if is_asked_to_stop else self._why_not(live, look, rules)
             if is_asked_to_stop or why_not is not None:
                 note = f"for job {preempt.for_job}" + (f"; it cannot be suspended: {why_not}" if why_not else "")
                 self._desk.store.tell(preempt.job_id, now, "preempted", note)
                 self._desk.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
             else:
-                taken_mb += sum(_held_mb(live.attempt).values())
                 self._desk.park(preempt.job_id, Parked.FOR_ROOM, now, f"it makes room for job {preempt.for_job}")
+
+    def _may_ask(self, preempts: Sequence[Preempt], now: float) -> bool:
+        """Where those who left did not help, others are not asked at once: something else is in its way. Those who
+        could not be suspended when they were asked are not others."""
+        for_job = preempts[0].for_job
+        times, not_before = self._asked_for.get(for_job, (0, 0.0))
+        live = (self._desk.live[each.job_id].attempt for each in preempts)
+        if now < not_before and not any((each.job_id, each.number) in self._refused for each in live):
+            return False
+        self._asked_for = {for_job: (times + 1, now + min(_LONGEST_PATIENCE_S, _PATIENCE_S * float(2**times)))}
+        return True
 
     # Going on
 
@@ -179,9 +193,10 @@ class Mover:
         self._refused = {key: text for key, text in self._refused.items() if key[0] in live}
         return min(self._not_before.values(), default=None)
 
-    def resume(self, job_id: int, now: float) -> None:
+    def resume(self, job_id: int, claim: Claim, now: float) -> None:
         """The ledger has granted what it needs."""
         self._granted.add(job_id)
+        self._desk.set_reserved(job_id, claim)
         self._desk.move(job_id, JobEvent.RESUME, now, "there is room for it again")
 
     def parks(self, leases: Sequence[Lease], now: float) -> list[Wanted]:
@@ -221,8 +236,16 @@ def resume_need(live: Live) -> Need:
     back. Of one that was never measured nobody knows how much that is."""
     job, attempt = live.job, live.attempt
     was_alone = attempt.reserved_mb is None or (job.spec.need.is_exclusive and not job.spec.learns_memory)
-    held = max((*_held_mb(attempt).values(), attempt.reserved_mb or 0.0))
-    return Need(devices=len(attempt.devices), memory_mb=held or None, is_exclusive=was_alone, only=attempt.devices)
+    # A first run reserved all that was free, which may never be free again.
+    took_rest = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
+    held = max((*_held_mb(attempt).values(), 0.0 if took_rest else attempt.reserved_mb or 0.0))
+    return Need(
+        devices=len(attempt.devices),
+        memory_mb=held or None,
+        is_exclusive=was_alone,
+        takes_rest=took_rest and not was_alone,
+        only=attempt.devices,
+    )
 
 
 def _held_mb(attempt: Attempt) -> dict[str, float]:

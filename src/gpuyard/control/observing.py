@@ -1,12 +1,13 @@
 """What live attempts are seen to use, look by look, and what that leads to: leases that settle, shortages explained."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from gpuyard.control.desk import Desk, Live
 from gpuyard.control.words import Look
-from gpuyard.core.jobs import Attempt, Lack, OutcomeKind, Usage
+from gpuyard.core.jobs import Attempt, Lack, Outcome, OutcomeKind, Usage
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.metering import note
 from gpuyard.core.model import Claim, Holder, Lease, Share, Snapshot, Ticket
@@ -21,6 +22,7 @@ _NOTHING_MB = 128.0
 # A device with less left than this was full.
 _FULL_MB, _FULL_SHARE = 512.0, 0.02
 _NOBODY = -1
+_NEVER_RESTS = 0.1
 _CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end that do not check what they allocate
 
 
@@ -72,7 +74,7 @@ class Observer:
             if shares is None:
                 continue
             self._settled.add((attempt.job_id, attempt.number))
-            self._desk.settle(attempt.job_id, max(share.memory_mb or 0.0 for share in shares))
+            self._desk.set_reserved(attempt.job_id, Claim(shares=shares))
             if shares != before:
                 yield Wanted(claim=Claim(shares=shares), amends=attempt.lease_id)
 
@@ -83,6 +85,8 @@ class Observer:
     def _unsettled(self) -> Iterator[Live]:
         for live in self._desk.live.values():
             attempt = live.attempt
+            if live.job.state is JobState.SUSPENDED:  # it takes the rest again when it goes on
+                self._settled.discard((attempt.job_id, attempt.number))
             if (
                 live.job.spec.learns_memory
                 and attempt.lease_id is not None
@@ -100,7 +104,7 @@ class Observer:
         if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
             return None
         shortage = ended.shortage or self._from_trace(live.attempt, ended.outcome.status)
-        if shortage is None:
+        if shortage is None or (shortage.where is ShortageKind.DEVICE and not live.attempt.devices):
             return None
         others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
         return Lack(shortage=shortage, others=tuple(others))
@@ -154,6 +158,13 @@ class Observer:
         return tuple(seen)
 
 
+def outcome_of(lack: Lack, status: int | None) -> Outcome:
+    """Of an attempt that ran out of memory."""
+    says = lack.shortage.says
+    reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
+    return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
+
+
 def as_amended(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:
     """The leases as they are about to be."""
     shares = {wanted.amends: wanted.claim.shares for wanted in amended}
@@ -191,8 +202,11 @@ def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
 def _own_load(
     live: Live, crowd: dict[str, list[Live]], snapshot: Snapshot, memory: dict[str, float | None]
 ) -> float | None:
-    """How busy it keeps its devices. Beside others it is what they are not known to, in equal parts among the unknown;
-    beside strangers nobody can tell."""
+    """How busy it keeps its devices; beside strangers nobody can tell.
+
+    Beside others, a device that each keeps busy for a part of the time is idle when all of them rest: these parts
+    multiply. The unknown are taken to be alike. Next to one that never rests nothing can be told.
+    """
     loads = []
     for device_id, used in memory.items():
         device = snapshot.device(device_id)
@@ -203,8 +217,11 @@ def _own_load(
         if (device.memory_used_mb or 0.0) - ours > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
             return None
         known = [each.load_percent for each in others if each is not None and each.load_percent is not None]
-        rest = max(0.0, device.utilization_percent - sum(known))
-        loads.append(rest / (1 + len(others) - len(known)))
+        resting = math.prod(1.0 - min(1.0, load / 100.0) for load in known)
+        if resting < _NEVER_RESTS:
+            return None
+        idle = min(1.0, max(0.0, 1.0 - device.utilization_percent / 100.0) / resting)
+        loads.append(100.0 * (1.0 - float(idle ** (1.0 / (1 + len(others) - len(known))))))
     return max(loads, default=None)
 
 

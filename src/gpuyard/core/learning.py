@@ -3,8 +3,8 @@
 - A fingerprint is that of the exact command with its configuration, or of the program, whose script counts as such. The
   most specific one that has been seen wins.
 - Memory is admitted at a high quantile of the peaks of late, plus a margin that shrinks with evidence. A program that
-  was seen with other arguments only gets more of a margin than the same command, and counts as unknown where its runs
-  were unlike each other.
+  was seen with other arguments only gets more of a margin than the same command, and counts as unknown where its
+  few runs were unlike each other.
 - A run that was cut short says only that it needs at least so much; one that ran out of memory, more than that.
 - What nobody measured teaches nothing: no peak is not a peak of zero.
 """
@@ -25,7 +25,7 @@ _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
 _LEAST_MARGIN_MB = 256.0
 # What one command took says nothing yet about the program's others.
 _LEAST_RUNS = {True: 1, False: 2}
-_ALIKE = 1.5
+_ALIKE, _MANY_RUNS = 1.5, 8
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -120,8 +120,11 @@ def memory_of(profile: Profile) -> float | None:
 
 
 def speaks_for_others(profile: Profile) -> bool:
-    """Where a program's arguments change what it needs, its other runs do not say how much this one does."""
-    return profile.is_exact or max(profile.peaks_mb, default=0.0) <= _ALIKE * min(profile.peaks_mb, default=0.0)
+    """Where a program's arguments change what it needs, a few other runs do not say how much this one does."""
+    peaks = profile.peaks_mb
+    if profile.is_exact or len(peaks) >= _MANY_RUNS:
+        return True
+    return max(peaks, default=0.0) <= _ALIKE * min(peaks, default=0.0)
 
 
 def how_far_off(profile: Profile) -> float | None:

@@ -57,8 +57,8 @@ def judge_shortage(outcome: Outcome, growth: Growth | None, largest_mb: float | 
     """For one that ran out of memory: `growth` is what it is given next, `None` where it was given all there is."""
     why = outcome.reason or outcome.kind
     if growth is None:
-        most = f": the largest GPU has {format_size(largest_mb)}" if largest_mb is not None else ""
-        return Verdict(event=JobEvent.FAIL, text=f"it was run again with more, and alone{most}; {why}")
+        most = f", and alone: the largest GPU has {format_size(largest_mb)}" if largest_mb is not None else ""
+        return Verdict(event=JobEvent.FAIL, text=f"it was run again with more{most}; {why}")
     delay_s = pause_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1)
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"again {_with_what(growth)}; {why}", growth=growth)
 

@@ -52,9 +52,8 @@ def need_of(
         need = replace(need, min_host_memory_mb=max(growth.ram_mb, need.min_host_memory_mb or 0.0))
     if not need.devices:
         return need
-    alone = replace(need, memory_mb=None, is_exclusive=True, only=_largest(need, devices))
     if growth.is_alone:
-        return alone
+        return _alone(need, devices)
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
@@ -64,8 +63,12 @@ def need_of(
     if memory_mb is None:
         return need
     if _takes_all(memory_mb, need, devices):
-        return alone
+        return _alone(need, devices)
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
+
+
+def _alone(need: Need, devices: Sequence[Device]) -> Need:
+    return replace(need, memory_mb=None, is_exclusive=True, takes_rest=False, only=_largest(need, devices))
 
 
 def _first_run_mb(need: Need, program: Profile | None, devices: Sequence[Device], part: float) -> float | None:
@@ -106,8 +109,11 @@ def grow(
     if count == MOST_RERUNS:
         return replace(growth, count=count, is_alone=True)
     lacked = lacked_mb(attempt, shortage)
-    memory_mb = None if lacked is None else lacked * _GROWN[count - 1]
-    if memory_mb is None or _takes_all(memory_mb, job.spec.need, devices):
+    if lacked is None or attempt.reserved_mb is None:  # nobody knows, or it had a device alone
+        return replace(growth, count=count, is_alone=True)
+    is_sized = attempt.predicted_mb is not None or job.spec.need.memory_mb is not None or growth.memory_mb is not None
+    memory_mb = max(lacked, attempt.reserved_mb if is_sized else 0.0) * _GROWN[count - 1]
+    if _takes_all(memory_mb, job.spec.need, devices):
         return replace(growth, count=count, is_alone=True)
     return replace(growth, count=count, memory_mb=memory_mb)
 
@@ -117,8 +123,8 @@ def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
     peak = attempt.usage.peak_mb if attempt.usage is not None else None
     held = max((figure for figure in (peak, shortage.held_mb) if figure is not None), default=None)
     wanted = None if held is None and shortage.asked_mb is None else (held or 0.0) + (shortage.asked_mb or 0.0)
-    known = [figure for figure in (wanted, attempt.reserved_mb) if figure is not None]
-    return max(known, default=None)
+    # What a first run reserved was all there was, and says nothing.
+    return wanted if wanted is not None or attempt.predicted_mb is None else attempt.reserved_mb
 
 
 def settled_shares(

@@ -27,14 +27,14 @@ def next_need(yard: Yard, job: Job) -> Need:
     is_open = job.spec.learns_memory or job.growth.count
     if job.state not in WAITING or not is_open:
         return job.spec.need
-    return yard.controller.need(job.id, yard.looks.latest.snapshot)
+    return _need(yard, job)
 
 
 def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
     """What its next run is given on each GPU, and why that much; `None` where it needs no GPU."""
     if not job.spec.need.devices:
         return None
-    need = yard.controller.need(job.id, yard.looks.latest.snapshot)
+    need = _need(yard, job)
     known = _evidence(yard, job) if job.spec.learns_memory else None
     return {
         "basis": _basis(job, known),
@@ -43,6 +43,11 @@ def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
         "runs": len(known.peaks_mb) if known is not None else None,
         "same_command": known.is_exact if known is not None else None,
     }
+
+
+def _need(yard: Yard, job: Job) -> Need:
+    controller, snapshot = yard.controller, yard.looks.latest.snapshot
+    return controller.desk.lessons.need(job.id, snapshot.usable_devices(), controller.rules.first_run_part)
 
 
 def _basis(job: Job, known: Profile | None) -> str:
@@ -116,7 +121,9 @@ def _meant(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> lis
     begun = [_beginning_with(profiles, word) for word in words]
     if all(begun):
         return sorted({fingerprint for found in begun for fingerprint in found})
-    text = " ".join(words)
+    text = " ".join(words).strip()
+    if not text:
+        raise UserError("nothing is named to be forgotten", hint="name a part of the command, or write --all")
     found = [fingerprint for fingerprint, profile in profiles if text in profile.label]
     if not found:
         raise UserError(f"nothing was learned about '{text}'", hint="`gpuyard estimates` lists what was")

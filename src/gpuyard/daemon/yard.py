@@ -144,6 +144,7 @@ class Yard:
         is_fresh = self.looks.age() <= _FRESH_S
         step = self.controller.step(self.looks.latest, may_start=is_fresh)
         has_ready = not self.store.setting("paused") and self.store.has_ready()
+        is_fresh = is_fresh and not self.controller.is_behind(self.looks.latest)
         if not is_fresh and (has_ready or self.controller.mover.has_waiting):
             self.looks.request()  # it wakes us when it has come
         return step

@@ -146,7 +146,10 @@ def _run_of(program: Program, at_s: float, random: Random) -> TraceJob:
 def is_pod_list(path: Path) -> bool:
     """Whether the file is a list of pods, by its header."""
     with open_text(path) as file:
-        return "gpu_milli" in file.readline().split(",")
+        try:
+            return "gpu_milli" in file.readline().split(",")
+        except UnicodeDecodeError:
+            return False  # whoever reads on says so
 
 
 def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:

@@ -158,7 +158,8 @@ def test_what_was_learned_never_keeps_a_job_from_running(
 
 
 def test_it_is_given_more_than_what_was_not_enough() -> None:
-    growth = grow(job(shared(4 * GB)), attempt(Usage(peaks_mb={"G0": 6000.0})), ran_out(asked_mb=2000.0), CARDS)
+    had = attempt(Usage(peaks_mb={"G0": 6000.0}), reserved_mb=4 * GB)
+    growth = grow(job(shared(4 * GB)), had, ran_out(asked_mb=2000.0), CARDS)
     assert growth is not None
     assert growth.memory_mb is not None
     assert growth.memory_mb > 8000.0
@@ -168,17 +169,32 @@ def test_it_is_given_more_than_what_was_not_enough() -> None:
     ("usage", "shortage", "reserved_mb", "least"),
     [
         (None, ran_out(), None, None),
-        (None, ran_out(), 4000.0, 4000.0),
+        (None, ran_out(), 4000.0, None),
         (Usage(peaks_mb={"G0": 6000.0}), ran_out(), 4000.0, 6000.0),
         (Usage(peaks_mb={"G0": 6000.0}), ran_out(2000.0, 7000.0), 4000.0, 9000.0),
         (None, ran_out(2000.0), None, 2000.0),
-        (Usage(peaks_mb={"G0": 100.0}), ran_out(50.0), 4000.0, 4000.0),
+        (Usage(peaks_mb={"G0": 100.0}), ran_out(50.0), 4000.0, 150.0),
     ],
 )
-def test_what_it_lacked_is_what_it_held_and_asked_for_or_was_given(
+def test_what_it_lacked_is_what_it_held_and_asked_for_and_not_what_a_first_run_took(
     usage: Usage | None, shortage: Shortage, reserved_mb: float | None, least: float | None
 ) -> None:
     assert lacked_mb(attempt(usage, reserved_mb=reserved_mb), shortage) == least
+
+
+def test_one_that_was_given_what_it_was_thought_to_need_is_given_more_than_that() -> None:
+    told = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
+    growth = grow(job(), told, ran_out(50.0), CARDS)
+    assert growth is not None
+    assert (growth.memory_mb or 0.0) > 4000.0
+    first = grow(job(), replace(told, predicted_mb=None), ran_out(50.0), CARDS)
+    assert first is not None
+    assert (first.memory_mb or 0.0) < 200.0, "a first run had all there was, which says nothing"
+
+
+def test_one_that_had_its_device_alone_has_it_alone_again() -> None:
+    growth = grow(job(), attempt(Usage(peaks_mb={"G0": 1000.0})), ran_out(50.0), CARDS)
+    assert growth == Growth(count=1, is_alone=True)
 
 
 @given(
