@@ -24,8 +24,8 @@ from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, asked
 JOBS, KILLS, SEED = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "60,8,20").split(","))
 LONGEST_LIFE_S = 0.5
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("alone", {}),
-    ("alone", {"gpus": 2}),
+    ("alone", {"exclusive": True}),
+    ("alone", {"gpus": 2, "exclusive": True}),
     ("10", {"vram": "10G"}),
     ("6", {"vram": "6G"}),
     ("none", {"gpus": 0}),

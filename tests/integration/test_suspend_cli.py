@@ -127,7 +127,7 @@ def test_an_urgent_job_says_who_makes_room_for_it(card: Yard) -> None:
     victim = card.shell(f"trap 'read word < {gate}; exit' TERM; while :; do sleep 0.05; done", on_preempt="requeue")
     card.until_state(victim, "running")
     urgent = submit("--preempt", pieces="1")
-    leaving = f"job {victim} makes room for it: it was asked to stop"
+    leaving = f"job {victim} makes room: it was asked to stop"
     until(lambda: leaving in run("why", str(urgent)).stdout, "who makes room")
     assert "it starts as soon as they have made room" in run("why", str(urgent)).stdout
     assert leaving in run("queue", str(urgent)).stdout

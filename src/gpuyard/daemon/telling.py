@@ -155,9 +155,9 @@ def _leaving(yard: Yard, job: Job) -> Iterator[str]:
     lower = (live for live in yard.controller.desk.live.values() if live.job.priority < job.priority)
     for live in lower if job.spec.preempts else ():
         if live.job.state is JobState.SUSPENDING and live.attempt.parked is Parked.FOR_ROOM:
-            yield f"job {live.job.id} makes room for it: its memory is moved to RAM"
+            yield f"job {live.job.id} makes room: its memory is moved to RAM"
         elif live.attempt.stopping is OutcomeKind.PREEMPTED:
-            yield f"job {live.job.id} makes room for it: it was asked to stop"
+            yield f"job {live.job.id} makes room: it was asked to stop"
 
 
 def _making_room(yard: Yard, job: Job) -> Iterator[Reason]:
