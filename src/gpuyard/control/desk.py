@@ -46,6 +46,7 @@ class Desk:
         self.ended_logs: list[tuple[str, float]] = []
         self.lessons = Lessons(store)
         self._noted_at = self._usage_noted_at = 0.0
+        self._unwritten: set[int] = set()
 
     def reload(self) -> None:
         self.live = {job.id: Live(job=job, attempt=attempt) for job, attempt in self.store.live()}
@@ -153,6 +154,7 @@ class Desk:
         """It is written down now and then, and at the end."""
         live = self.live[job_id]
         self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
+        self._unwritten.add(job_id)
 
     def end(  # noqa: PLR0913 - what is known of an end
         self,
@@ -267,10 +269,10 @@ class Desk:
 
     def ends_after(self, job_id: int) -> float | None:
         """The earliest time at which a running job may be over, where that is known."""
-        return self._ends(job_id, self.lessons.estimate(self.live[job_id].job).least_s)
+        return self._ends(job_id, self.lessons.estimate_of(job_id).least_s)
 
     def ends_about(self, job_id: int) -> float | None:
-        return self._ends(job_id, self.lessons.estimate(self.live[job_id].job).likely_s)
+        return self._ends(job_id, self.lessons.estimate_of(job_id).likely_s)
 
     def _ends(self, job_id: int, seconds: float | None) -> float | None:
         attempt = self.live[job_id].attempt
@@ -293,9 +295,9 @@ class Desk:
         self.lessons.write_down()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now
-            for live in self.live.values():
-                if live.attempt.usage is not None:
-                    self.store.update_attempt(live.attempt)
+            for job_id in self._unwritten & self.live.keys():
+                self.store.update_attempt(self.live[job_id].attempt)
+            self._unwritten.clear()
 
 
 def _has_made_it(stopping: OutcomeKind, outcome: Outcome) -> bool:

@@ -10,10 +10,11 @@ from gpuyard.core.jobs import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.learning import Estimate, Profile, Run, estimate, fingerprints, learn, program_of
 from gpuyard.core.model import Device, Need
 from gpuyard.core.oom import ShortageKind
-from gpuyard.core.sizing import declared_far_off, lacked_mb, need_of, predicted_mb
+from gpuyard.core.sizing import Cards, declared_far_off, lacked_mb, need_of, predicted_mb
 from gpuyard.store.jobs import JobStore
 
 _LONGEST_LABEL = 200
+_REMEMBERED = 65_536
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -35,8 +36,9 @@ class Lessons:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._learned: dict[str, Profile] = {}
-        self._written = lru_cache(maxsize=16_384)(store.profile)
-        self._known = lru_cache(maxsize=4096)(self._look_up)
+        self._written: dict[str, Profile | None] = {}
+        self._cards = Cards(())
+        self._known = lru_cache(maxsize=_REMEMBERED)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
         return estimate(job.spec, self._best(Known.of(job)))
@@ -48,7 +50,10 @@ class Lessons:
     def need(self, job_id: int, devices: Sequence[Device], first_run_part: float) -> Need:
         """What a job is to be given whose lane leaves that open."""
         known = self._known(job_id)
-        return need_of(known.job, self._profile(known.exact), self._profile(known.program), devices, first_run_part)
+        if devices is not self._cards.devices:
+            self._cards = Cards(devices)
+        exact, program = self._profile(known.exact), self._profile(known.program)
+        return need_of(known.job, exact, program, self._cards, first_run_part)
 
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))
@@ -75,13 +80,13 @@ class Lessons:
     def write_down(self) -> None:
         for fingerprint, profile in self._learned.items():
             self._store.set_profile(fingerprint, profile)
+        self._written.update(self._learned)
         self._learned.clear()
-        self._written.cache_clear()
 
     def forget_job(self) -> None:
         """What jobs were known as may have changed."""
         self._known.cache_clear()
-        self._written.cache_clear()
+        self._written.clear()
 
     def _look_up(self, job_id: int) -> Known:
         job = self._store.job(job_id)
@@ -94,7 +99,14 @@ class Lessons:
         return next((each for each in profiles if each is not None and each.mean_s is not None), None)
 
     def _profile(self, fingerprint: str) -> Profile | None:
-        return self._learned.get(fingerprint) or self._written(fingerprint)
+        learned = self._learned.get(fingerprint)
+        if learned is not None:
+            return learned
+        if fingerprint not in self._written:
+            if len(self._written) >= _REMEMBERED:
+                self._written.clear()
+            self._written[fingerprint] = self._store.profile(fingerprint)
+        return self._written[fingerprint]
 
 
 def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:

@@ -1,7 +1,7 @@
 """What live attempts are seen to use, look by look, and what that leads to: leases that settle, shortages explained."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,7 +10,7 @@ from gpuyard.control.words import Look
 from gpuyard.core.jobs import Attempt, Lack, Outcome, OutcomeKind, Usage
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.metering import note
-from gpuyard.core.model import Claim, Holder, Lease, Share, Snapshot, Ticket
+from gpuyard.core.model import Claim, Device, Holder, Lease, Share, Ticket
 from gpuyard.core.oom import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.reasons import name_of
 from gpuyard.core.sizing import settled_shares
@@ -33,6 +33,7 @@ class Observer:
         self._me = me
         self._last: Look | None = None
         self._settled: set[tuple[int, int]] = set()
+        self._devices: dict[str, Device] = {}
 
     def note(self, look: Look, now: float) -> None:
         """Each look once."""
@@ -42,18 +43,22 @@ class Observer:
         # One that is about to be suspended may take more until it is made to pause, and needs that to be brought back.
         unseen = (JobState.SUSPENDED, JobState.RESUMING)
         live = [each for each in self._desk.live.values() if each.job.state not in unseen]
+        devices = {device.id: device for device in look.snapshot.devices}
+        fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
+        crowd, self._devices = _crowd(live), devices
+        # A device that is the very same value as before has nothing new to tell.
+        live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
         mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
         measured = self._leases.measure(look.snapshot, tuple(mine)) if mine else {}
-        crowd = _crowd(live)
         for each in live:
             attempt = each.attempt
             ram_mb = look.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if attempt.reserved_mb is None:
-                memory = _uncovered(memory, look.snapshot)
+                memory = _uncovered(memory, devices)
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
-            load = _own_load(each, crowd, look.snapshot, memory)
+            load = _own_load(each, crowd, devices, memory)
             usage = note(
                 attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
             )
@@ -186,10 +191,10 @@ def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
     return found
 
 
-def _uncovered(memory: dict[str, float | None], snapshot: Snapshot) -> dict[str, float | None]:
+def _uncovered(memory: dict[str, float | None], devices: Mapping[str, Device]) -> dict[str, float | None]:
     """Where the driver hides who holds what: one that has its device alone is who holds it."""
     return {
-        device_id: device.memory_used_mb if used is None and (device := snapshot.device(device_id)) else used
+        device_id: device.memory_used_mb if used is None and (device := devices.get(device_id)) else used
         for device_id, used in memory.items()
     }
 
@@ -200,7 +205,7 @@ def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def _own_load(
-    live: Live, crowd: dict[str, list[Live]], snapshot: Snapshot, memory: dict[str, float | None]
+    live: Live, crowd: dict[str, list[Live]], devices: Mapping[str, Device], memory: dict[str, float | None]
 ) -> float | None:
     """How busy it keeps its devices; beside strangers nobody can tell.
 
@@ -209,7 +214,7 @@ def _own_load(
     """
     loads = []
     for device_id, used in memory.items():
-        device = snapshot.device(device_id)
+        device = devices.get(device_id)
         if device is None or device.utilization_percent is None or not used:
             return None
         others = [each.attempt.usage for each in crowd[device_id] if each is not live]

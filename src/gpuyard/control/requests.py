@@ -269,6 +269,7 @@ class Requests:
         """What was learned under these, or all of it; how much that was."""
         with self._store.transaction():
             self._desk.lessons.write_down()
+            self._desk.lessons.forget_job()
             return self._catalogue.forget_profiles(fingerprints)
 
     def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:

@@ -12,6 +12,7 @@ out.
 import math
 from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Growth, Job, Usage
@@ -42,10 +43,11 @@ def need_of(
     job: Job,
     exact: Profile | None,
     program: Profile | None,
-    devices: Sequence[Device],
+    devices: "Cards | Sequence[Device]",
     first_run_part: float = FIRST_RUN_PART,
 ) -> Need:
     """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone."""
+    cards = devices if isinstance(devices, Cards) else Cards(devices)
     need = replace(job.spec.need, load_percent=_known_load(exact, program))
     growth = job.growth
     if growth.ram_mb is not None:
@@ -53,34 +55,66 @@ def need_of(
     if not need.devices:
         return need
     if growth.is_alone:
-        return _alone(need, devices)
+        return _alone(need, cards)
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
     if memory_mb is None and job.spec.learns_memory:
-        memory_mb = _first_run_mb(need, program, devices, first_run_part)
+        memory_mb = _first_run_mb(need, program, cards, first_run_part)
         need = replace(need, takes_rest=memory_mb is not None)
     if memory_mb is None:
         return need
-    if _takes_all(memory_mb, need, devices):
-        return _alone(need, devices)
+    if _takes_all(memory_mb, need, cards):
+        return _alone(need, cards)
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
 
 
-def _alone(need: Need, devices: Sequence[Device]) -> Need:
-    return replace(need, memory_mb=None, is_exclusive=True, takes_rest=False, only=_largest(need, devices))
+class Suiting(Struct, frozen=True, kw_only=True):
+    """Devices that would do for some need, with their sizes; these sizes, and what they could give as good as empty,
+    from the largest down; whether somebody can see who holds what on all of them."""
+
+    devices: tuple[tuple[str, float], ...]
+    sizes: tuple[float, ...]
+    roomy: tuple[float, ...]
+    is_open: bool
 
 
-def _first_run_mb(need: Need, program: Profile | None, devices: Sequence[Device], part: float) -> float | None:
+class Cards:
+    """The devices of a machine, as far as sizes matter: looked through once for each kind of need."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = devices
+        self._found: dict[tuple[object, ...], Suiting] = {}
+
+    def suiting(self, need: Need) -> Suiting:
+        kind = (need.only, need.banned, need.vendor, need.model)
+        found = self._found.get(kind)
+        if found is None:
+            found = self._found[kind] = _suiting([each for each in self.devices if unsuitable(need, each) is None])
+        return found
+
+
+def _suiting(devices: Sequence[Device]) -> Suiting:
+    sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
+    sizes = tuple(sorted((size for _, size in sized), reverse=True))
+    roomy = (math.inf if (size := capacity(each)) is None else size - allowed_strangers(each) for each in devices)
+    is_open = all(each.processes is not None and capacity(each) is not None for each in devices)
+    return Suiting(devices=sized, sizes=sizes, roomy=tuple(sorted(roomy, reverse=True)), is_open=is_open)
+
+
+def _alone(need: Need, cards: Cards) -> Need:
+    return replace(need, memory_mb=None, is_exclusive=True, takes_rest=False, only=_largest(need, cards))
+
+
+def _first_run_mb(need: Need, program: Profile | None, cards: Cards, part: float) -> float | None:
     """The part of the largest, as far as the smallest has that much; of a program whose runs were unlike each other, it
     may be like the largest of these. `None` is a device alone: where nobody can see who holds what, only one that is
     alone teaches anything."""
-    usable = [device for device in devices if unsuitable(need, device) is None]
-    sizes = [size for device in usable if (size := capacity(device)) is not None]
-    if part >= 1.0 or not sizes or len(sizes) < len(usable) or any(device.processes is None for device in usable):
+    suiting = cards.suiting(need)
+    if part >= 1.0 or not suiting.sizes or not suiting.is_open:
         return None
     known = None if program is None else memory_of(program)
-    return max(known or 0.0, min(part * max(sizes), _NEARLY_ALL * min(sizes)))
+    return max(known or 0.0, min(part * suiting.sizes[0], _NEARLY_ALL * suiting.sizes[-1]))
 
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
@@ -113,7 +147,7 @@ def grow(
         return replace(growth, count=count, is_alone=True)
     is_sized = attempt.predicted_mb is not None or job.spec.need.memory_mb is not None or growth.memory_mb is not None
     memory_mb = max(lacked, attempt.reserved_mb if is_sized else 0.0) * _GROWN[count - 1]
-    if _takes_all(memory_mb, job.spec.need, devices):
+    if _takes_all(memory_mb, job.spec.need, Cards(devices)):
         return replace(growth, count=count, is_alone=True)
     return replace(growth, count=count, memory_mb=memory_mb)
 
@@ -167,21 +201,19 @@ def largest_mb(devices: Sequence[Device]) -> float | None:
     return max((size for device in devices if (size := capacity(device)) is not None), default=None)
 
 
-def _takes_all(memory_mb: float, need: Need, devices: Sequence[Device]) -> bool:
+def _takes_all(memory_mb: float, need: Need, cards: Cards) -> bool:
     """Whether so much can be had only of devices that are as good as empty, if at all."""
-    usable = [(each, capacity(each)) for each in devices if unsuitable(need, each) is None]
-    large = [each for each, size in usable if size is None or memory_mb <= size - allowed_strangers(each)]
-    return bool(usable) and len(large) < need.devices
+    roomy = cards.suiting(need).roomy
+    return bool(roomy) and (len(roomy) < need.devices or memory_mb > roomy[need.devices - 1])
 
 
-def _largest(need: Need, devices: Sequence[Device]) -> tuple[str, ...] | None:
+def _largest(need: Need, cards: Cards) -> tuple[str, ...] | None:
     """As many as it needs of the largest that it may use."""
-    usable = [each for each in devices if unsuitable(need, each) is None]
-    sizes = sorted((capacity(device) or 0.0 for device in usable), reverse=True)
-    if len(sizes) < need.devices:
+    suiting = cards.suiting(need)
+    if len(suiting.sizes) < need.devices:
         return need.only
-    least = sizes[need.devices - 1]
-    return tuple(device.id for device in usable if (capacity(device) or 0.0) >= least)
+    least = suiting.sizes[need.devices - 1]
+    return tuple(device_id for device_id, size in suiting.devices if size >= least)
 
 
 def _with_margin(peak_mb: float) -> float:
