@@ -213,18 +213,9 @@ def test_reservations_never_exceed_a_card_and_an_exclusive_lease_is_alone_whatev
             assert len(shares) <= 1 or not any(share.is_exclusive for share in shares)
 
 
-# Those that would slow others spread over the cards, and so one may go where it went on paper only if it is alone.
-light_needs = needs.map(lambda need: msgspec.structs.replace(need, load_percent=0.0))
-
-
-@given(st.sampled_from([1.0, 5.0, 10.0, 22.0]), st.lists(light_needs, min_size=1, max_size=6), light_needs)
-def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(
-    size_gb: float, ahead: list[Need], mine: Need
-) -> None:
-    """Granted in the order of the line, everybody gets the same with and without the one behind. Where sizes are
-    unlike, one ahead may fit tightly beside the one behind, and so be in another's way."""
-    ahead = [msgspec.structs.replace(need, memory_mb=need.memory_mb and size_gb * GB) for need in ahead]
-    mine = msgspec.structs.replace(mine, memory_mb=mine.memory_mb and size_gb * GB)
+@given(st.lists(needs, min_size=1, max_size=6), needs)
+def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(ahead: list[Need], mine: Need) -> None:
+    """Granted in the order of the line, everybody gets the same with and without the one behind."""
     world = World()
     line = tuple(ticket(need, since=place, name=str(place)) for place, need in enumerate(ahead))
     claim = choose(mine, msgspec.structs.replace(world.view(), ahead=line)).claim

@@ -25,6 +25,7 @@ from gpuyard.core.room import Promise, Room
 from gpuyard.core.shelf import Shelf, unfitness
 
 PATIENCE_S = 60.0
+_SOMEBODY = Holder(uid=0, user="", pid=0)
 # Nobody reads more than this many devices' reasons, and to write a thousand takes longer than to decide.
 _TOLD_DEVICES = 64
 
@@ -58,7 +59,27 @@ def choose(need: Need, view: View) -> Choice:
             break  # whoever else is ahead only takes more away
         board.keep_for(ticket)
         choice = board.choose(need)
-    return choice
+    robbed = _robbed(choice.claim, view) if choice.claim is not None else None
+    if choice.claim is None or robbed is None:
+        return choice
+    told = (reasons.awaited(share.device_id, (robbed,)) for share in choice.claim.shares)
+    return Choice(claim=None, reasons=tuple(told))
+
+
+def _robbed(claim: Claim, view: View) -> Holder | None:
+    """One ahead who could have what it needs now, and could not once the claim is granted: beside it those ahead may go
+    elsewhere than on paper, and so be in each other's way."""
+    before, after = Board(view), Board(view)
+    after.take(claim, _SOMEBODY)
+    for ticket in view.ahead:
+        could, can = before.find(ticket.need), after.find(ticket.need)
+        if could is None:
+            return None
+        if can is None:
+            return ticket.holder
+        before.take(could, ticket.holder)
+        after.take(can, ticket.holder)
+    return None
 
 
 class Board:
