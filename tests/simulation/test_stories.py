@@ -65,15 +65,15 @@ def test_a_job_for_all_devices_is_not_starved_by_small_ones() -> None:
 
 
 def crowd(seed: int) -> list[Operation]:
-    """All at once, so that who is first stays first. All say how long they take, and are right: otherwise the devices
-    that are kept for the first are those that only seem to be free for it first."""
+    """All at once, so that who is first stays first. Some say how long they take, and are right."""
     random = Random(seed)
     operations = []
     for number in range(12):
         runs_s = random.randint(1, 30)
         options: dict[str, Any] = {"gpus": str(random.choice((1, 1, 2, 3))), "priority": str(random.randint(0, 2))}
         options.update(random.choice(({}, {"vram": "8G"}, {"vram": "14G"})))
-        options["duration"] = f"{runs_s}s"
+        if random.random() < 0.75:
+            options["duration"] = f"{runs_s}s"
         operations.append(submit(0, f"j{number}", str(runs_s), **options))
     return operations
 
@@ -94,7 +94,7 @@ def delays(seeds: range) -> tuple[int, list[str]]:
 
 
 def test_whoever_is_first_is_never_delayed_by_those_who_pass_it() -> None:
-    passed, found = delays(range(30))
+    passed, found = delays(range(50))
     assert not found
     assert passed > 50
 

@@ -1,12 +1,12 @@
 """decide(view) -> Plan: which jobs start or go on now and where, who makes room, and in the policy's own words why the
 others do not.
 
-The first job in the line that needs devices and cannot have them is the head of the queue. The devices that will be
-free for it first are kept for it, and once it has waited long every device that would serve it; a job behind it may
-start only where that cannot delay it: on devices that the head cannot use, or, where it is known how long things take,
-if it is sure to be over before the head could start anyway. One whom the end of all leases would not help holds up
-nobody, nor does one that waits for others of its tag or array. Work without devices has slots of its own and waits
-behind no device.
+The first job in the line that needs devices and cannot have them is the head of the queue. Every device that would
+serve it is kept for it, or, where it is known how long all that runs takes and it has not waited for long, those that
+will be free for it first. A job behind it may start only where that cannot delay it: on devices that the head cannot
+use, or, where it is known how long things take, if it is sure to be over before the head could start anyway. One whom
+the end of all leases would not help holds up nobody, nor does one that waits for others of its tag or array. Work
+without devices has slots of its own and waits behind no device.
 
 Jobs that were suspended for want of room stand in the same line. A head that may preempt has the cheapest jobs of
 lower priority make room for it; while they do, it waits, and nobody else is asked.
@@ -253,16 +253,16 @@ class _Planner:
         first = self._board.first_free(need, ends)
         return first[-1][0] if len(first) == need.devices else view.now
 
-    def _likely_ends(self) -> dict[str, float]:
-        """One of which nothing is known is taken to last as long again as it has."""
+    def _likely_ends(self) -> dict[str, float] | None:
+        """When leases should end; `None` where that is not known of all."""
         view = self._view
-        ends = {lease.id: view.now + max(0.0, view.now - lease.since) for lease in view.placement.leases}
-        for run in view.running:
-            about = view.ends_about(run.job_id) if run.lease_id in ends else None
-            if about is not None and run.lease_id is not None:
-                ends[run.lease_id] = about if about > view.now else ends[run.lease_id]
-        starting = (start.job_id for start in self._starts)
-        return ends | {_name(job_id): view.now + (view.estimate(job_id).likely_s or 0.0) for job_id in starting}
+        ends = {run.lease_id: view.ends_about(run.job_id) for run in view.running}
+        known = {lease.id: ends.get(lease.id) for lease in view.placement.leases}
+        for start in self._starts:
+            likely_s = view.estimate(start.job_id).likely_s
+            known[_name(start.job_id)] = None if likely_s is None else view.now + likely_s
+        told = {lease_id: max(view.now, at) for lease_id, at in known.items() if at is not None}
+        return told if len(told) == len(known) else None
 
     def _holder(self, job_id: int) -> Holder:
         return replace(self._view.me, label=_name(job_id))
