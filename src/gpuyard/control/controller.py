@@ -19,21 +19,18 @@ from gpuyard.control.gating import HostGates
 from gpuyard.control.launching import launch_of
 from gpuyard.control.lining import PlaceInLine
 from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.control.observing import Observer, as_amended, outcome_of, time_of_end
+from gpuyard.control.observing import Observer, as_amended, time_of_end, verdict_on
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
-from gpuyard.core.oom import ShortageKind
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.policy import Plan, Start, View, decide, estimate_start
 from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import Reason, ReasonKind, plain
 from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
-from gpuyard.core.retry import judge_shortage
-from gpuyard.core.sizing import grow, largest_mb
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Suspender, Wanted
 from gpuyard.store.jobs import JobStore
@@ -161,12 +158,7 @@ class Controller:
 
     def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:
         """It ran out of memory: it is run again with more, and none of its retries are used up."""
-        devices = look.snapshot.usable_devices() if look is not None else ()
-        host_mb = look.snapshot.host.memory_total_mb if look is not None else None
-        outcome = outcome_of(lack, ended.outcome.status)
-        growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
-        most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
-        verdict = judge_shortage(outcome, growth, most_mb)
+        outcome, verdict = verdict_on(live, lack, ended.outcome.status, look)
         self.desk.end(
             live.job.id, outcome, time_of_end(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
         )

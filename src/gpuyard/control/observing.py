@@ -13,7 +13,8 @@ from gpuyard.core.metering import note
 from gpuyard.core.model import Claim, Device, Holder, Lease, Share, Ticket
 from gpuyard.core.oom import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.reasons import name_of
-from gpuyard.core.sizing import settled_shares
+from gpuyard.core.retry import Verdict, judge_shortage
+from gpuyard.core.sizing import grow, largest_mb, settled_shares
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, LeaseBook, Wanted
 
@@ -163,11 +164,16 @@ class Observer:
         return tuple(seen)
 
 
-def outcome_of(lack: Lack, status: int | None) -> Outcome:
-    """Of an attempt that ran out of memory."""
+def verdict_on(live: Live, lack: Lack, status: int | None, look: Look | None) -> tuple[Outcome, Verdict]:
+    """How an attempt ended that ran out of memory, and what becomes of its job."""
     says = lack.shortage.says
     reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
-    return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
+    outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
+    devices = look.snapshot.usable_devices() if look is not None else ()
+    host_mb = look.snapshot.host.memory_total_mb if look is not None else None
+    growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
+    most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
+    return outcome, judge_shortage(outcome, growth, most_mb)
 
 
 def as_amended(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:

@@ -6,10 +6,22 @@ Nothing here fails: what cannot be read is no evidence, an empty text or `None`.
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpuyard.core.jobs import Outcome, OutcomeKind
+from gpuyard.core.oom import Shortage, killed_by_kernel, recognise
 from gpuyard.engines.logs import Kept
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
+
+
+def shortage_of(outcome: Outcome, log: str | None, kills_before: int | None) -> Shortage | None:
+    """What an attempt lacked that failed for want of memory: in its own words, or by the kernel's count."""
+    if outcome.kind is not OutcomeKind.FAILED or log is None:
+        return None
+    told = recognise(read_tail(Path(log)))
+    if told is not None or kills_before is None:
+        return told
+    return killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:

@@ -26,8 +26,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
-from gpuyard.core.oom import Shortage, killed_by_kernel, recognise
+from gpuyard.core.jobs import Attempt
 from gpuyard.engines import evidence, journal, keeper, logs, tree
 from gpuyard.engines.connection import Connection, connect
 from gpuyard.errors import EnvironmentFault, UserError
@@ -297,7 +296,7 @@ class LocalEngine:
         watched, entry = self._watched.pop(name), self._words.pop(name, None)
         outcome = journal.outcome_of(entry.word if entry is not None else None, watched.things)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
-        shortage = _shortage(watched, outcome)
+        shortage = evidence.shortage_of(outcome, watched.log, watched.kills)
         return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at, shortage=shortage)
 
     def _count_kills(self) -> int | None:
@@ -353,16 +352,6 @@ class LocalEngine:
     def pid_of(self, attempt: Attempt) -> int | None:
         """The program's own, while it runs."""
         return tree.main_process(attempt, self.queue)
-
-
-def _shortage(watched: _Watched, outcome: Outcome) -> Shortage | None:
-    """What it lacked, where it failed for want of memory: in its own words, or by the kernel's count."""
-    if outcome.kind is not OutcomeKind.FAILED or watched.log is None:
-        return None
-    told = recognise(evidence.read_tail(Path(watched.log)))
-    if told is not None or watched.kills is None:
-        return told
-    return killed_by_kernel(outcome.status, watched.kills, evidence.oom_kills(), None, None)
 
 
 def _is_last(entry: journal.Entry) -> bool:
