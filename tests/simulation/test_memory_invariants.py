@@ -58,7 +58,7 @@ def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = retry.judge_shortage
-    monkeypatch.setattr("gpuyard.control.controller.judge_shortage", lambda *given: replace(real(*given), counts=True))
+    monkeypatch.setattr("gpuyard.control.observing.judge_shortage", lambda *given: replace(real(*given), counts=True))
 
 
 def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from gpuyard.errors import EnvironmentFault
 MUTEX = "mutex"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
+_open_here: set[int] = set()
 
 
 @contextlib.contextmanager
@@ -21,9 +22,20 @@ def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Closing alone would not do where another thread has just forked.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        if descriptor in _open_here:
+            # Closing alone would not do where another thread has just forked.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            _close(descriptor)
+
+
+def _leave_in_child() -> None:
+    """A child forked in the middle has the lock with its parent and, unlike it, no thread that would ever let go."""
+    for descriptor in list(_open_here):
+        _close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
@@ -39,14 +51,20 @@ def _open_locked(folder: Path, timeout_s: float) -> int:
             descriptor = _open(folder / MUTEX)
         except OSError as error:
             raise unwritable(folder, error) from error
+        _open_here.add(descriptor)
         try:
             _lock(descriptor, folder, timeout_s)
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         if os.fstat(descriptor).st_nlink:
             return descriptor
-        os.close(descriptor)  # removed while we waited for it: others lock a new one by now
+        _close(descriptor)  # removed while we waited for it: others lock a new one by now
+
+
+def _close(descriptor: int) -> None:
+    _open_here.discard(descriptor)
+    os.close(descriptor)
 
 
 def _open(path: Path) -> int:

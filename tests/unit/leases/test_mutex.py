@@ -1,6 +1,7 @@
 import fcntl
 import os
 import signal
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -57,6 +58,34 @@ def test_a_process_forked_in_the_meantime_does_not_keep_it(tmp_path: Path) -> No
         forked = parent.hear()
         try:
             with hold_mutex(tmp_path, 0.0):
+                pass
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def fork_beside_a_holding_thread(connection: Connection, folder: Path) -> None:
+    holds = threading.Event()
+
+    def hold_for_ever() -> None:
+        with hold_mutex(folder, DEADLINE_S):
+            holds.set()
+            signal.pause()
+
+    threading.Thread(target=hold_for_ever, daemon=True).start()
+    holds.wait(DEADLINE_S)
+    pid = os.fork()
+    if pid == 0:
+        connection.send(os.getpid())
+        signal.pause()
+    wait_for_word(connection)
+
+
+def test_a_fork_does_not_keep_what_a_thread_of_its_killed_parent_held(tmp_path: Path) -> None:
+    with child(fork_beside_a_holding_thread, tmp_path) as parent:
+        forked = parent.hear()
+        try:
+            parent.kill()
+            with hold_mutex(tmp_path, DEADLINE_S):
                 pass
         finally:
             os.kill(forked, signal.SIGKILL)
