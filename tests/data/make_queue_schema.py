@@ -29,6 +29,7 @@ from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
 from gpuyard.core.oom import Shortage, ShortageKind
 from gpuyard.core.ordering import Use
+from gpuyard.core.pacing import Pace
 from gpuyard.core.submission import Element
 from gpuyard.store.database import Database, migrations, open_database
 from gpuyard.store.jobs import JobStore
@@ -53,6 +54,24 @@ FULL = JobSpec(
 )
 LEARNING = replace(
     SPEC, learns_memory=True, configuration="c0ffee", preempts=True, on_preempt=OnPreempt.REQUEUE, name="learns"
+)
+PACED = replace(
+    SPEC,
+    command=("sim_view", "--seed", "{seed}"),
+    need=Need(memory_mb=2048.0, is_exclusive=False),
+    name="batch",
+    is_array=True,
+    pace=Pace(
+        max_cpu_percent=85.0,
+        min_free_memory_mb=2048.0,
+        max_gpu_percent=80.0,
+        max_gpu_memory_mb=8000.0,
+        run_ram_mb=512.0,
+        smoothing_s=4.0,
+        steady_s=2.0,
+        stagger_s=1.5,
+        sample_log="/data/me/samples.csv",
+    ),
 )
 SHORTAGE = Shortage(where=ShortageKind.DEVICE, says="CUDA out of memory", asked_mb=2048.0, held_mb=6144.0)
 USAGE = Usage(
@@ -151,6 +170,17 @@ def add_suspended(store: JobStore) -> None:
     store.set_profile("4567", learned)
 
 
+def add_batch(store: JobStore) -> None:
+    """What came with schema 3: a batch with one run done, one at work and one to come, and what was noted of it."""
+    seeds = [Element(values={"index": str(index), "seed": str(70 + index)}) for index in range(3)]
+    first = submit(store, replace(like(PACED), group_limit=2), seeds, token="batch")  # 18 to 20
+    store.begin_attempt(attempt(first))
+    store.end_attempt(first, 1, SUCCEEDED, 1040.0)
+    store.change(first, JobState.SUCCEEDED, ended_at=1040.0, outcome=SUCCEEDED)
+    store.begin_attempt(replace(attempt(first + 1), started_at=1030.0))
+    store.set_batch(first, '{"waits_s":{"cpu":12.5,"gpu-memory":3.0},"unknown":["--max-gpu"]}')
+
+
 def shrink(database: Database) -> None:
     """Small pages, in one file."""
     for pragma in ("journal_mode = DELETE", "page_size = 512"):
@@ -167,6 +197,7 @@ def main() -> None:
     with store.transaction():
         fill(store)
         add_suspended(store)
+        add_batch(store)
     shrink(database)
     database.close()
 

@@ -1,4 +1,5 @@
-"""Every example in the README and the docs runs: `console` blocks line by line, `python` blocks as they stand."""
+"""Every example in the README and the docs runs: `console` blocks line by line, where `> ` goes on with one, `python`
+blocks as they stand."""
 
 import contextlib
 import os
@@ -37,7 +38,7 @@ def test_an_example_works_as_it_is_written(
     if language == "python":
         command = [sys.executable, "-c", code]
     else:
-        lines = [line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ ")]
+        lines = [line[2:] for line in code.splitlines() if line.startswith(("$ ", "> "))]
         assert lines, "a console block shows what to type behind a $"
         command = ["sh", "-ec", "\n".join([*lines, "wait"])]
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuyard.daemon.lock import hold_daemon_lock
-from gpuyard.ui.cli.patient import has_crashed
+from gpuyard.daemon.patient import has_crashed
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job, page, row
 

@@ -19,6 +19,7 @@ from gpuyard.store.rows import lane_of
 from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
 from tests.simulation.life import LIMITS, Life
+from tests.simulation.pace_invariants import PaceWatch
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -45,6 +46,16 @@ class Checker:
         self._told = 0
         self._queued: dict[int, Job] = {}
         self._was_paused = False
+        self._paces = PaceWatch(world, database)
+
+    def watch(self, life: Life) -> None:
+        """A new one, from its first step on."""
+        self._paces.watch(life.controller)
+
+    @property
+    def launches(self) -> int:
+        """Of runs of batches."""
+        return self._paces.launches
 
     # After every turn
 
@@ -88,7 +99,7 @@ class Checker:
         assert all(count <= (most[group] or 0) for group, count in groups.items()), "more of an array than its limit"
         tags = Counter(job.spec.tag for job in jobs)
         assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), "more of a tag than its limit"
-        without_devices = sum(not job.spec.need.devices for job in jobs)
+        without_devices = sum(not job.spec.need.devices and job.spec.pace is None for job in jobs)
         assert without_devices <= LIMITS.cpu_jobs, "more without devices than their limit"
 
     def _note_ends(self, states: dict[int, JobState]) -> None:
@@ -100,6 +111,7 @@ class Checker:
         """Programs that have begun since the last look were allowed to."""
         new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
         self._told = len(self._world.log)
+        self._paces.check_begun()
         for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
             for other, kind, _ in store.dependencies(job_id):
@@ -129,6 +141,7 @@ class Checker:
             self._world, store, life.suspender, life.controller, asked_ledger=life.asked_ledger
         )
         plan = life.controller.plan
+        self._paces.check_plan(plan)
         head = None if plan.head is None else plan.head.job_id
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
         states = self._states()
@@ -143,8 +156,8 @@ class Checker:
     def _is_before(self, job: Job, other: Job) -> bool:
         """Where nothing but their places in the queue tells them apart."""
         mine, others = lane_of(job), lane_of(other)
-        is_alike = (mine.user, mine.tag, mine.need, mine.preempts) == (
-            others.user, others.tag, others.need, others.preempts,
+        is_alike = (mine.user, mine.tag, mine.need, mine.preempts, mine.pace) == (
+            others.user, others.tag, others.need, others.preempts, others.pace,
         )  # fmt: skip
         is_sized = mine.sizes_each or others.sizes_each or job.growth.count or other.growth.count
         if not is_alike or is_sized or mine.group_limit is not None:
@@ -218,7 +231,7 @@ class Checker:
 
     def check_nothing_is_left(self) -> None:
         """After all was forgotten."""
-        for table in ("jobs", "attempts", "dependencies", "events", "specs"):
+        for table in ("jobs", "attempts", "dependencies", "events", "specs", "batches"):
             left = self._execute(f"SELECT count(*) FROM {table}").fetchone()[0]
             assert not left, f"{left} {table} are left though all jobs were forgotten"
         self.check()

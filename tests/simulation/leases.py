@@ -57,6 +57,8 @@ class SimulatedBook:
                 continue
             holder = replace(self._holder, label=wanted.label)
             granted = self._world.grant(holder, wanted.claim.shares, self._keeper)
+            if self._seen is not None:
+                self._world.tell_granted(granted.lease, self._seen)
             descriptor = self._world.number("descriptor")
             self.descriptors[descriptor] = granted.lease.id
             claims.append(SimulatedClaim(self._world, granted, self._keeper, descriptor))

@@ -38,6 +38,7 @@ class Life:
         self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
         self.suspender = SimulatedSuspender(world, moves_fail)
         self._latest: Look | None = None
+        self._wants_look = False
         self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
         clock = Port("clock", world.clock, self.thread)
@@ -68,9 +69,16 @@ class Life:
     def look(self) -> Look:
         """One that is good enough."""
         taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
-        if self._latest is None or taken_at is None or self._world.now - taken_at > FRESH_S:
-            self._latest = Look(snapshot=self._world.snapshot())
+        is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_look else FRESH_S)
+        if self._latest is None or not is_fresh:
+            self._wants_look = False
+            self._latest = Look(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
         return self._latest
+
+    def wants_look(self) -> bool:
+        """Whether a run of a batch waits for a look alone; the one that was taken is of no use to it."""
+        self._wants_look = self.controller.pacer.wants_look(self._world.now)
+        return self._wants_look
 
     def explain(self, job_id: int) -> None:
         job = self._store.job(job_id)

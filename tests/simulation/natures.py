@@ -20,7 +20,8 @@ class Nature:
     """`lost_after_s` is when its supervisor is killed, `is_orphan` whether the program goes on without it; something of
     the job's keeps the lease for `lingers_s` after its end. `climbs` are the times, as the program runs, at which it
     holds so much on each of its devices; one that `halves` needs half as much each time that it ran out, and one that
-    is `silent` crashes without a word when it does."""
+    is `silent` crashes without a word when it does. It keeps the CPU and its devices so busy, and holds `ram_mb` from
+    `ram_after_s` on."""
 
     runs_s: float
     word: str = "0"
@@ -32,6 +33,10 @@ class Nature:
     climbs: tuple[tuple[float, float], ...] = ()
     halves: bool = False
     silent: bool = False
+    cpu_percent: float = 0.0
+    gpu_percent: float = 0.0
+    ram_mb: float = 0.0
+    ram_after_s: float = 0.0
 
     @property
     def peak_mb(self) -> float:

@@ -16,9 +16,11 @@ from tests.simulation.invariants import Checker
 from tests.simulation.leases import Other, Others
 from tests.simulation.life import RULES, Life
 from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
-from tests.simulation.world import EPOCH, Event, World
+from tests.simulation.world import EPOCH, Event, Hog, World
 
 LOOK_S = 3.0
+# So long it takes until a look that was asked for is there.
+LOOKING_S = 0.05
 TRY_AGAIN_S = 1.0
 MOST_TURNS = 4000
 WITHIN_S = 40.0
@@ -28,7 +30,8 @@ WITHIN_S = 40.0
 class Script:
     """What happens in a story; `trouble` is how often a port fails, `moves_fail` how often a suspension or resumption
     does, `others` how many come to the ledger, `strangers_mb` what is never ours on each device, and `first_run_part`
-    how much of a device a new program is given: all of it is a device alone."""
+    how much of a device a new program is given: all of it is a device alone. `hogs` come and go; what is `blind` no
+    probe gives."""
 
     seed: int
     operations: tuple[Operation, ...] = ()
@@ -40,6 +43,8 @@ class Script:
     moves_fail: float = 0.08
     strangers_mb: float = 0.0
     first_run_part: float = 1.0
+    hogs: tuple[Hog, ...] = ()
+    blind: frozenset[str] = frozenset({"gpu"})
 
 
 def wild(seed: int) -> Script:
@@ -92,7 +97,10 @@ class Play:
         self._wake_at: float | None = self.world.now
         self._is_calm = False
         self.world.strangers_mb = dict.fromkeys(self.world.device_ids, script.strangers_mb)
+        self.world.blind = script.blind
         self.life = self._new_life()
+        for hog in script.hogs:
+            self.world.after(hog.at, lambda hog=hog: self._let_in(hog))  # type: ignore[misc]
         self._invite_others()
 
     def run(self) -> Played:
@@ -185,6 +193,8 @@ class Play:
             self.backfilled.setdefault(head or 0, set()).update(passed)
         times = [self._step.wake_at]
         times.append(self.world.now + LOOK_S if self._step.waits_for_room else None)
+        times.append(self.world.now + LOOK_S if self.life.controller.pacer.is_waiting else None)
+        times.append(self.world.now + LOOKING_S if self.life.wants_look() else None)
         times.append(self.world.now + self._script.measures_every_s if self.life.measures() else None)
         self._wake_at = min((at for at in times if at is not None), default=None)
 
@@ -199,17 +209,25 @@ class Play:
         if not self._pending and not self._is_calm:
             self._calm_down()
             return False
+        if self._is_calm and self.world.next_event() is None and self.life.controller.pacer.is_waiting:
+            self._let_all_go_on()  # a batch is looked after even while its runs are held up by people
         if known:
             self.world.advance(max(self.world.now, min(known)))
             return False
         return self._is_over()
 
-    def _is_over(self) -> bool:
+    def _let_all_go_on(self) -> bool:
+        """Whether there was somebody to let go on."""
         for kind, meant in (("release", self.checker.held()), ("resume", self.checker.suspended_by_hand())):
             if meant:
                 self.clients.change(kind, " ".join(map(str, meant)), 0, self.life)
                 self._wake_at = self.world.now
-                return False
+                return True
+        return False
+
+    def _is_over(self) -> bool:
+        if self._let_all_go_on():
+            return False
         assert self.checker.is_all_finished(), f"the daemon sleeps, and jobs wait: {self.checker.standing()}"
         return True
 
@@ -223,13 +241,16 @@ class Play:
         self.others.leave()
         self.world.strangers_mb = dict.fromkeys(self.world.device_ids, self._script.strangers_mb)
         self.world.faults.clear()
+        self.world.hogs.clear()
         self._wake_at = self.world.now
 
     def _forget_all(self) -> None:
-        while self.checker.names():
+        is_tidy = False
+        while not is_tidy:
             try:
                 for _ in self.life.requests.clean(-1.0):
                     self.checker.check()
+                is_tidy = True
             except StoreFault:
                 continue
             except Crash:
@@ -267,9 +288,19 @@ class Play:
                 self.deaths += 1
                 life.die()
             else:
+                self.checker.watch(life)
                 return life
 
     # The rest of the machine
+
+    def _let_in(self, hog: Hog) -> None:
+        def leave() -> None:
+            if hog in self.world.hogs:
+                self.world.hogs.remove(hog)
+
+        if not self._is_calm:
+            self.world.hogs.append(hog)
+            self.world.after(hog.lasts_s, leave)
 
     def _invite_others(self) -> None:
         random = self.world.random("others")

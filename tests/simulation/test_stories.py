@@ -283,7 +283,7 @@ def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
         (_begin_without_a_gate, "runs, and nobody knows of it"),
         (_forget_ends_before_they_are_recorded, "ran unrecorded"),
         (_leave_orphans_alone, "runs, and nobody knows of it"),
-        (_count_unbegun_attempts, "live attempts and states do not agree"),
+        (_count_unbegun_attempts, "live attempts and states do not agree|it does not come to an end"),
         (_ignore_limits, "than (its|their) limit"),
         (_see_no_leases, "is somebody's alone, and leased to 2|its lease is for something"),
         (_never_wake_for_a_time, "the daemon sleeps, and jobs wait"),

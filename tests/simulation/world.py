@@ -24,6 +24,7 @@ RAM_MB = 64_000.0
 _A_STRANGER = 1
 Action = Callable[[], None]
 Event = tuple[float, str, Any]
+Granting = Callable[[Lease, Snapshot], None]
 
 
 class VirtualClock:
@@ -38,6 +39,17 @@ class VirtualClock:
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hog:
+    """Load from outside, on the host and on every device."""
+
+    at: float
+    lasts_s: float
+    cpu_percent: float = 0.0
+    gpu_percent: float = 0.0
+    ram_mb: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -60,6 +72,9 @@ class World:
         self.tickets: dict[str, tuple[Ticket, str]] = {}
         self.strangers_mb = dict.fromkeys(self.device_ids, 0.0)
         self.faults: dict[str, str] = {}
+        self.hogs: list[Hog] = []
+        self.blind: frozenset[str] = frozenset()
+        self.on_grant: list[Granting] = []
         self.log: list[Event] = []
         self.ledger_woke = False
         self.had_strangers = False
@@ -260,6 +275,11 @@ class World:
         self.tell("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
 
+    def tell_granted(self, lease: Lease, seen: Snapshot) -> None:
+        """To those who watch: who was granted it, and by what they had seen."""
+        for told in self.on_grant:
+            told(lease, seen)
+
     def amend_lease(self, lease_id: str, shares: tuple[Share, ...]) -> None:
         granted = self.granted.get(lease_id)
         if granted is not None:
@@ -321,13 +341,36 @@ class World:
                 f"{device.id} is promised {charged} MB, strangers hold {strangers}"
             )
 
-    # What a probe sees
+    # What a probe sees; those in `blind` are figures that none gives
+
+    def ram_mb(self) -> dict[tuple[int, int], float]:
+        """What programs hold of RAM, by job and attempt."""
+        return {
+            program.name: program.nature.ram_mb
+            for program in self.programs
+            if program.is_running and self.now - (program.began_at or 0.0) >= program.nature.ram_after_s
+        }
+
+    def _cpu_percent(self) -> float:
+        running = sum(program.nature.cpu_percent for program in self.programs if program.is_running)
+        return min(100.0, 10.0 + running + sum(hog.cpu_percent for hog in self.hogs))
+
+    def _gpu_percent(self, device_id: str) -> float:
+        here = (program for program in self.programs if program.is_running and device_id in program.devices)
+        return min(
+            100.0, sum(program.nature.gpu_percent for program in here) + sum(hog.gpu_percent for hog in self.hogs)
+        )
 
     def snapshot(self) -> Snapshot:
         stashed = sum(sum(program.stash_mb.values()) for program in self.programs if program.stash_mb)
+        taken = sum(self.ram_mb().values()) + sum(hog.ram_mb for hog in self.hogs)
         return Snapshot(
             taken_at=self.now,
-            host=Host(cpu_percent=10.0, memory_total_mb=RAM_MB, memory_available_mb=RAM_MB - stashed),
+            host=Host(
+                cpu_percent=None if "cpu" in self.blind else self._cpu_percent(),
+                memory_total_mb=RAM_MB,
+                memory_available_mb=None if "ram" in self.blind else max(0.0, RAM_MB - stashed - taken),
+            ),
             devices=tuple(self._device(index, device_id) for index, device_id in enumerate(self.device_ids)),
         )
 
@@ -346,6 +389,7 @@ class World:
             memory_total_mb=MEMORY_MB,
             memory_used_mb=MEMORY_MB - free_mb,
             memory_free_mb=free_mb,
+            utilization_percent=None if "gpu" in self.blind else self._gpu_percent(device_id),
             processes=tuple(processes),
             fault=self.faults.get(device_id),
         )

@@ -20,6 +20,7 @@ from gpuyard.control.launching import launch_of
 from gpuyard.control.lining import PlaceInLine
 from gpuyard.control.moving import Mover, NoSuspender
 from gpuyard.control.observing import Observer, as_amended, time_of_end, verdict_on
+from gpuyard.control.pacing import Pacer
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
@@ -55,6 +56,7 @@ class Controller:
     ) -> None:
         self.desk = Desk(store)
         self.mover = Mover(self.desk, suspender or NoSuspender())
+        self.pacer = Pacer(self.desk)
         self._observer = Observer(self.desk, leases, me)
         self.rules = rules
         self.plan = Plan()
@@ -82,7 +84,7 @@ class Controller:
             self.desk.reload()
         attempts = [live.attempt for live in self.desk.live.values()]
         self._engine.adopt(attempts)
-        if any(self._died_with_the_machine(attempt) for attempt in attempts):
+        if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
             self._ask_for_ends()
             with self.desk.in_step(), self._store.transaction():
                 self._record_ends(now)
@@ -110,6 +112,7 @@ class Controller:
                 may_start = may_start and not self.is_behind(look)
                 started = self._start(look, now, granted) if may_start else self._wait_for_look(now)
         except BaseException:
+            self.pacer.forget()
             self._engine.abandon()
             for held in granted:
                 held.release()
@@ -134,9 +137,6 @@ class Controller:
         if not self._unrecorded:  # the engine may forget what it told of when it is asked again
             self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engine.ended()}
 
-    def _died_with_the_machine(self, attempt: Attempt) -> bool:
-        return died_with_the_machine(attempt, self.me.boot_id)
-
     def _record_ends(self, now: float, look: Look | None = None) -> None:
         for (job_id, number), ended in self._unrecorded.items():
             live = self.desk.live.get(job_id)
@@ -145,7 +145,7 @@ class Controller:
             attempt = live.attempt
             if attempt.lease_id is not None:
                 self._devices_end, self._left_at = True, now
-            if self._died_with_the_machine(attempt):
+            if died_with_the_machine(attempt, self.me.boot_id):
                 self._end_of_earlier_boot(live, ended.outcome, now)
                 continue
             if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
@@ -203,6 +203,7 @@ class Controller:
 
     def _start(self, look: Look, now: float, granted: list[HeldClaim]) -> int:
         queues = self._store.ready_queues()
+        self.pacer.look((queue.lane for queue in queues), look, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
         if wants_devices or self._devices_end or self.mover.has_parked or self._observer.has_unsettled:
             try:
@@ -227,12 +228,14 @@ class Controller:
             elif held is not None:
                 held.release()
         self.mover.make_room(self.plan.preempts, look, self.rules, now)
+        self.pacer.tell(self.plan, look, now)
         return started
 
     def _wait_for_look(self, now: float) -> int:
         """Nothing starts; and where nothing is ready any more, nothing waits either."""
         if not self._store.has_ready():
             self.plan = Plan()
+            self.pacer.rest()
         if self.mover.has_parked:
             with contextlib.suppress(EnvironmentFault):  # it is tried at each step
                 self._leases.grant(lambda leases, _: self.mover.parks(leases, now))
@@ -290,6 +293,7 @@ class Controller:
             estimate=self.desk.lessons.estimate_of,
             ends_after=self.desk.ends_after,
             ends_about=self.desk.ends_about,
+            standings=self.pacer.standings,
             need=lambda _, job_id: self.desk.lessons.need(job_id, devices, self.rules.first_run_part),
         )
 
@@ -373,7 +377,7 @@ class Controller:
         )
 
     def _report(self, now: float, started: int) -> Step:
-        times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now)]
+        times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now), self.pacer.wake_at(now)]
         for live in self.desk.live.values():
             attempt = live.attempt
             if live.job.state not in PARKED:

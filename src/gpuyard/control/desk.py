@@ -246,6 +246,8 @@ class Desk:
             dependant = self.store.job(dependant_id)
             if dependant is None or not can(dependant.state, JobEvent.REJECT):
                 continue
+            if self.store.waits_for_more(dependant_id, job_id):
+                continue
             found, why = prospect_of_all(self.store.dependencies(dependant_id))
             if found is Prospect.NEVER:
                 self._move(dependant, JobEvent.REJECT, now, why)
@@ -317,6 +319,7 @@ def _running(live: Live) -> Running:
         lease_id=attempt.lease_id,
         priority=job.priority,
         is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
+        is_paced=job.spec.pace is not None,
     )
 
 

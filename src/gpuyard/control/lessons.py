@@ -58,6 +58,10 @@ class Lessons:
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))
 
+    def ram_mb(self, job: Job) -> float | None:
+        """What it takes of RAM, as far as its like have shown."""
+        return next((each.ram_mb for each in self.profiles(job) if each is not None and each.ram_mb is not None), None)
+
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Of the exact command, and of the program."""
         known = Known.of(job)

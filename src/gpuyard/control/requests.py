@@ -17,9 +17,10 @@ from gpuyard.control.words import Look
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Dependency, DependencyKind, Job, OutcomeKind, Parked
 from gpuyard.core.lifecycle import FINISHED, LIVE, JobEvent, JobState
-from gpuyard.core.model import Snapshot
+from gpuyard.core.model import Need, Snapshot
 from gpuyard.core.naming import check_possible, find_devices
 from gpuyard.core.refusals import is_of_kind
+from gpuyard.core.room import capacity
 from gpuyard.core.selection import Selection
 from gpuyard.core.submission import Element, Submission
 from gpuyard.errors import StoreFault, UserError
@@ -291,6 +292,8 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     need = submission.spec.need
     if not need.devices:
         return submission
+    if submission.devices_are_optional and not snapshot.usable_devices():
+        return replace(submission, spec=replace(submission.spec, need=Need(devices=0), learns_memory=False))
     need = replace(need, only=_named(submission, snapshot))
     suitable = [
         device
@@ -299,6 +302,8 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     ]
     if not snapshot.usable_devices():
         raise UserError("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
+    if submission.spec.pace is not None and all(capacity(device) is None for device in suitable):
+        need = replace(need, memory_mb=None, is_exclusive=True)  # what nobody can measure is not shared
     check_possible(need.devices, need.memory_mb, suitable)
     return replace(submission, spec=replace(submission.spec, need=replace(need, banned=banned)))
 

@@ -48,3 +48,22 @@ def judge_below(gate: Gate, figure: float | None, bound: float | None, margin: f
     if figure is None or bound is None:
         return Gate()
     return Gate(is_closed=figure < (bound + margin if gate.is_closed else bound))
+
+
+class SteadyGate(Struct, frozen=True, kw_only=True):
+    """Closed since its figure was beyond its bound; `within_since` says since when it no longer is."""
+
+    is_closed: bool = False
+    within_since: float | None = None
+
+
+def judge_steadily(gate: SteadyGate, is_within: bool | None, now: float, steady_s: float) -> SteadyGate:  # noqa: FBT001
+    """It opens once its figure has been within for so long without a break. What is unknown closes nothing."""
+    if is_within is None:
+        return SteadyGate()
+    if not is_within:
+        return SteadyGate(is_closed=True)
+    if not gate.is_closed:
+        return gate
+    since = now if gate.within_since is None else min(gate.within_since, now)
+    return SteadyGate() if now - since >= steady_s else SteadyGate(is_closed=True, within_since=since)

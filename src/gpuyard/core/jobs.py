@@ -5,6 +5,7 @@ of their placeholders, or a whole `command` of their own.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from msgspec import Struct
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
 from gpuyard.core.oom import Shortage
+from gpuyard.core.pacing import Pace
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
@@ -77,7 +79,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class JobSpec(Struct, frozen=True, kw_only=True):
     """What the user said. Its environment may hold secrets: it is in no log and no `repr`.
 
-    One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names.
+    One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
+    runs of a batch start at its `pace`.
     """
 
     command: tuple[str, ...]
@@ -98,6 +101,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     configuration: str = ""
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
+    pace: Pace | None = None
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
@@ -110,6 +114,11 @@ class Growth(Struct, frozen=True, kw_only=True):
     memory_mb: float | None = None
     ram_mb: float | None = None
     is_alone: bool = False
+
+
+def fill_in(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """In one pass: a value that looks like a placeholder is a value all the same."""
+    return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words)
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -143,10 +152,7 @@ class Job(Struct, frozen=True, kw_only=True):
         if self.index is not None:
             filled["index"] = str(self.index)
         words = self.command if self.command is not None else self.spec.command
-        if not filled:
-            return words
-        # All in one pass: a value that looks like a placeholder is a value all the same.
-        return tuple(_PLACEHOLDER.sub(lambda found: filled.get(found[1], found[0]), word) for word in words)
+        return fill_in(words, filled) if filled else words
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from gpuyard.core.model import Need
+from gpuyard.core.pacing import Pace
 
 AGEING_S = 600.0
 HALF_LIFE_S = 86_400.0
@@ -31,7 +32,8 @@ class Lane(Struct, frozen=True, kw_only=True):
     """`group` is the array whose `group_limit` holds for it; a large submission is a `batch` with lanes of its own.
 
     Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
-    has a single job, which is suspended; one that `preempts` may have others make room.
+    has a single job, which is suspended; one that `preempts` may have others make room. The runs of a batch, which is a
+    `group`, start at its `pace`.
     """
 
     id: int
@@ -45,6 +47,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     sizes_each: bool = False
     resumes: bool = False
     preempts: bool = False
+    pace: Pace | None = None
 
     @property
     def party(self) -> Party:

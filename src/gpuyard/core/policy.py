@@ -8,6 +8,9 @@ use, or, where it is known how long things take, if it is sure to be over before
 the end of all leases would not help holds up nobody, nor does one that waits for others of its tag or array. Work
 without devices has slots of its own and waits behind no device.
 
+The runs of a batch start one at a time, as its gates allow; one that waits for a gate holds up nobody. A batch says
+itself how many run at once, so it takes no slots.
+
 Jobs that were suspended for want of room stand in the same line. A head that may preempt has the cheapest jobs of
 lower priority make room for it; while they do, it waits, and nobody else is asked.
 """
@@ -21,10 +24,11 @@ from msgspec.structs import replace
 from gpuyard.core.learning import Estimate
 from gpuyard.core.model import Claim, Holder, Need, Ticket
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Line, Party
+from gpuyard.core.pacing import Standing, device_refusal, refusals
 from gpuyard.core.placement import Board, in_line
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.preemption import Running, find_victims
-from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.reasons import Reason, ReasonKind, plain
 
 # So many jobs of a lane are looked at whose needs differ, before it is given up for this time.
 LOOK_AHEAD = 64
@@ -44,7 +48,7 @@ class View(Struct, frozen=True, kw_only=True):
 
     `estimate` says how long a job takes, `ends_after` the earliest time at which a running one may be over and
     `ends_about` the likely one, and `need` what a job needs whose lane leaves that open; all are asked only where it
-    matters.
+    matters. `standings` are those of batches, by their group.
     """
 
     now: float
@@ -61,14 +65,18 @@ class View(Struct, frozen=True, kw_only=True):
     ends_after: Callable[[int], float | None] = lambda _: None
     ends_about: Callable[[int], float | None] = lambda _: None
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need
+    standings: Mapping[int, Standing] = {}
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """A proposal: the ledger grants it, or it turns into a Hold. In a lane that resumes, the job goes on."""
+    """A proposal: the ledger grants it, or it turns into a Hold. In a lane that resumes, the job goes on.
+
+    For a run of a batch, `charged_mb` is what is used and reserved of its device with it."""
 
     job_id: int
     lane: Lane
     claim: Claim
+    charged_mb: float | None = None
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -125,6 +133,7 @@ class _Planner:
         self._preempts: tuple[Preempt, ...] = ()
         self._looked_at: dict[int, int] = {}
         self._unplaceable: set[Need] = set()
+        self._has_paced = False
 
     def plan(self) -> Plan:
         while (first := self._line.first()) is not None:
@@ -139,6 +148,8 @@ class _Planner:
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         refusal = self._refuse(lane)
         need = lane.need if refusal or not lane.sizes_each else self._view.need(lane, candidate.job_id)
+        if lane.pace is not None and need.devices and not refusal:
+            need, refusal = self._narrow(lane, need)
         choice = refusal or self._place(lane, need, candidate)
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
@@ -159,13 +170,24 @@ class _Planner:
 
     def _start(self, lane: Lane, candidate: Candidate, claim: Claim) -> None:
         self._line.advance(lane)
-        self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=claim))
+        self._starts.append(
+            Start(job_id=candidate.job_id, lane=lane, claim=claim, charged_mb=self._charged_mb(lane, claim))
+        )
         if not lane.resumes:  # it counts as running already
-            self._counts.add(lane.tag, lane.group, lane.need.devices)
+            self._counts.add(lane.tag, lane.group, lane.need.devices, is_paced=lane.pace is not None)
+        self._has_paced = self._has_paced or lane.pace is not None
         for board in {id(board): board for board in (self._board, self._kept)}.values():
             board.take(claim, self._holder(candidate.job_id), _name(candidate.job_id))
 
-    def _refuse(self, lane: Lane) -> Refusal:
+    def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
+        if lane.pace is None or not claim.shares:
+            return None
+        share, room = claim.shares[0], self._board.rooms[claim.shares[0].device_id]
+        if room.capacity_mb is None or room.free_mb is None:
+            return None
+        return room.capacity_mb - room.free_mb + (share.memory_mb or 0.0)
+
+    def _refuse(self, lane: Lane) -> Refusal:  # noqa: PLR0911 - one for each
         """What stands against the whole lane, wherever it would go."""
         if lane.resumes:  # it counts as running already, and what runs goes on when the queue is paused
             return tuple(reason for reason in self._view.shut if reason.kind is not ReasonKind.PAUSED)
@@ -176,10 +198,32 @@ class _Planner:
         if most is not None and counts.tags.get(lane.tag, 0) >= most:
             return (_limit(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
         if lane.group_limit is not None and counts.groups.get(lane.group, 0) >= lane.group_limit:
-            return (_limit(ReasonKind.ARRAY_LIMIT, "jobs of its array", lane.group_limit),)
+            what = "jobs of its array" if lane.pace is None else "runs of its batch"
+            return (_limit(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
+        if lane.pace is not None:
+            return self._refuse_run(lane)
         if not lane.need.devices and counts.without_devices >= limits.cpu_jobs:
             return (_limit(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
         return ()
+
+    def _refuse_run(self, lane: Lane) -> Refusal:
+        assert lane.pace is not None
+        assert lane.group is not None
+        if self._has_paced:
+            return (plain(ReasonKind.STAGGERED, "another run starts at this moment"),)
+        return tuple(refusals(lane.pace, self._view.standings.get(lane.group, Standing()), self._view.now))
+
+    def _narrow(self, lane: Lane, need: Need) -> tuple[Need, Refusal]:
+        """What it needs, on those devices alone that its batch's gates leave it; where they leave none, why."""
+        assert lane.pace is not None
+        assert lane.group is not None
+        standing = self._view.standings.get(lane.group, Standing())
+        rooms = list(self._board.could_do(need))
+        closed = {room.device.id: device_refusal(lane.pace, standing, room, need, self._view.now) for room in rooms}
+        left = tuple(device_id for device_id, why in closed.items() if why is None)
+        if len(left) < need.devices <= len(rooms):
+            return need, tuple(why for why in closed.values() if why is not None)
+        return (replace(need, only=left) if len(left) < len(rooms) else need), ()
 
     def _place(self, lane: Lane, need: Need, candidate: Candidate) -> Claim | Refusal:
         if not need.devices:
@@ -280,12 +324,12 @@ class _Counts:
         self.groups: dict[int | None, int] = {}
         self.without_devices = 0
         for run in running:
-            self.add(run.tag, run.group, run.devices)
+            self.add(run.tag, run.group, run.devices, is_paced=run.is_paced)
 
-    def add(self, tag: str, group: int | None, devices: int) -> None:
+    def add(self, tag: str, group: int | None, devices: int, *, is_paced: bool) -> None:
         self.tags[tag] = self.tags.get(tag, 0) + 1
         self.groups[group] = self.groups.get(group, 0) + 1
-        self.without_devices += not devices
+        self.without_devices += not devices and not is_paced
 
 
 def _limit(kind: ReasonKind, what: str, most: int) -> Reason:

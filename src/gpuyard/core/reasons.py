@@ -36,6 +36,7 @@ class ReasonKind(StrEnum):
     NO_ENGINE = "no-engine"
     MAKING_ROOM = "making-room"
     SUSPENDED = "suspended"
+    STAGGERED = "staggered"
 
 
 _MEASURES = {

@@ -19,6 +19,7 @@ from msgspec import Struct
 from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.model import Need, Vendor
 from gpuyard.core.options import Options
+from gpuyard.core.pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, Pace
 from gpuyard.core.selection import Selection, parse_selection
 from gpuyard.errors import UserError
 
@@ -57,7 +58,8 @@ class Element(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """`devices` are the names of those it may use, to be looked up on the machine."""
+    """`devices` are the names of those it may use, to be looked up on the machine; one whose `devices_are_optional`
+    does without where there are none."""
 
     token: str
     spec: JobSpec
@@ -68,11 +70,13 @@ class Submission(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = None
     group_limit: int | None = None
     is_held: bool = False
+    devices_are_optional: bool = False
 
 
 def parse_submission(asked: Asked) -> Submission:
     options = Options(asked.options)
-    need = _need(options)
+    pace = _pace(options) if "concurrency" in options else None
+    need = _need(options, pace)
     count, elements, group_limit = _elements(asked, options)
     is_urgent = options.flag("preempt")
     is_many = count > 1 or group_limit is not None or options.text("array") is not None
@@ -95,6 +99,7 @@ def parse_submission(asked: Asked) -> Submission:
         configuration=asked.configuration,
         preempts=is_urgent,
         on_preempt=options.choice("on-preempt", OnPreempt) or OnPreempt.SUSPEND,
+        pace=pace,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))
@@ -109,12 +114,35 @@ def parse_submission(asked: Asked) -> Submission:
         devices=None if devices is None else tuple(filter(None, map(str.strip, devices.split(",")))),
         group_limit=group_limit,
         is_held=options.flag("hold"),
+        devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
     options.refuse_the_rest()
     return submission
 
 
-def _need(options: Options) -> Need:
+def _pace(options: Options) -> Pace:
+    """The gates of a batch; the bounds that a single job has for itself are the batch's."""
+    vram_mb, most_mb = options.size("vram"), options.number("max-gpu-mem-mb")
+    if vram_mb is not None and most_mb is not None and vram_mb > most_mb:
+        raise UserError(
+            f"a run takes {vram_mb:.0f} MB of a GPU (--run-vram), and no more than {most_mb:.0f} MB may be used "
+            "(--max-gpu-mem-mb)",
+            hint="allow more, or none would ever start",
+        )
+    return Pace(
+        max_cpu_percent=options.number("max-cpu"),
+        min_free_memory_mb=options.number("min-free-mem-mb"),
+        max_gpu_percent=options.number("max-gpu"),
+        max_gpu_memory_mb=most_mb,
+        run_ram_mb=options.size("run-ram"),
+        smoothing_s=_or(options.seconds("smoothing", may_be_zero=True), DEFAULT_SMOOTHING_S),
+        steady_s=_or(options.seconds("steady", may_be_zero=True), DEFAULT_STEADY_S),
+        stagger_s=_or(options.seconds("stagger", may_be_zero=True), 0.0),
+        sample_log=options.text("sample-log"),
+    )
+
+
+def _need(options: Options, pace: Pace | None) -> Need:
     gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
     is_exclusive = options.flag("exclusive")
     vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
@@ -131,11 +159,11 @@ def _need(options: Options) -> Need:
         is_exclusive=is_exclusive or vram_mb is None,
         vendor=vendor,
         model=model,
-        max_utilization_percent=options.number("max-gpu"),
+        max_utilization_percent=options.number("max-gpu") if pace is None else None,
         max_power_w=options.number("max-power-w"),
-        max_memory_used_mb=options.number("max-gpu-mem-mb"),
-        max_cpu_percent=options.number("max-cpu"),
-        min_host_memory_mb=options.number("min-free-mem-mb"),
+        max_memory_used_mb=options.number("max-gpu-mem-mb") if pace is None else None,
+        max_cpu_percent=options.number("max-cpu") if pace is None else None,
+        min_host_memory_mb=options.number("min-free-mem-mb") if pace is None else None,
     )
 
 
@@ -157,11 +185,14 @@ def _elements(asked: Asked, options: Options) -> tuple[int, Iterable[Element], i
         raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
     if asked.list is not None and asked.command:
         raise UserError("a list of commands goes with no program", hint="a CSV file's columns fill in one")
+    if array is not None and "concurrency" in options:
+        raise UserError("a batch is no array", hint="write --array 0-99%8 instead of a concurrency of 8")
     if array is not None:
         return _array(array)
     found = list(_many(asked, options))
     _refuse_too_many(len(found))
-    return len(found), found, None
+    at_once = options.whole("concurrency", 1, least=1) if "concurrency" in options else None
+    return len(found), found, at_once
 
 
 def _many(asked: Asked, options: Options) -> Iterator[Element]:

@@ -11,6 +11,7 @@ from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
 
 _log = logging.getLogger(__name__)
+_AFTER_TROUBLE_S = 1.0
 NOTHING_SEEN = Look(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
@@ -71,6 +72,7 @@ class Looks:
             sample = self._sampler.sample()
         except Exception:  # noqa: BLE001 - the daemon's loop waits for it, and would wait for ever
             _log.exception("the machine could not be looked at")
+            self._clock.sleep(_AFTER_TROUBLE_S)  # whoever waits for a look asks again at once
             return self.latest
         loads = {device_id: smoothed.utilization_percent for device_id, smoothed in sample.devices.items()}
         return Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent, loads=loads, ram_mb=self._measure_ram())

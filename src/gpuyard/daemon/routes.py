@@ -18,7 +18,7 @@ from gpuyard.core.selection import Selection, format_ids, parse_selection
 from gpuyard.core.shape import iso_time
 from gpuyard.core.submission import Submission, decode_asked, parse_submission
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon import learned, places, shape, telling
+from gpuyard.daemon import batches, learned, places, shape, telling
 from gpuyard.daemon.http import Refused, Request, Response
 from gpuyard.daemon.reading import (
     read_body,
@@ -77,7 +77,7 @@ class Routes:
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         with self._damage_noticed():
-            route = self._routes.get((request.method, request.path)) or self._route_of_job(request)
+            route = self._routes.get((request.method, request.path)) or self._route_of_one(request)
             answer = route(request)
         return _as_json(answer) if isinstance(answer, dict) else self._later(answer)
 
@@ -96,9 +96,11 @@ class Routes:
                 self._yard.give_up(error)
             raise
 
-    def _route_of_job(self, request: Request) -> Callable[[Request], Answer | Awaitable[Answer]]:
-        """`/jobs/17`, `/jobs/17/why`, `/jobs/17/story`."""
+    def _route_of_one(self, request: Request) -> Callable[[Request], Answer | Awaitable[Answer]]:
+        """`/jobs/17`, `/jobs/17/why`, `/jobs/17/story`; `/batches/17`, `/batches/17/runs`."""
         words = request.path.strip("/").split("/")
+        if words[0] == "batches" and 2 <= len(words) <= 3 and words[1].isdecimal() and request.method == "GET":
+            return self._route_of_batch(int(words[1]), words[2:])
         known: dict[str, Callable[[Job, Request], Answer | Awaitable[Answer]]] = {
             "": self._show,
             "why": self._why,
@@ -114,6 +116,18 @@ class Routes:
         if not words[1].isdecimal() or (job := self._yard.store.job(int(words[1]))) is None:
             raise Refused(404, f"there is no job {words[1]}", hint="`gpuyard queue --all` shows those there are")
         return lambda asked: known[view](job, asked)
+
+    def _route_of_batch(self, first_id: int, view: list[str]) -> Callable[[Request], Answer]:
+        if not view:
+            return lambda _: batches.standing(self._yard, first_id)
+        if view != ["runs"]:
+            raise Refused(404, f"a batch has no {view[0]}", hint="see the reference on routes")
+        return lambda asked: batches.runs(
+            self._yard,
+            first_id,
+            after=read_whole(asked.query.get("after"), 0),
+            limit=max(1, min(read_whole(asked.query.get("limit"), 1000), _MOST_ROWS)),
+        )
 
     # The queue as a whole
 

@@ -22,6 +22,7 @@ from gpuyard.core.naming import ban
 from gpuyard.core.policy import Limits
 from gpuyard.core.refusals import Packing
 from gpuyard.daemon.looks import Looks
+from gpuyard.daemon.sample_logs import SampleLogs
 from gpuyard.daemon.waiting import Finishing
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.logs import rotate_if_over
@@ -66,6 +67,7 @@ class Yard:
         self.finishing = Finishing()
         self.looks: Looks
         self.notices: list[str] = []
+        self.sample_logs = SampleLogs()
         self.step_s: float | None = None
         self.broken: asyncio.Future[StoreFault]
         self._book = book
@@ -145,8 +147,10 @@ class Yard:
         step = self.controller.step(self.looks.latest, may_start=is_fresh)
         has_ready = not self.store.setting("paused") and self.store.has_ready()
         is_fresh = is_fresh and not self.controller.is_behind(self.looks.latest)
-        if not is_fresh and (has_ready or self.controller.mover.has_waiting):
+        is_wanted = not is_fresh and (has_ready or self.controller.mover.has_waiting)
+        if is_wanted or self.controller.pacer.wants_look(self._clock.now()):
             self.looks.request()  # it wakes us when it has come
+        self.sample_logs.write(self.controller.pacer.take_rows())
         return step
 
     def _follow_configuration(self) -> None:
@@ -165,6 +169,8 @@ class Yard:
 
     def _rest(self, step: Step) -> None:
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
+        if self.controller.pacer.is_waiting:
+            waits.append(_LOOK_AGAIN_S)  # its averages need looks even while its runs are as many as may be
         if step.waits_for_room:
             waits.append(self._next_look() if step.waits_for_look else _LOOK_AGAIN_S)
         if self.controller.desk.live:

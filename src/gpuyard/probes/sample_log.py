@@ -1,14 +1,15 @@
 """Samples in a file, as CSV or JSON Lines by the file's ending: one row for the host and one for each device.
 
-Unknown is an empty cell in CSV and `null` in JSON Lines. A sample is appended in one write, so a reader never sees half
-of one. A full file is moved aside (`usage.csv.1`, then `.2`, …), and so is a CSV file with other columns.
+Unknown is an empty cell in CSV and `null` in JSON Lines. What belongs together is appended in one write, so a reader
+never sees half of it. A full file is moved aside (`usage.csv.1`, then `.2`, …), and so is a CSV file with other
+columns.
 """
 
 import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,28 @@ DEFAULT_MAX_BYTES = 32 * 1024 * 1024
 DEFAULT_KEPT_FILES = 3
 
 
-class SampleLog:
-    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
+class RowLog:
+    """Rows of the same columns, in a file of a bounded size."""
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        kept_files: int = DEFAULT_KEPT_FILES,
+    ) -> None:
         if path.suffix not in (".csv", ".jsonl"):
             raise UserError(f"cannot log to '{path}'", hint="name a file that ends in .csv or .jsonl")
         self._path = path
+        self._columns = columns
         self._is_csv = path.suffix == ".csv"
         self._max_bytes = max_bytes
         self._kept_files = kept_files
         self._guard(self._prepare)
 
-    def write(self, sample: Sample) -> None:
-        rows = list(_rows(sample))
-        text = _as_csv(rows) if self._is_csv else "".join(f"{json.dumps(row)}\n" for row in rows)
+    def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        text = _as_csv(rows, self._columns) if self._is_csv else "".join(f"{json.dumps(row)}\n" for row in rows)
         self._guard(lambda: self._append(text.encode()))
 
     def _prepare(self) -> None:
@@ -61,7 +71,7 @@ class SampleLog:
             pass
         if self._is_csv and self._path.stat().st_size:
             with self._path.open(encoding="utf-8", errors="replace") as file:
-                if file.readline().rstrip("\r\n") != ",".join(COLUMNS):
+                if file.readline().rstrip("\r\n") != ",".join(self._columns):
                     self._rotate()
 
     def _append(self, encoded: bytes) -> None:
@@ -70,7 +80,7 @@ class SampleLog:
             self._rotate()
             size = 0
         if self._is_csv and size == 0:
-            encoded = f"{','.join(COLUMNS)}\n".encode() + encoded
+            encoded = f"{','.join(self._columns)}\n".encode() + encoded
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, encoded)
@@ -89,6 +99,14 @@ class SampleLog:
             action()
         except OSError as error:
             raise EnvironmentFault(f"cannot log to '{self._path}': {error.strerror}") from error
+
+
+class SampleLog(RowLog):
+    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
+        super().__init__(path, COLUMNS, max_bytes=max_bytes, kept_files=kept_files)
+
+    def write(self, sample: Sample) -> None:
+        self.write_rows(list(_rows(sample)))
 
 
 def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
@@ -125,9 +143,9 @@ def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
         }
 
 
-def _as_csv(rows: list[dict[str, Any]]) -> str:
+def _as_csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     buffer = io.StringIO()
-    csv.DictWriter(buffer, COLUMNS, lineterminator="\n").writerows(rows)
+    csv.DictWriter(buffer, columns, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
 
 

@@ -66,6 +66,10 @@ class Catalogue:
 
     def tidy(self) -> None:
         """Inside a transaction: forgets what only forgotten jobs had."""
+        self._execute(
+            "DELETE FROM batches WHERE NOT EXISTS (SELECT 1 FROM submissions AS of_batch JOIN jobs "
+            "ON jobs.id BETWEEN of_batch.first_id AND of_batch.last_id WHERE of_batch.first_id = batches.first_id)"
+        )
         self._execute("DELETE FROM lanes WHERE id NOT IN (SELECT DISTINCT lane FROM jobs)")
         self._execute(
             "DELETE FROM submissions WHERE is_complete AND NOT EXISTS "
@@ -95,6 +99,21 @@ class Catalogue:
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"
         return sum(self._execute(query, (first, last, state)).fetchone()[0] for first, last in ranges)
+
+    def counts_in(self, first: int, last: int) -> dict[JobState, int]:
+        query = "SELECT state, count(*) FROM jobs WHERE id BETWEEN ? AND ? GROUP BY state"
+        return {JobState(state): count for state, count in self._execute(query, (first, last)).fetchall()}
+
+    def jobs_in(self, first: int, last: int, limit: int) -> list[Job]:
+        """In the order of their ids."""
+        query = f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"  # noqa: S608
+        return self._jobs(query, (first, last, limit))
+
+    def submission_of(self, first_id: int) -> tuple[int, int, str | None] | None:
+        """The first and last id of the submission whose first job this is, and its token."""
+        query = "SELECT first_id, last_id, token FROM submissions WHERE first_id = ? AND is_complete"
+        row = self._execute(query, (first_id,)).fetchone()
+        return None if row is None else (row[0], row[1], row[2])
 
     def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
         """Of those that stand apart from the queue, in the order of their ids."""

@@ -310,6 +310,36 @@ class JobStore:
         found = self._execute(query, (job_id,)).fetchall()
         return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
 
+    def waits_for_more(self, job_id: int, ended: int) -> bool:
+        """Whether the end of this one decides nothing, as it waits for any end of it, and others have not ended. The
+        last ones first: a job that waits for thousands is asked about at each of their ends."""
+        query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
+        if any(kind != DependencyKind.ANY for (kind,) in self._execute(query, (job_id, ended)).fetchall()):
+            return False
+        query = (
+            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND ended_at IS NULL "
+            "ORDER BY on_job DESC LIMIT 1"
+        )
+        return self._execute(query, (job_id,)).fetchone() is not None
+
+    # Batches
+
+    def batch(self, group: int) -> str | None:
+        row = self._execute("SELECT body FROM batches WHERE first_id = ?", (group,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_batch(self, group: int, body: str) -> None:
+        self._execute("INSERT OR REPLACE INTO batches VALUES (?, ?)", (group, body))
+
+    def last_start(self, group: int) -> float | None:
+        """When the last of its runs started."""
+        query = (
+            "SELECT max(started_at) FROM submissions JOIN jobs ON jobs.id BETWEEN first_id AND last_id "
+            "WHERE first_id = ?"
+        )
+        at: float | None = self._execute(query, (group,)).fetchone()[0]
+        return at
+
     # What was used and learned
 
     def uses(self) -> dict[Party, Use]:

@@ -36,6 +36,8 @@ def lane_to_text(lane: Lane) -> str:
     """Without its id; the same text is the same lane."""
     shape = to_builtins(lane)
     del shape["id"]
+    if lane.pace is None:
+        del shape["pace"]  # as those were written that were there before batches
     return json.dumps(shape, sort_keys=True)
 
 
@@ -171,4 +173,5 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         batch=batch,
         sizes_each=job.spec.learns_memory,
         preempts=job.spec.preempts,
+        pace=job.spec.pace,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpuyard.core.jobs import DependencyKind, Job, JobSpec, OnReboot
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
+from gpuyard.core.pacing import Pace
 from gpuyard.core.selection import Selection
 from gpuyard.core.submission import MOST_JOBS, Asked, Element, Submission, decode_asked, parse_submission
 from gpuyard.errors import UserError
@@ -148,6 +149,12 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"after": "last"}, "'last' names no job"),
         ({"hold": "no"}, "--hold takes no value"),
         ({"vrma": "8G"}, "there is no option 'vrma'"),
+        ({"concurrency": "0"}, "--concurrency 0 is out of range"),
+        ({"concurrency": "six"}, "--concurrency takes a whole number, not 'six'"),
+        ({"concurrency": "2", "stagger": "soon"}, "'soon' is not a time"),
+        ({"concurrency": "2", "run_ram": "lots"}, "'lots' is not a size"),
+        ({"concurrency": "2", "array": "0-9"}, "there is no option 'concurrency'"),
+        ({"stagger": "2s"}, "there is no option 'stagger'"),
     ],
 )
 def test_a_value_that_cannot_be_is_told_by_its_option(options: dict[str, Any], message: str) -> None:
@@ -375,3 +382,66 @@ def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
 def test_what_is_no_submission_is_the_senders_mistake(body: bytes) -> None:
     with pytest.raises(UserError, match="the submission cannot be understood"):
         decode_asked(body)
+
+
+# Batches
+
+
+def test_a_batch_says_how_many_run_at_once_and_its_bounds_are_those_of_its_gates() -> None:
+    submission = submit(
+        "sim", "{seed}", concurrency="6", sweep=["seed=0-9"], gpus="1", vram="2G", max_cpu="85",
+        min_free_mem_mb="2048", max_gpu="80", max_gpu_mem_mb="8000", run_ram="1.5G", smoothing="4s", steady="2s",
+        stagger="500ms", sample_log="/data/samples.csv",
+    )  # fmt: skip
+    assert (submission.count, submission.group_limit, submission.spec.is_array) == (10, 6, True)
+    assert submission.spec.pace == Pace(
+        max_cpu_percent=85.0,
+        min_free_memory_mb=2048.0,
+        max_gpu_percent=80.0,
+        max_gpu_memory_mb=8000.0,
+        run_ram_mb=1536.0,
+        smoothing_s=4.0,
+        steady_s=2.0,
+        stagger_s=0.5,
+        sample_log="/data/samples.csv",
+    )
+    assert submission.spec.need == Need(memory_mb=2048.0, is_exclusive=False)
+
+
+def test_a_batch_without_bounds_has_no_gates_but_its_concurrency() -> None:
+    submission = submit(concurrency=1)
+    assert submission.spec.pace == Pace()
+    assert (submission.count, submission.group_limit, submission.spec.is_array) == (1, 1, True)
+
+
+def test_smoothing_steadiness_and_stagger_can_be_switched_off() -> None:
+    pace = submit(concurrency="2", smoothing="0", steady="0", stagger="0").spec.pace
+    assert pace == Pace(smoothing_s=0.0, steady_s=0.0, stagger_s=0.0)
+
+
+def test_a_single_job_has_its_bounds_for_itself_and_no_pace() -> None:
+    spec = submit(max_cpu="85", max_gpu="80").spec
+    assert spec.pace is None
+    assert (spec.need.max_cpu_percent, spec.need.max_utilization_percent) == (85.0, 80.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_so"),
+    [
+        ({"concurrency": "2"}, True),
+        ({"concurrency": "2", "gpus": "1"}, False),
+        ({"concurrency": "2", "device": "0"}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_batch_that_says_nothing_of_devices_does_without_where_there_are_none(
+    options: dict[str, Any], is_so: bool
+) -> None:
+    assert submit(**options).devices_are_optional is is_so
+
+
+def test_a_run_that_could_never_start_under_its_own_bound_is_refused() -> None:
+    with pytest.raises(UserError, match=r"takes 8192 MB of a GPU .* no more than 8000 MB may be used") as caught:
+        submit(concurrency="2", vram="8G", max_gpu_mem_mb="8000")
+    assert caught.value.hint == "allow more, or none would ever start"
+    assert submit(concurrency="2", vram="8000M", max_gpu_mem_mb="8000").spec.pace is not None

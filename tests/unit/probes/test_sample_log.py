@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.model import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.probes.sample_log import COLUMNS, SampleLog
+from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 from gpuyard.probes.sampler import Sample, SmoothedDevice
 
 DEVICES = (
@@ -101,3 +101,26 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_sampled(tmp_path: 
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="No such file or directory"):
         SampleLog(tmp_path / "nowhere" / "usage.csv")
+
+
+def test_rows_of_any_columns_are_written_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "batch.csv"
+    RowLog(path, ("event", "job")).write_rows([{"job": 7, "event": "launch"}, {"event": "sample", "job": None}])
+    assert path.read_text() == "event,job\nlaunch,7\nsample,\n"
+
+
+def test_a_log_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "batch.csv"
+    log = RowLog(path, ("event",))
+    log.write_rows([{"event": "first"}])
+    path.unlink()
+    log.write_rows([{"event": "second"}])
+    assert path.read_text() == "event\nsecond\n"
+
+
+def test_to_write_no_rows_spoils_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    log = RowLog(path, ("event",))
+    log.write_rows([])
+    log.write_rows([{"event": "first"}])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"event": "first"}]

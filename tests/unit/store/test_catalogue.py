@@ -122,12 +122,55 @@ def test_nothing_that_people_ask_scans_all_jobs(shelf: Shelf) -> None:
         lambda: catalogue.in_state([JobState.HELD, JobState.RUNNING], 10), lambda: catalogue.first_unfinished(1, 3),
         lambda: catalogue.ranges(Selection(names=("big",), tags=("night",), ranges=((1, 2),))),
         lambda: list(catalogue.ids(1, 3)), lambda: catalogue.count_in([(1, 3)], JobState.QUEUED),
+        lambda: catalogue.jobs_in(1, 3, 10), lambda: catalogue.submission_of(1),
         lambda: catalogue.forget([1]),
     ):  # fmt: skip
         assert full_scans(shelf.plan_of(act)) == []
 
 
+# Batches
+
+
+def test_jobs_of_a_stretch_are_counted_by_their_states(shelf: Shelf) -> None:
+    shelf.add(5)
+    shelf.run(2)
+    shelf.finish(3, 9.0)
+    assert shelf.catalogue.counts_in(2, 4) == {JobState.QUEUED: 1, JobState.RUNNING: 1, JobState.SUCCEEDED: 1}
+    assert shelf.catalogue.counts_in(6, 9) == {}
+    plan = shelf.plan_of(lambda: shelf.catalogue.counts_in(2, 4))
+    assert plan[0].startswith("SEARCH jobs USING INTEGER PRIMARY KEY")
+
+
+def test_jobs_of_a_stretch_are_read_page_by_page_in_the_order_of_their_ids(shelf: Shelf) -> None:
+    shelf.add(5)
+    shelf.db.execute("DELETE FROM jobs WHERE id = 3")
+    assert [job.id for job in shelf.catalogue.jobs_in(2, 5, 2)] == [2, 4]
+    assert [job.id for job in shelf.catalogue.jobs_in(5, 5, 2)] == [5]
+
+
+def test_a_submission_is_found_by_its_first_job_once_all_of_it_is_there(shelf: Shelf) -> None:
+    number, first = shelf.store.begin_submission("token", 3)
+    assert shelf.catalogue.submission_of(first) is None
+    shelf.store.complete_submission(number)
+    assert shelf.catalogue.submission_of(first) == (first, first + 2, "token")
+    assert shelf.catalogue.submission_of(first + 1) is None
+
+
 # What may be forgotten
+
+
+def test_what_is_kept_of_a_batch_goes_with_the_last_of_its_runs(shelf: Shelf) -> None:
+    first, second = shelf.add(2, is_array=True)
+    (other,) = shelf.add(is_array=True)
+    for group in (first, other):
+        shelf.store.set_batch(group, "kept")
+    for gone in (first, second):
+        assert shelf.store.batch(first) == "kept"
+        with shelf.store.transaction():
+            shelf.catalogue.forget([gone])
+            shelf.catalogue.tidy()
+    assert shelf.store.batch(first) is None
+    assert shelf.store.batch(other) == "kept"
 
 
 def test_old_jobs_are_forgettable_once_nobody_waits_for_them(shelf: Shelf) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.control.desk import Desk
+from gpuyard.control.pacing import Batch, Pacer
 from gpuyard.core.jobs import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, Parked
 from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
 from gpuyard.core.oom import ShortageKind
 from gpuyard.core.ordering import Use
+from gpuyard.core.pacing import Pace
 from gpuyard.core.selection import Selection
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.catalogue import Catalogue
@@ -28,6 +31,10 @@ RELEASED = sorted(DATA.glob("queue-schema-*.db"))
 def has_suspended(released: Path) -> bool:
     """Schema 2 brought the states of suspension and what is learned of memory."""
     return int(released.stem.rpartition("-")[2]) >= 2
+
+
+def has_batch(released: Path) -> bool:
+    return int(released.stem.rpartition("-")[2]) >= 3
 
 
 def schema_of(database: Database) -> set[tuple[str, str, str]]:
@@ -86,6 +93,7 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     ids = list(catalogue.ids(1, catalogue.last_id()))
     jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
     later = {14: "suspending", 15: "suspended", 16: "resuming", 17: "queued"} if has_suspended(released) else {}
+    later |= {18: "succeeded", 19: "running", 20: "queued"} if has_batch(released) else {}
     assert {job_id: str(job.state) for job_id, job in jobs.items()} == {
         1: "queued", 2: "held", 3: "blocked", 4: "delayed", 5: "running", 6: "stopping", 7: "succeeded", 8: "failed",
         9: "cancelled", 10: "rejected", 11: "queued", 12: "queued", 13: "queued",
@@ -93,7 +101,7 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     }  # fmt: skip
     counted = Counter(job.state for job in jobs.values())
     assert store.counts() == {state: counted[state] for state in JobState}
-    assert set(store.counts().values()) == ({1, 5} if later else {0, 1, 4})
+    assert set(store.counts().values()) == {0: {0, 1, 4}, 4: {1, 5}, 7: {1, 2, 6}}[len(later)]
     plain = jobs[1].spec
     assert (plain.command, plain.environment, plain.need) == (("python", "train.py"), {"LANG": "caf\udce9"}, Need())
     assert (jobs[2].reason, jobs[10].reason) == ("held when it was submitted", "in vain")
@@ -146,7 +154,7 @@ def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
 ) -> None:
     database = opened(Path(shutil.copy(released, tmp_path)))
     store = JobStore(database)
-    apart = {job.id: (job, attempt) for job, attempt in store.live() if job.id > 13}
+    apart = {job.id: (job, attempt) for job, attempt in store.live() if 13 < job.id < 18}
     assert [str(job.state) for job, _ in apart.values()] == ["suspending", "suspended", "resuming"]
     job, attempt = apart[15]
     assert (attempt.parked, attempt.suspended_at, attempt.suspended_s) == (Parked.FOR_ROOM, 1100.0, 30.0)
@@ -168,6 +176,32 @@ def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
     profiles = dict(Catalogue(database, store).profiles(10))
     assert list(profiles) == ["4567", "0123"]
     assert (profiles["4567"].peaks_mb, profiles["4567"].floor_mb) == ((6144.0, 6200.0), 8192.0)
+
+
+@pytest.mark.parametrize("released", [each for each in RELEASED if has_batch(each)], ids=lambda each: each.stem)
+def test_a_batch_of_an_old_database_goes_on_at_its_pace(opened: Opener, released: Path, tmp_path: Path) -> None:
+    database = opened(Path(shutil.copy(released, tmp_path)))
+    store = JobStore(database)
+    (queue,) = [each for each in store.ready_queues() if each.lane.pace is not None]
+    assert [job.job_id for job in queue.jobs] == [20]
+    assert (queue.lane.group, queue.lane.group_limit) == (18, 2)
+    assert queue.lane.pace == Pace(
+        max_cpu_percent=85.0,
+        min_free_memory_mb=2048.0,
+        max_gpu_percent=80.0,
+        max_gpu_memory_mb=8000.0,
+        run_ram_mb=512.0,
+        smoothing_s=4.0,
+        steady_s=2.0,
+        stagger_s=1.5,
+        sample_log="/data/me/samples.csv",
+    )
+    assert store.last_start(18) == 1030.0
+    assert Pacer(Desk(store)).batch(18) == Batch(waits_s={"cpu": 12.5, "gpu-memory": 3.0}, unknown=("--max-gpu",))
+    assert Catalogue(database, store).submission_of(18) == (18, 20, "batch")
+    waiting = store.job(20)
+    assert waiting is not None
+    assert waiting.words == ("sim_view", "--seed", "72")
 
 
 def test_a_schema_of_a_newer_version_is_refused_and_left_alone(opened: Opener, path: Path) -> None:

@@ -219,7 +219,8 @@ def test_what_a_step_asks_scans_no_table(shelf: Shelf) -> None:
         store.has_ready, store.counts, store.next_due, store.live, lambda: store.due(1.0), lambda: store.job(1),
         lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
         lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"), lambda: store.submitted("x"),
-        lambda: store.place_in_lane(store.lane_of(2), 2),
+        lambda: store.place_in_lane(store.lane_of(2), 2), lambda: store.waits_for_more(2, 1),
+        lambda: store.batch(1), lambda: store.set_batch(1, "{}"), lambda: store.last_start(1),
     ):  # fmt: skip
         assert full_scans(shelf.plan_of(act)) == []
 

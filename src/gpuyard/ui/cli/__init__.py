@@ -44,8 +44,14 @@ QUEUE_VERBS = {
     "why": "Say why a job does not run yet.",
 }
 
+RECIPES = {
+    "batch": "Run a command many times, each time when the machine has room for it.",
+    "datagen": "Generate data with a simulator, run after run, as the machine has headroom.",
+}
+
 VERBS = {
     **QUEUE_VERBS,
+    **RECIPES,
     "completion": "Print the script that completes commands in your shell.",
     "devices": "Show every GPU and the host, and how busy they are.",
     "doctor": "Say which probes work, which do not, and what to do about it.",

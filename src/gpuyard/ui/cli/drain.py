@@ -3,8 +3,8 @@
 import time
 
 from gpuyard.daemon.client import connect
+from gpuyard.daemon.patient import PatientClient
 from gpuyard.ui.cli.options import JSON, Option, Typed, Verb
-from gpuyard.ui.cli.patient import PatientClient
 from gpuyard.ui.cli.terminal import say, say_json
 
 VERB = Verb(

@@ -12,7 +12,7 @@ import click
 
 from gpuyard import __version__
 from gpuyard.errors import UserError
-from gpuyard.ui.cli import EXIT_INTERRUPTED, QUEUE_VERBS, VERBS
+from gpuyard.ui.cli import EXIT_INTERRUPTED, QUEUE_VERBS, RECIPES, VERBS
 from gpuyard.ui.cli.options import Option, Typed, Verb, Words
 
 
@@ -41,8 +41,9 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        others = {verb: text for verb, text in VERBS.items() if verb not in QUEUE_VERBS}
-        for title, verbs in (("The queue", QUEUE_VERBS), ("Without the queue", others)):
+        recipes = {verb: VERBS[verb] for verb in RECIPES}
+        others = {verb: text for verb, text in VERBS.items() if verb not in QUEUE_VERBS and verb not in RECIPES}
+        for title, verbs in (("The queue", QUEUE_VERBS), ("Recipes", recipes), ("Without the queue", others)):
             with formatter.section(title):
                 formatter.write_dl(sorted(verbs.items()))
 

@@ -3,10 +3,10 @@
 import sys
 import time
 
+from gpuyard.daemon.patient import PatientClient
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.meant import only_one
 from gpuyard.ui.cli.options import ONE, Option, Typed, Verb
-from gpuyard.ui.cli.patient import PatientClient
 from gpuyard.ui.cli.terminal import note
 
 TYPE_CHECKING = False

@@ -3,8 +3,8 @@
 import sys
 import time
 
+from gpuyard.daemon.patient import PatientClient
 from gpuyard.ui.cli.options import JSON, Option, Typed, Verb, Words
-from gpuyard.ui.cli.patient import PatientClient
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
 
 TYPE_CHECKING = False

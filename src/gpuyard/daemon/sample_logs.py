@@ -1,0 +1,43 @@
+"""The sample logs of batches: what their gates saw at each look and at each launch."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import to_builtins
+
+from gpuyard.control.pacing import Row
+from gpuyard.errors import GpuyardError
+from gpuyard.probes.sample_log import RowLog
+
+_log = logging.getLogger(__name__)
+COLUMNS = Row.__struct_fields__
+_DECIMALS = 2
+
+
+class SampleLogs:
+    """One that cannot be written is told of once; no run waits for it."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, RowLog | None] = {}
+
+    def write(self, rows: Sequence[tuple[str, Row]]) -> None:
+        for path in {path for path, _ in rows}:
+            told = [_as_dict(row) for where, row in rows if where == path]
+            try:
+                log = self._logs[path] if path in self._logs else self._open(path)
+                if log is not None:
+                    log.write_rows(told)
+            except GpuyardError as error:
+                _log.warning("%s; it is given up", error)
+                self._logs[path] = None
+
+    def _open(self, path: str) -> RowLog:
+        log = self._logs[path] = RowLog(Path(path), COLUMNS)
+        return log
+
+
+def _as_dict(row: Row) -> dict[str, object]:
+    return {
+        name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in to_builtins(row).items()
+    }

@@ -1,0 +1,329 @@
+"""A batch: many runs of one command, each started when the machine has room for it, left to the queue.
+
+What belongs to a batch lies in its root: `batch.json` says what was asked for and which jobs of the queue do it, and is
+written before they are submitted; `run-000017` is run 17's own folder; `runs.jsonl`, `summary.json` and `pruned.jsonl`
+are written when all is over (`finish`). A submission carries a token, so one that is sent again after a crash counts
+once; a batch that is gone on with starts only what has not succeeded.
+"""
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import fill_in
+from gpuyard.core.selection import format_ids
+from gpuyard.daemon import places
+from gpuyard.daemon.client import connect
+from gpuyard.daemon.patient import PatientClient
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.pruning import ANY_FILE, make_roots
+
+RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
+MOST_RUNS = 100_000
+SUCCEEDED = "succeeded"
+_PAGE = 1000
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What was asked for. `options` are the queue's. `prunes` says who moves empty runs into `pruned_root`: the program
+    or the scheduler; `frames` is a glob of the files that make a run one that is not empty."""
+
+    name: str
+    command: tuple[str, ...]
+    count: int
+    root: str
+    seed: int = 0
+    pruned_root: str | None = None
+    prunes: str | None = None
+    frames: str = ANY_FILE
+    options: dict[str, Any] = {}
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Runs that were submitted together: `indexes` such as 0-399. `first` and `last` are their jobs', once known, and
+    `finish` is the job that comes after them all."""
+
+    token: str
+    indexes: str
+    first: int | None = None
+    last: int | None = None
+    finish: int | None = None
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    plan: Plan
+    parts: tuple[Part, ...] = ()
+
+
+def words_of(plan: Plan, index: int) -> tuple[str, ...]:
+    """The command of a run, as it will be started."""
+    return fill_in(plan.command, _values(plan, index))
+
+
+def run_folder(plan: Plan, index: int) -> Path:
+    return Path(plan.root) / f"run-{index:06d}"
+
+
+def default_root(name: str) -> str:
+    """For a batch whose output nobody asked to be kept together."""
+    return str(Path(places.state_folder()) / "batches" / f"{name}-{secrets.token_hex(4)}")
+
+
+def check(plan: Plan) -> None:
+    """Whatever can be wrong is told before the first launch."""
+    if plan.count > MOST_RUNS:
+        raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
+    if not plan.frames:
+        raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
+    program = words_of(plan, 0)[0]
+    if shutil.which(program) is None:
+        raise UserError(f"there is no program '{program}'", hint="name one that is on PATH, or its whole path")
+    make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
+
+
+def begin(plan: Plan, *, is_resumed: bool) -> Record:
+    """Submits what has not succeeded yet. UserError where the root has a batch already that is not to be resumed."""
+    check(plan)
+    with _locked(Path(plan.root)):
+        record = read_record(Path(plan.root))
+        if record is not None and not is_resumed:
+            raise UserError(
+                f"there is a batch in {plan.root} already", hint="--resume goes on with it; or name another root"
+            )
+        record = Record(plan=plan) if record is None else _continued(record, plan)
+        return _submit_rest(record)
+
+
+def _continued(record: Record, plan: Plan) -> Record:
+    before = record.plan
+    changed = [name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)]
+    if changed or plan.count < before.count:
+        what = changed[0] if changed else "count"
+        was, asked = (_told(getattr(each, what)) for each in (before, plan))
+        raise UserError(
+            f"the batch in {plan.root} was begun with another {what}: {was}, not {asked}",
+            hint="go on with the same, or name another root",
+        )
+    return replace(record, plan=replace(plan, name=before.name))
+
+
+def _told(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _submit_rest(record: Record) -> Record:
+    """Goes on with the last part where that is not over; else with a new one for all that has not succeeded."""
+    if record.parts:
+        part = record.parts[-1]
+        if part.first is None or not _is_over(part):
+            _refuse_more(record)
+            return _submit_part(record, part)
+    done = {index for index, run in results(record).items() if run["state"] == SUCCEEDED}
+    left = [index for index in range(record.plan.count) if index not in done]
+    if not left:
+        return _summed_up(record)
+    part = Part(token=secrets.token_hex(16), indexes=format_ids(left))
+    record = replace(record, parts=(*record.parts, part))
+    _write_record(record)
+    return _submit_part(record, part)
+
+
+def _refuse_more(record: Record) -> None:
+    planned = max(index for part in record.parts for index in _indexes(part.indexes)) + 1
+    if record.plan.count > planned:
+        raise UserError(
+            f"the {planned:,} runs of the batch in {record.plan.root} are not over yet, so there cannot be more",
+            hint=f"follow them with --count {planned}, and raise it when they are done",
+        )
+
+
+def _summed_up(record: Record) -> Record:
+    """All runs have succeeded; where it failed to sum them up, that is done again."""
+    part = record.parts[-1]
+    if standing_of(part) is None:
+        return record
+    if part.finish is None:
+        return _submit_part(record, part)
+    if PatientClient().get(f"/jobs/{part.finish}")["state"] not in ("failed", "cancelled", "rejected"):
+        return record
+    return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
+
+
+def _submit_part(record: Record, part: Part) -> Record:
+    """Each step can be done again: a token that the daemon knows adds nothing."""
+    plan = record.plan
+    indexes = list(_indexes(part.indexes))
+    if part.first is None:
+        for index in indexes:
+            run_folder(plan, index).mkdir(exist_ok=True)
+        options = {**plan.options, "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
+        try:
+            answer = _post(part.token, plan.command, options, table=_table(plan, indexes))
+        except UserError:
+            _take_back(record, indexes)
+            raise
+        part = replace(part, first=answer["first"], last=answer["last"])
+        record = _with_part(record, part)
+    return record if part.finish is not None else _submit_finish(record, part, f"{part.token}-finish")
+
+
+def _submit_finish(record: Record, part: Part, token: str) -> Record:
+    plan = record.plan
+    command = (sys.executable, "-P", "-m", "gpuyard.recipes.finish", plan.root)
+    options = {
+        "gpus": 0,
+        "after-any": f"{part.first}-{part.last}",
+        "retries": 3,
+        "name": f"{plan.name}-finish",
+        "on-reboot": "requeue",
+    }
+    return _with_part(record, replace(part, finish=_post(token, command, options)["first"]))
+
+
+def _take_back(record: Record, indexes: Sequence[int]) -> None:
+    """What the queue has refused was never begun: the same root can be used again once the mistake is mended."""
+    record = replace(record, parts=record.parts[:-1])
+    if record.parts:
+        _write_record(record)
+        return
+    for index in indexes:
+        with contextlib.suppress(OSError):  # it was there before, and something is in it
+            run_folder(record.plan, index).rmdir()
+    (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
+
+
+def _with_part(record: Record, part: Part) -> Record:
+    record = replace(record, parts=(*record.parts[:-1], part))
+    _write_record(record)
+    return record
+
+
+def _post(token: str, command: Sequence[str], options: dict[str, Any], table: str | None = None) -> dict[str, Any]:
+    body = {
+        "token": token,
+        "command": list(command),
+        "table": table,
+        "cwd": os.getcwd(),
+        "environment": dict(os.environ),
+        "options": options,
+    }
+    answer: dict[str, Any] = connect(start=True).request("POST", "/submissions", body=body, is_repeatable=True)
+    return answer
+
+
+def _table(plan: Plan, indexes: Sequence[int]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["index", "seed", "output"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_values(plan, index) for index in indexes)
+    return text.getvalue()
+
+
+def _values(plan: Plan, index: int) -> dict[str, str]:
+    return {"index": str(index), "seed": str(plan.seed + index), "output": str(run_folder(plan, index))}
+
+
+def _indexes(text: str) -> Iterator[int]:
+    for word in text.split():
+        first, _, last = word.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _is_over(part: Part) -> bool:
+    """Whether nothing of it is left to be done, so far as the queue knows it."""
+    standing = standing_of(part)
+    return standing is None or bool(standing["done"])
+
+
+# What is known of the runs
+
+
+def standing_of(part: Part) -> dict[str, Any] | None:
+    """As the queue tells it; `None` where it has forgotten these jobs, or has others of the same numbers."""
+    try:
+        standing = PatientClient().get(f"/batches/{part.first}")
+    except UserError:
+        return None
+    return standing if standing["token"] == part.token else None
+
+
+def results(record: Record) -> dict[int, dict[str, Any]]:
+    """What became of each run, by index: as it was written down, and as the queue knows better."""
+    found = {run["index"]: run for run in _read_lines(Path(record.plan.root) / RUNS)}
+    for part in record.parts:
+        if part.first is not None and standing_of(part) is not None:
+            found |= {run["index"]: run for run in _runs_of(part) if run["is_finished"]}
+    return found
+
+
+def _runs_of(part: Part) -> Iterator[dict[str, Any]]:
+    queue, after = PatientClient(), 0
+    while True:
+        page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
+        for run in page["runs"]:
+            yield {**run, "index": int(run["index"]), "seed": int(run["seed"])}
+        if page["next"] is None:
+            return
+        after = page["next"]
+
+
+# Files
+
+
+def read_record(root: Path) -> Record | None:
+    path = root / RECORD
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error}", hint="name another output root") from error
+
+
+def _write_record(record: Record) -> None:
+    write_whole(Path(record.plan.root) / RECORD, msgspec.json.format(msgspec.json.encode(record)))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it, on disk, or what was there before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Of two who begin in the same root at once, one waits for the other."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

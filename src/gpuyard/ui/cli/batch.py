@@ -1,0 +1,241 @@
+"""`gpuyard batch`: many runs of one command, begun here, done by the queue, and followed to the end where one likes."""
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.batch import Part, Plan, Record, begin, check, default_root, read_record, standing_of, words_of
+from gpuyard.recipes.pruning import ANY_FILE
+from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
+from gpuyard.ui.cli.batch_options import (
+    Conduct,
+    absolute,
+    batch_options,
+    conduct_of,
+    count_of,
+    queue_options,
+    word_of,
+)
+from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+
+if TYPE_CHECKING:
+    from gpuyard.recipes.finish import Summary
+
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@click.command("batch", context_settings={"allow_interspersed_args": False})
+@batch_options(stagger="0s", name="the program's")
+@click.option("--output-root", metavar="DIR", help="Each run gets a folder in it, {output}. [one of gpuyard's own]")
+@click.option("--prune-output-root", metavar="DIR", help="When all is over, move runs without a frame there.")
+@click.option("--frames", metavar="GLOB", help="Which files are frames, for --prune-output-root. [*]")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
+def command(program: tuple[str, ...], **typed: Any) -> int:
+    """Run a command many times, each time when the machine has room for it.
+
+    {index}, {seed} and {output} in the command are each run's own: its number from 0, its seed, and its folder. A run
+    is launched only while the CPU, RAM and the GPU are within their bounds. The runs are jobs of the queue, and
+    outlive this terminal; a summary is printed when all is over.
+
+    \b
+    gpuyard batch --count 100 --concurrency 4 -- python make.py --seed {seed} --out {output}
+    gpuyard batch --count 400 --concurrency 6 --max-gpu 80 --run-vram 2G --output-root data -- ./make {seed} {output}
+
+    Exit status 0 where all runs succeeded, 1 where some did not.
+    """
+    if not program:
+        raise UserError("there is no program to run", hint="write it last: gpuyard batch --count 9 -- ./make {seed}")
+    if typed["frames"] is not None and typed["prune_output_root"] is None:
+        raise UserError("--frames says what is pruned by", hint="add --prune-output-root DIR")
+    conduct = conduct_of(typed)
+    return carry_out(_plan(program, typed), conduct)
+
+
+def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> Plan:
+    name = typed["name"] or word_of(program[0])
+    root, pruned_root = typed["output_root"], typed["prune_output_root"]
+    return Plan(
+        name=name,
+        command=program,
+        count=count_of(typed),
+        root=default_root(name) if root is None else absolute(root),
+        seed=int(typed["seed"]),
+        pruned_root=None if pruned_root is None else absolute(pruned_root),
+        prunes=None if pruned_root is None else "scheduler",
+        frames=typed["frames"] or ANY_FILE,
+        options=queue_options(typed),
+    )
+
+
+def carry_out(plan: Plan, conduct: Conduct) -> int:
+    """The exit status."""
+    _check_words(plan)
+    if conduct.is_dry:
+        for index in range(plan.count):
+            say(shlex.join(words_of(plan, index)))
+        return 0
+    check(plan)
+    _check_sample_log(plan)
+    return _begin_and_follow(plan, conduct)
+
+
+def _begin_and_follow(plan: Plan, conduct: Conduct) -> int:
+    before = read_record(Path(plan.root))
+    record = begin(plan, is_resumed=conduct.is_resumed)
+    standing, is_new = standing_of(record.parts[-1]), before is None or record.parts[-1] not in before.parts
+    if standing is None:  # it was over so long ago that the queue has forgotten it
+        return _tell_summary(record, conduct)
+    if is_new or not standing["done"]:
+        is_changed = not is_new and before is not None and before.plan.options != plan.options
+        _tell_what_goes_on(standing["count"], plan.count, is_changed=is_changed)
+        if conduct.is_detached:
+            return _detach(record, conduct)
+    status = _follow(record, conduct)
+    return _tell_summary(record, conduct) if status is None else status
+
+
+def _check_words(plan: Plan) -> None:
+    """Before anything is made or sent."""
+    from gpuyard.core.submission import Asked, parse_submission
+
+    for word in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
+        if word != word.encode(errors="replace").decode():
+            raise UserError(f"{word!r} is not UTF-8", hint="batch.json could not name it; give it another name")
+    parse_submission(Asked(cwd="/", environment={}, command=plan.command, options=plan.options))
+
+
+def _check_sample_log(plan: Plan) -> None:
+    if "sample-log" in plan.options:
+        from gpuyard.daemon.sample_logs import COLUMNS
+        from gpuyard.probes.sample_log import RowLog
+
+        try:
+            RowLog(Path(plan.options["sample-log"]), COLUMNS)
+        except EnvironmentFault as error:
+            raise EnvironmentFault(str(error), hint="name another file with --sample-log") from error
+
+
+# In the foreground
+
+
+def _follow(record: Record, conduct: Conduct) -> int | None:
+    """Until all is over; the exit status where somebody does not want to see it."""
+    from gpuyard.ui.batch_view import follow
+
+    signal.signal(signal.SIGTERM, _end)
+    part, is_stopped = record.parts[-1], False
+    while True:
+        try:
+            _check_finish(follow(record.plan.name, part))
+        except KeyboardInterrupt:
+            can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+            if not can_ask or not _is_to_be_stopped():
+                _tell_way_back(record, conduct)
+                return 0 if can_ask else EXIT_INTERRUPTED
+            _stop(part)
+            is_stopped = True
+        else:
+            return None
+
+
+def _check_finish(job: dict[str, Any]) -> None:
+    """Of the job that comes after all runs."""
+    if job["state"] != "succeeded":
+        raise EnvironmentFault(
+            f"the runs are over, but job {job['id']}, which sums them up, has not succeeded: {job['state']}",
+            hint=f"`gpuyard logs {job['id']}` may say why; `gpuyard retry {job['id']}` does it again",
+        )
+
+
+def _end(*_: object) -> NoReturn:
+    """What ends us must not leave the terminal without its cursor."""
+    sys.exit(_TERMINATED)
+
+
+def _is_to_be_stopped() -> bool:
+    try:
+        sys.stderr.write("\nLeave it running, or stop it? [L/s] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer.endswith("\n"):
+        note("")
+    return answer.strip().lower() in ("s", "stop")
+
+
+def _stop(part: Part) -> None:
+    """The runs only: what comes after them is the summary."""
+    from gpuyard.daemon.client import connect
+
+    connect(start=True).request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
+    note("gpuyard: what ran is told to end, and nothing more is started")
+
+
+def _ids(part: Part) -> str:
+    return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
+
+
+# What is said
+
+
+def _tell_what_goes_on(count: int, total: int, *, is_changed: bool) -> None:
+    if count < total:
+        note(f"gpuyard: it goes on with {count:,} of {total:,} runs")
+    if is_changed:
+        note("gpuyard: what is in the queue keeps the bounds it was begun with; stop it first to change them")
+
+
+def _detach(record: Record, conduct: Conduct) -> int:
+    part = record.parts[-1]
+    if conduct.as_json:
+        ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
+        say_json({"name": record.plan.name, **ids, "root": record.plan.root})
+    else:
+        say(_ids(part))
+    _tell_way_back(record, conduct)
+    return 0
+
+
+def _tell_way_back(record: Record, conduct: Conduct) -> None:
+    note(f"gpuyard: the queue goes on with it, as jobs {_ids(record.parts[-1])}; `gpuyard queue` shows them")
+    note(f"  to follow it again, and to go on with what is left:\n  {_again(record.plan, conduct)}")
+
+
+def _again(plan: Plan, conduct: Conduct) -> str:
+    """The command that was typed, so that it goes on."""
+    verb, *words = sys.argv[1:]
+    if conduct.is_detached:
+        words.remove("--detach")  # the first one: what the program is told comes last
+    root = [] if conduct.names_root else ["--output-root", plan.root]
+    resume = [] if conduct.is_resumed else ["--resume"]
+    return shlex.join(["gpuyard", verb, *resume, *root, *words])
+
+
+def _tell_summary(record: Record, conduct: Conduct) -> int:
+    from msgspec import to_builtins
+
+    from gpuyard.recipes.finish import read_summary
+    from gpuyard.ui.batch_summary import summary_lines
+
+    root = Path(record.plan.root)
+    summary: Summary | None = read_summary(root)
+    if summary is None:
+        raise EnvironmentFault(f"there is no summary in {root}", hint="the queue has forgotten these runs; begin anew")
+    if conduct.as_json:
+        say_json(to_builtins(summary))
+    else:
+        first, *others = summary_lines(summary, record.plan)
+        say(paint(first, "green" if summary.is_whole else "red"))
+        for line in others:
+            say(line)
+    if summary.is_whole:
+        return 0
+    sys.stdout.flush()
+    note(f"gpuyard: to try again what has not succeeded:\n  {_again(record.plan, conduct)}")
+    return EXIT_FAULT

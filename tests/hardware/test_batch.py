@@ -1,0 +1,79 @@
+"""On a machine with an NVIDIA card and PyTorch: a batch of real runs, gated by how busy and how full the card is."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hardware.test_queue import gpuyard
+
+pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
+
+# Follows the interface of `gpuyard datagen`: renders frames with matrix products that keep the card busy in part.
+SIMULATOR = """
+import argparse, pathlib, shutil, time
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode"); parser.add_argument("--headless", action="store_true")
+parser.add_argument("--prune-empty", action="store_true"); parser.add_argument("--prune-output-root")
+parser.add_argument("--output-root", type=pathlib.Path); parser.add_argument("--seed", type=int)
+parser.add_argument("--max-frames", type=int); parser.add_argument("--gigabytes", type=float, default=3)
+said = parser.parse_args()
+torch.manual_seed(said.seed)
+held = torch.ones(int(said.gigabytes * 1024), 1024, 256, device="cuda")
+scene = torch.rand(4096, 4096, device="cuda")
+frames = 0 if said.seed % 5 == 0 else said.max_frames
+for frame in range(said.max_frames):
+    ends = time.monotonic() + 0.25
+    while time.monotonic() < ends:
+        scene = torch.nn.functional.normalize(scene @ scene)
+        torch.cuda.synchronize()
+    time.sleep(0.25)
+    if frame < frames:
+        torch.save(scene[:8, :8].cpu(), said.output_root / f"frame-{frame:04d}.pt")
+print(f"frames: {frames}")
+if said.prune_empty and not frames:
+    shutil.move(str(said.output_root), said.prune_output_root)
+"""
+BUSY, FULL = 70, 10_000
+
+
+@pytest.fixture(autouse=True)
+def queue(own_home: Path) -> Any:
+    pytest.importorskip("torch")
+    yield own_home
+    subprocess.run([sys.executable, "-m", "gpuyard", "cancel", "all"], timeout=120, check=False)
+    gpuyard("daemon", "stop")
+
+
+def test_a_batch_of_real_runs_is_launched_within_its_bounds(tmp_path: Path) -> None:
+    simulator = tmp_path / "sim_view"
+    simulator.write_text(f"#!{sys.executable}\n{SIMULATOR}")
+    simulator.chmod(0o755)
+    told = subprocess.run(
+        [
+            sys.executable, "-m", "gpuyard", "datagen", "--program", str(simulator), "--count", "10",
+            "--concurrency", "4", "--max-gpu", str(BUSY), "--max-gpu-mem-mb", str(FULL), "--run-vram", "4G",
+            "--max-frames", "6", "--stagger", "1s", "--steady", "1s", "--output-root", str(tmp_path / "out"),
+            "--sample-log", str(tmp_path / "log.csv"), "--json",
+        ],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    summary = json.loads(told.stdout)
+    assert (summary["runs"], summary["succeeded"], summary["pruned"], summary["frames"]) == (10, 10, 2, 48)
+    assert summary["unknown"] == []
+    with (tmp_path / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    launches = [row for row in rows if row["event"] == "launch"]
+    assert len(launches) == 10
+    for row in launches:
+        assert float(row["gpu_smoothed_percent"]) <= BUSY
+        assert float(row["gpu_memory_judged_mb"]) <= FULL
+        assert float(row["gpu_memory_charged_mb"]) <= FULL
+        assert int(row["running"]) < 4

@@ -1,0 +1,72 @@
+"""A batch for a test: the real command, and runs that wait for the test."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import until
+
+# Where gates are not the point: the machine may be busy with other tests.
+OPEN = ("--gpus", "0", "--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0", "--stagger", "0")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test leaves behind ends with it, even where the commands under test are broken."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.chdir(own_home.parent)
+    yield
+    lock = own_home / "daemon.lock"
+    pid = running_pid(lock)
+    if pid is not None:
+        run("cancel", "all")
+        run("wait", "--timeout", "30s")
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: running_pid(lock) != pid, f"the end of the daemon {pid}")
+
+
+def batch(count: int, *arguments: str, program: str) -> "subprocess.CompletedProcess[str]":
+    return run("batch", "--count", str(count), *OPEN, *arguments, "--", "sh", "-c", program)
+
+
+def summary_in(root: Path) -> Any:
+    return json.loads((root / "summary.json").read_text())
+
+
+GATED = "echo {seed} >> seeds; touch {output}/begun; read word < gate"
+
+
+def await_run(folder: Path, index: int) -> None:
+    """Of those that stand at the gate."""
+    until((folder / f"out/run-{index:06d}/begun").exists, f"the beginning of run {index}")
+
+
+def let_go(folder: Path, *indexes: int) -> None:
+    """One after the other: of two at the gate, one would hear it twice."""
+    for index in indexes:
+        await_run(folder, index)
+        (folder / "gate").write_text("go\n")
+
+
+@contextlib.contextmanager
+def begun(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """In the foreground, but not on a terminal."""
+    command = [*GPUYARD, *arguments]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,225 @@
+"""Batches of the stand-in simulator: a daemon that sees the CPU as this test uses it, hogs, and what can be read after.
+
+How busy the rest of the machine is must not matter to a test. So the daemon of these tests counts, of the processes of
+the test's own home, those that run or want to: that is what they would take of the CPU, whoever else is on it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from msgspec import Struct
+
+from gpuyard.recipes.batch import read_record
+from gpuyard.recipes.finish import Summary, read_summary
+from tests.fakes.queue_command import run
+from tests.integration.queue_fixture import Yard, until
+
+SIM_VIEW = Path(__file__).parents[1] / "fakes" / "sim_view.py"
+CPUS = max(2, os.cpu_count() or 1)
+# As if there was no smoothing to wait for: what is under test is that gates close and open, not how fast.
+BRISK = {"smoothing": "0.1s", "steady": "0.2s", "stagger": "0s"}
+OPEN = {"max_cpu": 100, "min_free_mem_mb": 0}
+
+_QUIET_DAEMON = """
+import os, pathlib, sys
+from msgspec.structs import replace
+from gpuyard.core.model import Vendor
+from gpuyard.daemon.main import run_daemon
+from gpuyard.probes import local
+from gpuyard.probes.host import PsutilHost
+
+whole, home = PsutilHost.read, b"GPUYARD_HOME=" + os.fsencode(os.environ["GPUYARD_HOME"])
+
+def wants_cpu(process):
+    try:
+        is_ours = process.name != str(os.getpid()) and home in (process / "environ").read_bytes().split(b"\\0")
+        return is_ours and (process / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False
+
+def read(self):
+    busy = sum(map(wants_cpu, pathlib.Path("/proc").glob("[1-9]*")))
+    figures = {"cpu_percent": min(100.0, 100.0 * busy / max(2, os.cpu_count()))}
+    return replace(whole(self), **{**figures, **dict.fromkeys(sys.argv[1:])})
+
+PsutilHost.read = read
+if "GPUYARD_SIMULATE" not in os.environ:
+    smi = local._ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.smi:NvidiaSmi")
+    local.local_probes = lambda: {Vendor.NVIDIA: [smi]}
+run_daemon()
+"""
+
+
+def quiet_daemon(*hidden: str) -> tuple[str, ...]:
+    """One that cannot read the `hidden` figures of the host. Where no GPU is simulated, it knows only those of the
+    `nvidia-smi` on PATH."""
+    return (sys.executable, "-c", _QUIET_DAEMON, *hidden)
+
+
+QUIET_DAEMON = quiet_daemon()
+# Each takes something when it is told to, and keeps it until it is ended.
+GPU_HOG = """
+import sys
+from gpuyard.probes.simulated import SimulatedDevices, Usage
+with Usage(SimulatedDevices()) as usage:
+    sys.stdin.readline()
+    usage.set_load(sys.argv[1], float(sys.argv[2]))
+    usage.allocate(sys.argv[1], float(sys.argv[3]))
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+RAM_HOG = """
+import sys
+sys.stdin.readline()
+held = b"\\1" * (int(sys.argv[1]) * 1048576)
+print("taken", flush=True)
+sys.stdin.read()
+"""
+CPU_HOG = """
+import sys
+sys.stdin.readline()
+print("taken", flush=True)
+while True:
+    pass
+"""
+
+
+def percent_of(processes: float) -> float:
+    """Of the CPU, for so many processes that do nothing else than to use it."""
+    return 100.0 * processes / CPUS
+
+
+def available_mb() -> float:
+    return psutil.virtual_memory().available / 1048576
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A line of the simulator's journal."""
+
+    what: str
+    seed: int
+    at: float
+    pid: int
+    device: str
+
+
+class Hog:
+    """Somebody else's program, ready to take what it takes."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def take(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "taken\n"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Batch:
+    """Runs of the stand-in simulator, in folders of the test's own."""
+
+    def __init__(self, yard: Yard, folder: Path) -> None:
+        self.yard = yard
+        self.root, self.pruned = folder / "out", folder / "out-pruned"
+        self.journal, self.sample_log = folder / "journal", folder / "samples.jsonl"
+
+    def command(self, count: int, simulator: Sequence[str] = (), **typed: object) -> list[str]:
+        """As a user would type it. Of the options, underscores are dashes, and `True` is a flag."""
+        roots = {"output_root": self.root, "prune_output_root": self.pruned, "sample_log": self.sample_log}
+        words = ["datagen", "--count", str(count)]
+        for name, value in {**BRISK, **OPEN, **roots, **typed}.items():
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+        return [*words, "--", "--journal", str(self.journal), *simulator]
+
+    def begin(self, count: int, simulator: Sequence[str] = (), **typed: object) -> None:
+        """Leaves it to the daemon."""
+        done = run(*self.command(count, simulator, detach=True, **typed))
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def first(self) -> int:
+        record = read_record(self.root)
+        assert record is not None
+        assert record.parts[-1].first is not None
+        return record.parts[-1].first
+
+    def standing(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.yard.get(f"/batches/{self.first}")
+        return answer
+
+    def until_held_by(self, gate: str) -> None:
+        until(lambda: self.standing()["gate"] == gate, f"a launch held back by {gate}")
+
+    def finished(self) -> Summary:
+        """When all is over, the work that follows the last run included."""
+        self.yard.wait()
+        summary = read_summary(self.root)
+        assert summary is not None
+        return summary
+
+    # What can be read after
+
+    def entries(self, *what: str) -> list[Entry]:
+        found = []
+        for line in self.journal.read_text().splitlines() if self.journal.exists() else []:
+            word, seed, at, pid, device = line.split()
+            found.append(Entry(what=word, seed=int(seed), at=float(at), pid=int(pid), device=device))
+        return [entry for entry in found if not what or entry.what in what]
+
+    def most_at_once(self, device: str | None = None) -> int:
+        most = now = 0
+        for entry in self.entries():
+            if device is None or entry.device == device:
+                now += 1 if entry.what == "begins" else -1
+                most = max(most, now)
+        return most
+
+    def rows(self, event: str) -> list[dict[str, Any]]:
+        rows = map(json.loads, self.sample_log.read_text().splitlines() if self.sample_log.exists() else [])
+        return [row for row in rows if row["event"] == event]
+
+    def looks(self) -> int:
+        """At the machine that led to no launch."""
+        return len({row["taken_at"] for row in self.rows("sample")})
+
+
+@pytest.fixture(name="sim_view")
+def put_sim_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in simulator on PATH."""
+    program = tmp_path / "bin" / "sim_view"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {SIM_VIEW} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(name="batch")
+def make_batch(own_yard: Yard, sim_view: None, unmeasured: None, tmp_path: Path) -> Batch:
+    """Nothing of it is begun; its daemon is not started yet."""
+    return Batch(own_yard, tmp_path)
+
+
+@pytest.fixture(name="hog")
+def make_hogs(own_home: Path, request: pytest.FixtureRequest) -> Callable[..., Hog]:
+    def make(code: str, *arguments: object) -> Hog:
+        made = Hog(code, *map(str, arguments))
+        request.addfinalizer(made.end)
+        return made
+
+    return make

@@ -1,0 +1,252 @@
+"""`gpuyard batch` and `gpuyard datagen` with the daemon they start by themselves, and runs that really run."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from tests.fakes.queue_command import run
+from tests.integration.batch_fixture import GATED, OPEN, batch, let_go, queue, summary_in  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("queue")
+
+
+# What would be run
+
+
+def test_a_dry_run_prints_the_exact_commands_and_makes_and_starts_nothing(own_home: Path) -> None:
+    command = ("--seed", "7", "--output-root", "out", "--", "no such program", "{index}", "-s{seed}", "{output}", "{x}")
+    result = run("batch", "--count", "2", "--dry-run", *command)
+    out = own_home.parent / "out"
+    assert result.stdout.splitlines() == [
+        f"'no such program' 0 -s7 {out}/run-000000 '{{x}}'",
+        f"'no such program' 1 -s8 {out}/run-000001 '{{x}}'",
+    ]
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not out.exists()
+    assert running_pid(own_home / "daemon.lock") is None
+
+
+def test_datagen_tells_a_simulator_what_it_understands(own_home: Path) -> None:
+    folder = own_home.parent
+
+    def commands(*arguments: str) -> list[str]:
+        result = run("datagen", "--dry-run", *arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout.splitlines()
+
+    prune = f"--prune-empty --prune-output-root {folder}/out-pruned"
+    whole = f"sim_view --mode datagen --headless {prune} --output-root {folder}/out/run-00000"
+    assert commands("--count", "2") == [f"{whole}0 --seed 0", f"{whole}1 --seed 1"]
+    least = ("--count", "1", "--seed", "9", "--no-headless", "--no-prune", "--program", "./sim", "--output-root", "/d")
+    assert commands(*least) == ["./sim --mode datagen --output-root /d/run-000000 --seed 9"]
+    ours = ("--count", "1", "--prune-with", "scheduler", "--prune-output-root", "p", "--max-frames", "5")
+    passed_on = "--max-frames 5 --scene 'a b' --seed-of 0"
+    assert commands(*ours, "--", "--scene", "a b", "--seed-of", "{seed}") == [
+        f"sim_view --mode datagen --headless --output-root {folder}/out/run-000000 --seed 0 {passed_on}"
+    ]
+    own_root = commands("--count", "1", "--prune-output-root", "empty")[0]
+    assert f"--prune-empty --prune-output-root {folder}/empty --output-root" in own_root
+
+
+# A whole batch
+
+
+def test_a_batch_runs_each_command_once_and_says_how_it_came_out(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    program = "echo {index} {seed} > {output}/data; echo frames: 4"
+    result = batch(5, "--concurrency", "3", "--seed", "40", "--output-root", "out", program=program)
+    assert result.returncode == 0, result.stderr
+    first, _, frames, files = result.stdout.splitlines()
+    assert first.startswith("sh: all 5 runs succeeded, in ")
+    assert (frames.split(), files.split()) == (["frames", "20"], ["files", str(out)])
+    written = [(out / f"run-{index:06d}" / "data").read_text() for index in range(5)]
+    assert written == [f"{index} {40 + index}\n" for index in range(5)]
+    told = summary_in(out)
+    assert (told["runs"], told["succeeded"], told["attempts"], told["frames"]) == (5, 5, 5, 20)
+
+
+def test_a_failed_run_is_tried_again_with_its_seed_then_reported_and_the_status_says_so(tmp_path: Path) -> None:
+    program = "echo {seed} >> seeds; [ {index} != 1 ] || exit 3"
+    result = batch(3, "--retries", "2", "--seed", "5", "--output-root", "out", program=program)
+    assert result.returncode == 1
+    assert sorted((tmp_path / "seeds").read_text().split()) == ["5", "6", "6", "6", "7"]
+    assert "sh: 2 of 3 runs succeeded, 1 failed, in " in result.stdout
+    failed = next(line for line in result.stdout.splitlines() if line.startswith("  failed"))
+    assert failed.split()[1:7] == ["run", "1,", "seed", "6:", "exit", "status"]
+    assert Path(failed.split()[-1]).is_file()
+    assert "gpuyard batch --resume --count 3 " in result.stderr.splitlines()[-1]
+
+
+def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
+    result = batch(2, "--json", "--output-root", "out", "--name", "night", program="[ {index} = 0 ]")
+    assert result.returncode == 1
+    told = json.loads(result.stdout)
+    assert told == summary_in(tmp_path / "out")
+    assert (told["name"], told["failures"][0]["index"], told["failures"][0]["reason"]) == ("night", 1, "exit status 1")
+
+
+def test_without_an_output_root_a_run_has_a_folder_of_gpuyard_s_own(own_home: Path) -> None:
+    result = batch(1, program="pwd; echo {output}")
+    assert result.returncode == 0
+    assert run("logs", "1").stdout.splitlines()[0] == str(own_home.parent)
+    assert run("logs", "1").stdout.splitlines()[1].startswith(f"{own_home}/batches/sh-")
+
+
+def test_a_sample_log_is_written_where_the_command_was_typed(tmp_path: Path) -> None:
+    assert batch(2, "--sample-log", "gates.jsonl", program="true").returncode == 0
+    events = [json.loads(line)["event"] for line in (tmp_path / "gates.jsonl").read_text().splitlines()]
+    assert events.count("launch") == 2
+
+
+def test_what_came_out_empty_is_pruned_by_the_scheduler(tmp_path: Path) -> None:
+    program = "echo log > {output}/log.txt; [ {index} = 1 ] || echo data > {output}/1.png"
+    pruning = ("--output-root", "out", "--prune-output-root", "empty", "--frames", "*.png")
+    result = batch(3, *pruning, program=program)
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in tmp_path.glob("*/run-*")) == ["run-000000", "run-000001", "run-000002"]
+    assert (tmp_path / "empty/run-000001/log.txt").read_text() == "log\n"
+    assert f"pruned  1 run without a frame, in {tmp_path}/empty\n" in result.stdout
+    moved = json.loads((tmp_path / "out/pruned.jsonl").read_text().splitlines()[-1])
+    assert (moved["run"], moved["to"]) == ("run-000001", f"{tmp_path}/empty/run-000001")
+
+
+SIMULATOR = """
+import os, sys
+told = dict(zip(sys.argv, sys.argv[1:]))
+root, seed = told['--output-root'], int(told['--seed'])
+if seed % 2:
+    os.makedirs(told['--prune-output-root'], exist_ok=True)
+    os.rename(root, os.path.join(told['--prune-output-root'], f'seed-{seed}'))
+else:
+    open(os.path.join(root, 'frame'), 'w').write('x' * int(told['--max-frames']))
+    print(told['--max-frames'], 'frames')
+"""
+
+
+def test_datagen_makes_a_data_set_with_a_simulator_that_prunes_by_itself(
+    tmp_path: Path, tools: Callable[[str, str], Path]
+) -> None:
+    tools("sim_view", SIMULATOR)
+    result = run("datagen", "--count", "4", "--max-frames", "3", *OPEN)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("datagen: all 4 runs succeeded, in ")
+    assert sorted(path.parent.name for path in tmp_path.glob("out/*/frame")) == ["run-000000", "run-000002"]
+    assert sorted(path.name for path in (tmp_path / "out-pruned").iterdir()) == ["seed-1", "seed-3"]
+    told = summary_in(tmp_path / "out")
+    assert (told["pruned"], told["frames"]) == (2, 6)
+
+
+# Gone on with
+
+
+def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
+    program = "echo {index} >> done; [ {index} != 1 ] || [ -e mended ]"
+    root = ("--output-root", "out")
+    assert batch(3, *root, program=program).returncode == 1
+    again = batch(3, *root, program=program)
+    assert again.returncode == 2
+    assert f"there is a batch in {tmp_path}/out already\n  --resume goes on with it" in again.stderr
+    (tmp_path / "mended").touch()
+    resumed = batch(3, *root, "--resume", program=program)
+    assert resumed.returncode == 0
+    assert "gpuyard: it goes on with 1 of 3 runs\n" in resumed.stderr
+    assert resumed.stdout.startswith("sh: all 3 runs succeeded")
+    nothing_left = batch(3, *root, "--resume", program=program)
+    assert (nothing_left.returncode, nothing_left.stdout) == (0, resumed.stdout)
+    more = batch(4, *root, "--resume", program=program)
+    assert (more.returncode, more.stdout.startswith("sh: all 4 runs succeeded")) == (0, True)
+    assert sorted((tmp_path / "done").read_text().split()) == ["0", "1", "1", "2", "3"]
+    other = batch(4, *root, "--resume", "--seed", "1", program=program)
+    assert (other.returncode, "begun with another seed: 0, not 1" in other.stderr) == (2, True)
+
+
+def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    begun = batch(2, "--detach", "--output-root", "out", program=GATED)
+    assert (begun.returncode, begun.stdout) == (0, "1-2\n")
+    way_back = begun.stderr.splitlines()[-1]
+    assert way_back.startswith("  gpuyard batch --resume --count 2 ")
+    assert "--detach" not in way_back
+    told = batch(2, "--detach", "--resume", "--json", "--output-root", "out", "--concurrency", "2", program=GATED)
+    assert json.loads(told.stdout) == {
+        "name": "sh", "ids": "1-2", "first": 1, "last": 2, "finish": 3, "root": str(tmp_path / "out"),
+    }  # fmt: skip
+    assert "keeps the bounds it was begun with" in told.stderr
+    let_go(tmp_path, 0, 1)
+    assert batch(2, "--resume", "--output-root", "out", program=GATED).returncode == 0
+
+
+def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: Path) -> None:
+    program = "true"
+    done = batch(1, "--output-root", "out", program=program)
+    assert done.returncode == 0
+    assert run("clean", "--older-than", "0s").returncode == 0
+    again = batch(1, "--resume", "--output-root", "out", program=program)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+# What cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["batch", "--", "true"], "how many runs?"),
+        (["batch", "--count", "3"], "there is no program to run"),
+        (["batch", "--count", "0", "--", "true"], "--count 0 is too small"),
+        (["batch", "--count", "many", "--", "true"], "--count takes a whole number"),
+        (["batch", "--count", "200000", "--", "true"], "200,000 runs are too many"),
+        (["batch", "--count", "1", "--concurrency", "0", "--", "true"], "--concurrency 0 is too small"),
+        (["batch", "--count", "1", "--max-cpu", "101", "--", "true"], "--max-cpu 101 is not a percentage"),
+        (["batch", "--count", "1", "--max-gpu", "nan", "--", "true"], "--max-gpu nan is not a percentage"),
+        (["batch", "--count", "1", "--max-gpu", "much", "--", "true"], "--max-gpu takes a number"),
+        (["batch", "--count", "1", "--min-free-mem-mb", "-1", "--", "true"], "--min-free-mem-mb -1 is out of range"),
+        (["batch", "--count", "1", "--run-vram", "0", "--", "true"], "--run-vram 0 is nothing"),
+        (["batch", "--count", "1", "--run-ram", "big", "--", "true"], "'big' is not a size"),
+        (["batch", "--count", "1", "--run-vram", "9G", "--max-gpu-mem-mb", "8000", "--", "true"], "9216 MB"),
+        (["batch", "--count", "1", "--run-vram", "9G", "--gpus", "0", "--", "true"], "--gpus 0 asks for no GPU"),
+        (["batch", "--count", "1", "--device", ",", "--", "true"], "--device names no GPU"),
+        (["batch", "--count", "1", "--stagger", "soon", "--", "true"], "'soon' is not a time"),
+        (["batch", "--count", "1", "--time-limit", "0", "--", "true"], "--time-limit is no time at all"),
+        (["batch", "--count", "1", "--name", "a b", "--", "true"], "--name 'a b' is not one plain word"),
+        (["batch", "--count", "1", "--sample-log", "x.txt", "--", "true"], "cannot log to 'x.txt'"),
+        (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames says what is pruned by"),
+        (["batch", "--count", "1", "--output-root", "", "--", "true"], "a path is empty"),
+        (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
+        (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
+        (["datagen", "--count", "1"], "there is no program 'sim_view'\n  name your simulator with --program"),
+        (["datagen", "--count", "1", "--program", ""], "--program '' is not a program"),
+        (["datagen", "--count", "1", "--max-frames", "0"], "--max-frames 0 is too small"),
+        (["datagen", "--count", "1", "--frames", "*.png"], "add --prune-with scheduler"),
+        (["datagen", "--count", "1", "--program", "true", "--prune-output-root", "out/x"], "inside the output root"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do_before_anything_is_begun(
+    own_home: Path, arguments: list[str], told: str
+) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert told in result.stderr
+    assert result.stderr.startswith("gpuyard: ")
+    assert "\n  " in result.stderr, "it has a hint"
+    assert running_pid(own_home / "daemon.lock") is None
+
+
+def test_a_sample_log_that_cannot_be_written_is_told_before_anything_is_begun(own_home: Path) -> None:
+    result = batch(1, "--sample-log", "nowhere/gates.csv", program="true")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "nowhere/gates.csv': No such file or directory\n  name another file with --sample-log" in result.stderr
+    assert running_pid(own_home / "daemon.lock") is None
+
+
+def test_what_the_queue_refuses_leaves_the_root_as_it_was(tmp_path: Path) -> None:
+    command = ("batch", "--count", "2", "--max-cpu", "100", "--min-free-mem-mb", "0", "--output-root", "out")
+    refused = run(*command, "--device", "7", "--", "true")
+    assert (refused.returncode, "there is no GPU '7'" in refused.stderr) == (2, True)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert run(*command, "--device", "1", "--", "true").returncode == 0

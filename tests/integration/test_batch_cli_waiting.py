@@ -1,0 +1,233 @@
+"""A batch that is followed in the foreground: what is seen of it, and what ends the looking and not the batch."""
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from tests.fakes.queue_command import GPUYARD, run
+from tests.fakes.queue_standin import Asked, StandIn, job
+from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among them
+    DEADLINE_S,
+    GATED,
+    OPEN,
+    await_run,
+    batch,
+    begun,
+    let_go,
+    queue,
+    summary_in,
+)
+from tests.integration.queue_fixture import until
+
+pytestmark = pytest.mark.usefixtures("queue")
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(tmp_path: Path) -> None:
+    result = batch(2, program="true")
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("gpuyard: ") and " of 2 done, " in line for line in lines)
+    assert 1 <= len(lines) <= 3
+
+
+def test_a_paused_queue_is_told_as_what_holds_the_batch(tmp_path: Path) -> None:
+    run("pause")
+    with begun("batch", "--count", "1", *OPEN, "--", "true") as process:
+        assert process.stderr is not None
+        assert "1 waiting; the queue is paused: `gpuyard unpause` lets it go on; " in process.stderr.readline()
+        run("unpause")
+        process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+
+
+def test_a_daemon_killed_in_the_middle_does_not_end_the_command_and_no_seed_is_done_twice(
+    own_home: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with begun("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
+        await_run(tmp_path, 0)
+        pid = running_pid(own_home / "daemon.lock")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        let_go(tmp_path, 0, 1, 2)
+        said, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, said.startswith("sh: all 3 runs succeeded")) == (0, True), errors
+    assert (tmp_path / "seeds").read_text().split() == ["0", "1", "2"]
+
+
+def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with begun("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
+        await_run(tmp_path, 0)
+        process.kill()
+    let_go(tmp_path, 0, 1)
+    until((tmp_path / "out/summary.json").exists, "the summary")
+    assert summary_in(tmp_path / "out")["succeeded"] == 2
+
+
+class Terminal:
+    """A command in a terminal of its own, to type into and to read from."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "24", "PYTHONUTF8": "1"}
+        command = ["setsid", "--ctty", *GPUYARD, *arguments]
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self._unread = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def read_until(self, awaited: str) -> str:
+        """What came before it; what comes after it is left for the next time."""
+        deadline = time.monotonic() + DEADLINE_S
+        while awaited not in self._unread:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"'{awaited}' never came: {self._unread!r}"
+            self._unread += os.read(self._ours, 4096).decode()
+        before, _, self._unread = self._unread.partition(awaited)
+        return before
+
+    def end(self) -> tuple[int, str]:
+        """Its status, and what it said to the end."""
+        with contextlib.suppress(OSError):  # Linux tells the end of a terminal so
+            while chunk := os.read(self._ours, 4096):
+                self._unread += chunk.decode()
+        return self._process.wait(DEADLINE_S), self._unread
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(DEADLINE_S)
+        os.close(self._ours)
+
+
+@pytest.fixture
+def on_terminal(request: pytest.FixtureRequest) -> Callable[..., Terminal]:
+    def begin(*arguments: str) -> Terminal:
+        terminal = Terminal(*arguments)
+        request.addfinalizer(terminal.close)
+        return terminal
+
+    return begin
+
+
+# Interrupted
+
+ASKED = "Leave it running, or stop it? [L/s] "
+
+
+@pytest.mark.needs("setsid")
+@pytest.mark.parametrize("answer", ["\n", "l\n", "\x04", "\x03"], ids=["enter", "l", "end", "ctrl-c"])
+def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_terminal: Callable[..., Terminal]) -> None:
+    os.mkfifo(tmp_path / "gate")
+    terminal = on_terminal("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
+    await_run(tmp_path, 0)
+    terminal.read_until("1 running")
+    terminal.type("\x03")
+    terminal.read_until(ASKED)
+    terminal.type(answer)
+    status, said = terminal.end()
+    assert status == 0
+    assert "the queue goes on with it, as jobs 1-2; `gpuyard queue` shows them" in said
+    let_go(tmp_path, 0, 1)
+    assert run("wait", "1-3").returncode == 0
+
+
+@pytest.mark.needs("setsid")
+def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
+    tmp_path: Path, on_terminal: Callable[..., Terminal]
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    terminal = on_terminal("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
+    let_go(tmp_path, 0)
+    await_run(tmp_path, 1)
+    terminal.read_until("1 of 3 done")
+    terminal.type("\x03")
+    terminal.read_until(ASKED)
+    terminal.type("s\n")
+    status, said = terminal.end()
+    assert (status, "sh: 1 of 3 runs succeeded, 2 cancelled" in said) == (1, True), said
+    assert summary_in(tmp_path / "out")["cancelled"] == 2
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_without_a_terminal_nobody_is_asked_and_it_goes_on(tmp_path: Path, signum: int, status: int) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with begun("batch", "--count", "1", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        await_run(tmp_path, 0)
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == status
+    assert ASKED not in errors
+    let_go(tmp_path, 0)
+    assert run("wait", "1-2").returncode == 0
+
+
+# What only a daemon that is told what to say can show
+
+
+@pytest.fixture
+def paced(own_home: Path) -> Iterator[StandIn]:
+    """A batch of three that is over after two looks at it; the job after it is job 4."""
+    with StandIn(own_home) as stand_in:
+        tokens = list[str]()
+
+        def submitted(asked: Asked) -> dict[str, Any]:
+            tokens.append(asked.body["token"])
+            first, last = (1, 3) if len(tokens) == 1 else (4, 4)
+            return {"first": first, "last": last, "ids": "1-3", "count": last - first + 1, "notes": []}
+
+        def standing(_: Asked) -> dict[str, Any]:
+            return {
+                "token": tokens[0], "count": 3, "done": False, "counts": {"running": 1, "queued": 2}, "gate": "gpu",
+                "held_by": "GPU 91% > 80%", "device": "SIM-1", "unknown": ["--max-cpu"],
+                "now": "2026-01-02T03:04:15.678Z",
+            }  # fmt: skip
+
+        waits = iter([{"done": False}, {"done": True}])
+        stand_in.answers |= {
+            "POST /submissions": submitted,
+            "GET /batches/1": standing,
+            "GET /jobs/1": job(1, "running"),
+            "GET /wait": lambda _: next(waits),
+        }
+        yield stand_in
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_a_batch_that_nobody_summed_up_is_told_as_such(paced: StandIn, state: str) -> None:
+    paced.answers["GET /jobs/4"] = job(4, state)
+    result = batch(3, program="true")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"job 4, which sums them up, has not succeeded: {state}\n" in result.stderr
+    assert "`gpuyard logs 4` may say why" in result.stderr
+
+
+def test_the_gate_that_holds_the_next_run_is_named_with_its_figure_and_its_gpu(
+    paced: StandIn, on_terminal: Callable[..., Terminal]
+) -> None:
+    paced.answers["GET /jobs/4"] = job(4, "failed")
+    _, said = on_terminal("batch", "--count", "3", *OPEN, "--", "true").end()
+    assert "held by GPU 91% > 80% on GPU 1" in said
+    assert "0 of 3 done" in said
+    assert "10s" in said
+    assert said.count("gpuyard: --max-cpu is not enforced: no probe gives the figure") == 1
+
+
+def test_a_bound_that_nobody_can_keep_is_told_once_in_a_pipe(paced: StandIn) -> None:
+    paced.answers["GET /jobs/4"] = job(4, "failed")
+    errors = batch(3, program="true").stderr
+    assert errors.count("gpuyard: --max-cpu is not enforced: no probe gives the figure\n") == 1
+    assert "0 of 3 done, 1 running, 2 waiting; held by GPU 91% > 80% on GPU 1; 10s\n" in errors

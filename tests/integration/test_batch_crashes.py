@@ -1,0 +1,181 @@
+"""A batch comes to its end, and each seed is run once, whoever of those that see to it is killed in the middle."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from gpuyard.recipes.finish import Summary, read_summary
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import DEADLINE_S, is_gone, until
+from tests.integration.sim_view_fixture import Batch, make_batch, put_sim_view  # noqa: F401 - fixtures are found where they are named
+
+RUNS, AT_ONCE, KILLS, SEED = 8, 2, 3, 6
+TAKES = ("--seconds", "0.3")
+OPTIONS = {"concurrency": AT_ONCE, "run_vram": "100M"}
+ROUNDED_S = 0.002  # times are told to the millisecond
+# The command with its words, killed as soon as it has done one step for the first time.
+CRASHING = """
+import os, signal, sys
+from gpuyard.recipes import batch
+from gpuyard.ui.cli import main
+
+step = sys.argv.pop(1)
+whole = getattr(batch, step)
+def crash(*arguments, **named):
+    whole(*arguments, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(batch, step, crash)
+main()
+"""
+
+
+@pytest.fixture
+def left_alone(batch: Batch) -> Iterator[Batch]:
+    """A batch whose daemon is started by the command itself, as a user's is."""
+    yield batch
+    if running_pid(batch.yard.home / "daemon.lock") is not None:
+        assert run("daemon", "stop").returncode == 0
+
+
+@contextlib.contextmanager
+def in_foreground(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen([*GPUYARD, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def kill_daemon(home: Path) -> None:
+    """As soon as there is one that has said who it is."""
+    lock = home / "daemon.lock"
+    until(lambda: running_pid(lock) is not None, "a daemon")
+    pid = running_pid(lock)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid), "the daemon's end")
+
+
+def until_begun(batch: Batch, runs: int) -> None:
+    until(lambda: len(batch.entries("begins")) >= runs, f"the beginning of {runs} runs")
+
+
+def check_each_once(batch: Batch, summary: Summary | None) -> None:
+    assert summary is not None
+    assert (summary.runs, summary.succeeded, summary.attempts) == (RUNS, RUNS, RUNS)
+    begun, ended = ([(each.seed, each.pid) for each in batch.entries(what)] for what in ("begins", "ends"))
+    assert sorted(seed for seed, _ in begun) == list(range(RUNS))
+    assert sorted(begun) == sorted(ended)
+    assert batch.most_at_once() <= AT_ONCE
+    frames = [len(list((batch.root / f"run-{index:06d}").iterdir())) for index in range(RUNS)]
+    assert frames == [3] * RUNS
+
+
+@pytest.mark.parametrize("victims", [("daemon",), ("command",), ("daemon", "command")], ids=" and ".join)
+def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(
+    left_alone: Batch, victims: tuple[str, ...]
+) -> None:
+    """Before the first run begins, and then after so many have begun: the moments are a seed's."""
+    it, dice = left_alone, random.Random(f"{SEED} {victims}")
+    moments = [0, *sorted(dice.sample(range(1, RUNS), KILLS - 1))]
+    words = it.command(RUNS, TAKES, **OPTIONS)
+    with contextlib.ExitStack() as processes:
+        process = processes.enter_context(in_foreground(*words))
+        for moment in moments:
+            until_begun(it, moment)
+            threading.Event().wait(dice.uniform(0, 0.3))
+            if "daemon" in victims:
+                kill_daemon(it.yard.home)
+            if "command" in victims:
+                process.kill()
+                process.communicate()
+                process = processes.enter_context(in_foreground("datagen", "--resume", *words[1:]))
+        told, errors = process.communicate(timeout=2 * DEADLINE_S)
+    assert process.returncode == 0, errors
+    assert f"all {RUNS} runs succeeded" in told
+    check_each_once(it, read_summary(it.root))
+
+
+def test_without_the_command_any_other_starts_the_daemon_that_brings_a_batch_to_its_end(left_alone: Batch) -> None:
+    it = left_alone
+    it.begin(RUNS, TAKES, **OPTIONS)
+    for least in (1, RUNS // 2):
+        until_begun(it, least)
+        kill_daemon(it.yard.home)
+        assert run("queue").returncode == 0
+    assert run("wait").returncode == 0
+    check_each_once(it, read_summary(it.root))
+
+
+def crash_after(step: str, words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", CRASHING, step, *words], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_command_that_is_killed_at_any_step_of_its_beginning_is_gone_on_with(left_alone: Batch) -> None:
+    it = left_alone
+    words = it.command(RUNS, TAKES, **OPTIONS, resume=True)
+    for step in ("_write_record", "_post", "_write_record", "_post", "_write_record"):
+        crash_after(step, words)
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    check_each_once(it, read_summary(it.root))
+
+
+def test_runs_that_are_over_before_anybody_was_asked_to_sum_them_up_are_summed_up_by_the_next_command(
+    left_alone: Batch,
+) -> None:
+    it = left_alone
+    words = it.command(RUNS, ("--seconds", "0"), **OPTIONS, resume=True)
+    for _ in ("the batch is written down", "its runs are submitted, and that is written down"):
+        crash_after("_write_record", words)
+    until(lambda: len(it.entries("ends")) == RUNS, "the end of all runs")
+    assert run("wait").returncode == 0
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    check_each_once(it, read_summary(it.root))
+
+
+def test_what_failed_is_tried_again_with_its_seed_by_the_same_command_and_what_succeeded_is_not(
+    left_alone: Batch,
+) -> None:
+    it = left_alone
+    words = it.command(4, ("--seconds", "0", "--fail-every", "2"), **OPTIONS)
+    assert run(*words).returncode == 1
+    first = read_summary(it.root)
+    assert first is not None
+    assert (first.succeeded, first.failed, first.pruned) == (2, 2, 0)
+    assert [failure["seed"] for failure in first.failures] == [0, 2]
+    again = run("datagen", "--resume", *words[1:])
+    assert again.returncode == 0, again.stderr
+    second = read_summary(it.root)
+    assert second is not None
+    assert (second.succeeded, second.failed) == (4, 0)
+    assert sorted(entry.seed for entry in it.entries("begins")) == [0, 0, 1, 2, 2, 3]
+    assert sorted(entry.seed for entry in it.entries("ends")) == [0, 1, 2, 3]
+
+
+def test_launches_are_as_far_apart_as_asked_for_also_where_the_daemon_is_killed_between_two(batch: Batch) -> None:
+    least_s = 1.0
+    batch.yard.start()
+    batch.begin(4, ["--seconds", "0"], concurrency=4, stagger=f"{least_s}s")
+    until_begun(batch, 2)
+    batch.yard.restart()
+    summary = batch.finished()
+    assert summary.succeeded == 4
+    assert summary.waits_s["stagger"] > 0
+    runs = batch.yard.get(f"/batches/{batch.first}/runs")["runs"]
+    started = sorted(datetime.fromisoformat(each["started_at"]).timestamp() for each in runs)
+    assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started

@@ -1,0 +1,185 @@
+"""Runs of a batch start when the machine has room for them, and its sample log proves it.
+
+Each test has something to hold launches back, and sees that it did: a gate that never closes proves nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.integration.queue_fixture import until
+from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are found where they are named
+    CPU_HOG,
+    GPU_HOG,
+    QUIET_DAEMON,
+    RAM_HOG,
+    Batch,
+    Hog,
+    available_mb,
+    make_batch,
+    make_hogs,
+    percent_of,
+    put_sim_view,
+)
+
+Hogs = Callable[..., Hog]
+# What a row of the sample log says, and the bound it has to keep.
+AT_MOST = {
+    "max_cpu": ("cpu_smoothed_percent",),
+    "max_gpu": ("gpu_smoothed_percent",),
+    "max_gpu_mem_mb": ("gpu_memory_used_mb", "gpu_memory_judged_mb", "gpu_memory_charged_mb"),
+}
+AT_LEAST = {"min_free_mem_mb": ("memory_available_mb", "memory_judged_mb")}
+
+
+def check_launches(batch: Batch, attempts: int, bounds: Mapping[str, Any]) -> None:
+    """No launch went beyond a bound, and there is a row for each."""
+    launches = batch.rows("launch")
+    assert len(launches) == len(batch.entries("begins")) == attempts
+    for row in launches:
+        for bound, columns in AT_MOST.items():
+            assert all(row[column] <= bounds[bound] for column in columns if bound in bounds), (bound, row)
+        for bound, columns in AT_LEAST.items():
+            assert all(row[column] >= bounds[bound] for column in columns if bound in bounds), (bound, row)
+
+
+def held_rows(batch: Batch, words: str) -> list[dict[str, Any]]:
+    return [row for row in batch.rows("sample") if words in (row["held_by"] or "")]
+
+
+def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one(batch: Batch) -> None:
+    bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * available_mb()), "max_gpu": 60,
+              "max_gpu_mem_mb": 8000}  # fmt: skip
+    takes = ("--vram", "3000", "--load", "40", "--ram", "50", "--busy", "--seconds", "0.3")
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(
+        8, [*takes, "--empty-every", "4", "--fail-every", "5"], concurrency=3, run_vram="3000M", retries=1, **bounds
+    )
+    summary = batch.finished()
+    assert (summary.runs, summary.succeeded, summary.failed, summary.attempts) == (8, 8, 0, 10)
+    assert (summary.pruned, summary.frames) == (2, 6 * 3)
+    assert sorted(folder.name for folder in batch.pruned.iterdir()) == ["run-000000", "run-000004"]
+    assert sorted(entry.seed for entry in batch.entries("ends")) == list(range(8))
+    assert sorted(entry.seed for entry in batch.entries("fails")) == [0, 5]
+    assert batch.most_at_once() <= 3
+    check_launches(batch, 10, bounds)
+
+
+SOME_RAM_MB = round(0.4 * available_mb())
+GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "cpu": (["--busy"], {"max_cpu": percent_of(0.5)}, f"% > {percent_of(0.5):.0f}%"),
+    "memory": ([], {"run_ram": f"{SOME_RAM_MB}M", "min_free_mem_mb": round(1.25 * SOME_RAM_MB)}, "kept for runs) < "),
+    "gpu": (["--load", "70"], {"max_gpu": 60, "run_vram": "100M", "device": "0", "stagger": "0.4s"}, "% > 60%"),
+    "gpu-memory": (
+        ["--vram", "3000"],
+        {"max_gpu_mem_mb": 8000, "run_vram": "3000M", "device": "0"},
+        "GPU memory 9000 MB, with",
+    ),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_guards(batch: Batch, gate: str) -> None:
+    takes, bounds, words = GATES[gate]
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(4, [*takes, "--seconds", "0.5"], concurrency=4, **bounds)
+    summary = batch.finished()
+    assert summary.succeeded == 4
+    assert summary.waits_s[gate] > 0
+    assert held_rows(batch, words)
+    check_launches(batch, 4, bounds)
+
+
+def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None:
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(6, ["--seconds", "0.4"], concurrency=6, run_vram="3000M", max_gpu_mem_mb=8000)
+    assert batch.finished().succeeded == 6
+    assert [row["gpu_memory_used_mb"] for row in batch.rows("launch")] == [0.0] * 6
+    assert [batch.most_at_once(device) for device in ("SIM-0", "SIM-1")] == [2, 2]
+
+
+def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, hog: Hogs) -> None:
+    stranger = hog(GPU_HOG, "SIM-0", 0, 6000)
+    stranger.take()
+    batch.yard.start(QUIET_DAEMON)
+    bounds = {"run_vram": "3000M", "max_gpu_mem_mb": 8000, "device": "0"}
+    batch.begin(2, ["--vram", "3000"], concurrency=2, **bounds)
+    until(batch.looks, "a look that led to no launch")
+    assert (batch.standing()["gate"], batch.rows("launch")) == ("gpu-memory", [])
+    stranger.end()
+    assert batch.finished().succeeded == 2
+    check_launches(batch, 2, bounds)
+
+
+def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(7, ["--seconds", "0.4"], concurrency=3, run_vram="100M")
+    summary = batch.finished()
+    assert (summary.succeeded, batch.most_at_once()) == (7, 3)
+    assert summary.waits_s["concurrency"] > 0
+
+
+def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs) -> None:
+    hog(GPU_HOG, "SIM-0", 90, 0).take()
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
+    assert batch.finished().succeeded == 4
+    assert {entry.device for entry in batch.entries()} == {"SIM-1"}
+
+
+# A load that comes from outside
+
+
+def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) -> None:
+    """Loads the machine once the batch is under way: launches wait as long as that lasts, and not after."""
+    until(lambda: batch.entries("ends"), "the end of the first run")
+    batch.yard.post("/pause")  # to take something may take longer than a run
+    for each in hogs:
+        each.take()
+    batch.yard.post("/unpause")
+    batch.until_held_by(gate)
+    closed_at, launched, looks = time.time(), len(batch.rows("launch")), batch.looks()
+    until(lambda: batch.looks() >= looks + 2, "two looks more")
+    assert batch.standing()["gate"] == gate
+    assert words in batch.standing()["held_by"]
+    assert len(batch.rows("launch")) == launched
+    ended_at = time.time()
+    for each in hogs:
+        each.end()
+    summary = batch.finished()
+    assert not [entry for entry in batch.entries("begins") if closed_at <= entry.at <= ended_at]
+    assert launched < summary.runs == summary.succeeded == len(batch.rows("launch"))
+    assert summary.waits_s[gate] > 0
+
+
+def test_a_gpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+    hogs = [hog(GPU_HOG, device, 95, 0) for device in ("SIM-0", "SIM-1")]
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(5, ["--load", "10", "--seconds", "0.2"], concurrency=1, run_vram="100M", max_gpu=80)
+    check_held_back(batch, "gpu", "% > 80%", hogs)
+
+
+def test_a_gpu_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+    hogs = [hog(GPU_HOG, device, 0, 9000) for device in ("SIM-0", "SIM-1")]
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(5, ["--vram", "100", "--seconds", "0.2"], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
+    check_held_back(batch, "gpu-memory", " MB > 8000 MB", hogs)
+
+
+def test_a_cpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+    hogs = [hog(CPU_HOG) for _ in range(2)]
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(5, ["--seconds", "0.2"], concurrency=1, max_cpu=percent_of(1.5))
+    check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)
+
+
+def test_a_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+    """It takes twice as much as it would need to, as others come and go on a machine."""
+    takes_mb = round(min(1500.0, 0.2 * available_mb()))
+    hogs = [hog(RAM_HOG, takes_mb)]
+    batch.yard.start(QUIET_DAEMON)
+    bound_mb = round(available_mb() - takes_mb / 2)
+    batch.begin(5, ["--seconds", "0.2"], concurrency=1, min_free_mem_mb=bound_mb)
+    check_held_back(batch, "memory", "of RAM available", hogs)

@@ -1,0 +1,65 @@
+"""What no probe can read is no reason to wait: a batch goes by the figures there are, and says which it did without."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Batch,
+    available_mb,
+    make_batch,
+    percent_of,
+    put_sim_view,
+    quiet_daemon,
+)
+from tests.integration.test_batch_gates import check_launches
+
+Tools = Callable[[str, str], Path]
+
+CARD_ID = "GPU-11111111-0000-0000-0000-000000000001"
+CARD = """<nvidia_smi_log><gpu id="00000000:01:00.0"><product_name>NVIDIA Yard One</product_name>
+<uuid>{id}</uuid>
+<fb_memory_usage><total>{memory}</total><used>{used}</used><free>{memory}</free></fb_memory_usage>
+<utilization><gpu_util>{load}</gpu_util></utilization><processes></processes></gpu></nvidia_smi_log>
+"""
+WHOLE = {"id": CARD_ID, "memory": "24576 MiB", "used": "0 MiB", "load": "7 %"}
+# The card as its tool tells of it, the host's figures that cannot be read, and the bounds that cannot be kept.
+MISSING: dict[str, tuple[dict[str, str] | None, tuple[str, ...], tuple[str, ...]]] = {
+    "any GPU": (None, (), ("--max-gpu", "--max-gpu-mem-mb")),
+    "the GPU's load": ({**WHOLE, "load": "N/A"}, (), ("--max-gpu",)),
+    "the GPU's memory": ({**WHOLE, "memory": "N/A", "used": "N/A"}, (), ("--max-gpu-mem-mb",)),
+    "the CPU's load": (WHOLE, ("cpu_percent",), ("--max-cpu",)),
+    "RAM": (WHOLE, ("memory_available_mb", "memory_total_mb"), ("--min-free-mem-mb",)),
+    "everything": (None, ("cpu_percent", "memory_available_mb", "memory_total_mb"),
+                   ("--max-cpu", "--min-free-mem-mb", "--max-gpu", "--max-gpu-mem-mb")),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def only_stand_ins(batch: Batch, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No card of this machine is seen, only what a test puts there."""
+    monkeypatch.delenv("GPUYARD_SIMULATE")
+    monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / name) for name in ("tools", "bin")))
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> None:
+    card, hidden, unknown = MISSING[missing]
+    if card is not None:
+        tools("nvidia-smi", f"print({CARD.format(**card)!r})")
+    bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.3 * available_mb()), "max_gpu": 60,
+              "max_gpu_mem_mb": 8000}  # fmt: skip
+    batch.yard.start(quiet_daemon(*hidden))
+    batch.begin(4, ["--seconds", "0.1"], concurrency=2, run_vram="1000M", **bounds)
+    summary = batch.finished()
+    assert (summary.succeeded, set(summary.unknown)) == (4, set(unknown))
+    assert sorted(entry.seed for entry in batch.entries("ends")) == [0, 1, 2, 3]
+    assert card is None or {entry.device for entry in batch.entries()} == {CARD_ID}
+    known = {name: bound for name, bound in bounds.items() if f"--{name.replace('_', '-')}" not in unknown}
+    check_launches(batch, 4, known)
+    assert batch.yard.daemon is not None
+    for bound in unknown:
+        assert batch.yard.daemon.log.count(f"{bound} is not enforced") == 1
+    assert batch.yard.daemon.log.count("is not enforced") == len(unknown)

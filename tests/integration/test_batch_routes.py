@@ -1,0 +1,179 @@
+"""What the daemon tells about batches: how far they are, which gate holds them up, and what became of each run."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import UserError
+from tests.integration.queue_fixture import Yard, until
+
+
+def start(yard: Yard, script: str, count: int, **options: Any) -> int:
+    """The number of a batch of `count` runs."""
+    return yard.shell(script, **{"sweep": [f"index=0-{count - 1}"], "concurrency": 2, "gpus": 0, **options})
+
+
+def at_gate(yard: Yard, count: int, **options: Any) -> int:
+    """One whose runs wait for the test, as many as may be."""
+    gate = yard.gate()
+    first = start(yard, f"read word < {gate}", count, **options)
+    until(lambda: told(yard, first)["gate"] == "concurrency", "as many runs as may be")
+    return first
+
+
+def told(yard: Yard, first: int) -> Any:
+    return yard.get(f"/batches/{first}")
+
+
+def runs_of(yard: Yard, first: int, **query: str) -> Any:
+    return yard.get(f"/batches/{first}/runs", **query)
+
+
+# How far it is
+
+
+def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(yard: Yard) -> None:
+    first = at_gate(yard, 5)
+    standing = told(yard, first)
+    assert (standing["id"], standing["first"], standing["last"], standing["count"]) == (first, first, first + 4, 5)
+    assert standing["counts"] == {"queued": 3, "running": 2}
+    assert [run["index"] for run in standing["running"]] == ["0", "1"]
+    assert not standing["done"]
+    assert standing["held_by"] == "2 runs of its batch may run at once, and as many do"
+    until(lambda: told(yard, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+
+
+def test_a_batch_that_is_done_is_told_as_such(yard: Yard) -> None:
+    first = start(yard, "exit {index}", 3)
+    yard.wait()
+    standing = told(yard, first)
+    assert standing["done"]
+    assert standing["counts"] == {"succeeded": 1, "failed": 2}
+    assert (standing["running"], standing["gate"], standing["held_by"]) == ([], None, None)
+
+
+def test_a_gate_is_told_with_its_figure_and_other_jobs_go_on(yard: Yard) -> None:
+    first = start(yard, "true", 3, min_free_mem_mb=10**9)
+    until(lambda: told(yard, first)["gate"] is not None, "a gate")
+    standing = told(yard, first)
+    assert standing["gate"] == "memory"
+    assert standing["held_by"].endswith("< 1000000000 MB")
+    assert standing["counts"] == {"queued": 3}
+    other = yard.submit("true", priority="-5")
+    assert yard.until_state(other, "succeeded")["state"] == "succeeded"
+    assert "MB of RAM available" in yard.why(first)
+
+
+def test_a_batch_that_was_cancelled_waits_for_no_gate(yard: Yard) -> None:
+    first = start(yard, "true", 3, min_free_mem_mb=10**9)
+    until(lambda: told(yard, first)["gate"] is not None, "a gate")
+    yard.post("/pause")  # nobody looks any more
+    waited_s = yard.get("/status")["uptime_s"] + 1.0
+    until(lambda: yard.get("/status")["uptime_s"] > waited_s, "the last look to be old")
+    yard.post("/jobs/cancel", ids=f"{first}-{first + 2}")
+    yard.post("/unpause")
+    until(lambda: told(yard, first)["done"], "the end of all")
+    until(lambda: told(yard, first)["gate"] is None, "the gate to be forgotten")
+
+
+def test_how_far_it_is_outlives_the_daemon(yard: Yard) -> None:
+    first = at_gate(yard, 4)
+    until(lambda: told(yard, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    before = told(yard, first)
+    yard.restart()
+    until(lambda: told(yard, first)["gate"] == "concurrency", "the next daemon to take it up")
+    after = told(yard, first)
+    assert (after["counts"], after["token"]) == (before["counts"], before["token"])
+    assert [run["id"] for run in after["running"]] == [run["id"] for run in before["running"]]
+
+
+def test_a_batch_is_known_though_its_first_run_was_forgotten(yard: Yard) -> None:
+    gate = yard.gate()
+    first = start(yard, f"test {{index}} = 0 || read word < {gate}", 3)
+    yard.until_state(first, "succeeded")
+    until(lambda: told(yard, first)["counts"].get("running") == 2, "the others to run")
+    yard.post("/clean", older_than_s=0)
+    standing = told(yard, first)
+    assert (standing["count"], standing["counts"], standing["done"]) == (2, {"running": 2}, False)
+    assert [run["index"] for run in runs_of(yard, first)["runs"]] == ["1", "2"]
+
+
+# What became of each run
+
+
+def test_each_run_tells_its_seed_its_end_and_its_log(yard: Yard) -> None:
+    table = "index,seed\n0,70\n1,71\n"
+    first = yard.submit("/bin/sh", "-c", "echo seed {seed}; exit {index}", table=table, concurrency=1, gpus=0)
+    yard.wait()
+    good, bad = runs_of(yard, first)["runs"]
+    assert (good["id"], good["index"], good["seed"], good["state"], good["outcome"]) == (
+        first, "0", "70", "succeeded", "succeeded",
+    )  # fmt: skip
+    assert (bad["index"], bad["state"], bad["status"], bad["attempts"]) == ("1", "failed", 1, 1)
+    assert good["is_finished"]
+    assert not good["is_live"]
+    assert 0.0 <= good["seconds"] < 30.0
+    assert "seed 70" in Path(good["log"]).read_text()
+
+
+def test_a_run_that_has_not_started_has_neither_log_nor_times(yard: Yard) -> None:
+    first = at_gate(yard, 3)
+    running, _, waiting = runs_of(yard, first)["runs"]
+    assert (running["is_live"], running["is_finished"], running["seconds"]) == (True, False, None)
+    assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
+
+
+def test_runs_on_devices_tell_which(yard: Yard) -> None:
+    first = start(yard, "true", 1, gpus=1, vram="1G")
+    yard.wait()
+    (run,) = runs_of(yard, first)["runs"]
+    assert len(run["devices"]) == 1
+
+
+def test_runs_are_told_page_by_page(yard: Yard) -> None:
+    first = start(yard, "true", 5, hold=True)
+    other = yard.submit("true", hold=True)
+    pages, after = [], 0
+    while True:
+        page = runs_of(yard, first, limit="2", after=str(after))
+        pages.append([run["id"] for run in page["runs"]])
+        if page["next"] is None:
+            break
+        after = page["next"]
+    assert pages == [[first, first + 1], [first + 2, first + 3], [first + 4]]
+    assert all(other not in page for page in pages)
+
+
+# What is no batch
+
+
+def test_what_is_no_batch_is_said_to_be_none(yard: Yard) -> None:
+    plain = yard.submit("true", hold=True)
+    first = start(yard, "true", 2, hold=True)
+    for number in (plain, first + 1, 4711):
+        with pytest.raises(UserError, match=f"there is no batch {number}"):
+            told(yard, number)
+        with pytest.raises(UserError, match=f"there is no batch {number}"):
+            runs_of(yard, number)
+    with pytest.raises(UserError, match="a batch has no pictures"):
+        yard.get(f"/batches/{first}/pictures")
+
+
+# Its sample log
+
+
+def test_the_sample_log_shows_each_launch_with_the_figures_it_went_by(yard: Yard, tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    first = start(yard, "true", 4, gpus=1, vram="1G", max_gpu_mem_mb=8000, sample_log=str(path))
+    yard.wait()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    launches = [row for row in rows if row["event"] == "launch"]
+    assert [int(row["job"]) for row in launches] == [first, first + 1, first + 2, first + 3]
+    assert [row["index"] for row in launches] == ["0", "1", "2", "3"]
+    for row in launches:
+        assert float(row["gpu_memory_judged_mb"]) <= 8000
+        assert float(row["gpu_memory_charged_mb"]) <= 8000
+        assert int(row["running"]) <= 1

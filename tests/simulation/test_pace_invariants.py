@@ -1,0 +1,98 @@
+"""That the checks of pace_invariants.py have teeth: daemons that break the pace of a batch are caught."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from gpuyard.control.desk import Desk
+from gpuyard.control.pacing import Pacer
+from gpuyard.core import pacing, policy
+from gpuyard.core.gates import SteadyGate, smooth
+from gpuyard.core.pacing import Coming
+from gpuyard.store.jobs import JobStore
+from tests.simulation.test_batches import play_paced
+
+
+def _forget_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobStore, "last_start", lambda self, group: None)
+
+
+def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pacer, "tell", lambda self, plan, look, now: None)
+
+
+def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = policy._Planner._refuse_run
+
+    def refuse(self: policy._Planner, lane: Any) -> Any:
+        self._has_paced = False
+        return real(self, lane)
+
+    monkeypatch.setattr(policy._Planner, "_refuse_run", refuse)
+
+
+def _leave_all_gates_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "judge_steadily", lambda *given: SteadyGate())
+
+
+def _go_by_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "smooth", lambda before, reading, now, _: smooth(before, reading, now, 0.0))
+
+
+def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "_charged_mb", lambda room, need: 0.0)
+
+
+def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pacer, "_coming", lambda self, group, pace, look: Coming())
+
+
+def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy._Planner, "_narrow", lambda self, lane, need: (need, ()))
+
+
+def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Desk, "running", lambda self: [])
+
+
+def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = policy._Planner._consider
+
+    def consider(self: policy._Planner, lane: Any, candidate: Any) -> None:
+        real(self, lane, candidate)
+        hold = self._holds.get(lane.id)
+        if lane.pace is not None and lane.need.devices and hold is not None and self._head is None:
+            self._head = hold
+
+    monkeypatch.setattr(policy._Planner, "_consider", consider)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "caught"),
+    [
+        (_forget_the_last_start, "s after another of its batch|older than the last launch"),
+        (_note_no_launch, "s after another of its batch|older than the last launch"),
+        (_start_several_at_once, "s after another of its batch|older than the last launch|began by one look"),
+        (_leave_all_gates_open, "began while"),
+        (_go_by_the_last_reading, "began while"),
+        (_charge_nothing, "charged"),
+        (_count_only_what_shows, "MB of RAM were left"),
+        (_go_to_any_device, "charged|began while SIM-"),
+        (_forget_who_runs, "more of an array than its limit|more of a tag|more without devices"),
+        (_have_all_wait_at_a_gate, "at its gate"),
+    ],
+)
+def test_a_daemon_that_breaks_the_pace_of_a_batch_is_caught(
+    sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    with pytest.raises(AssertionError, match=caught):
+        _play_many()
+
+
+def _play_many() -> None:
+    for seed in range(100):
+        random = Random(seed)
+        play_paced(seed, frozenset(random.randrange(4000) for _ in range(10)))

@@ -1,0 +1,61 @@
+"""A batch on the machine that it was submitted on: with devices where there are any, else without."""
+
+from typing import Any
+
+import pytest
+
+from gpuyard.control.requests import fit_to_machine
+from gpuyard.core.jobs import JobSpec
+from gpuyard.core.model import Device, Host, Snapshot
+from gpuyard.core.submission import Asked, parse_submission
+from gpuyard.errors import UserError
+from tests.unit.test_placement import GB, card
+
+BLIND = card(0, used=None, memory_total_mb=None)
+
+
+def fitted(*devices: Device, **options: Any) -> JobSpec:
+    typed = {name.replace("_", "-"): value for name, value in options.items()}
+    submission = parse_submission(Asked(cwd="/", environment={}, command=("true",), options=typed))
+    return fit_to_machine(submission, Snapshot(taken_at=1.0, host=Host(), devices=devices), ()).spec
+
+
+def test_a_batch_that_says_nothing_of_devices_does_without_where_there_are_none() -> None:
+    spec = fitted(concurrency="2", max_gpu="80", vram="2G")
+    assert spec.need.devices == 0
+    assert not spec.learns_memory
+    assert spec.pace is not None
+    assert spec.pace.max_gpu_percent == 80.0
+
+
+def test_a_device_that_is_out_of_order_is_none() -> None:
+    assert fitted(card(0, fault="it fell off the bus"), concurrency="2").need.devices == 0
+
+
+def test_where_there_are_devices_a_run_has_one() -> None:
+    spec = fitted(card(0), concurrency="2")
+    assert spec.need.devices == 1
+    assert spec.learns_memory
+
+
+@pytest.mark.parametrize("options", [{"gpus": "1"}, {"device": "0"}], ids=["gpus", "device"])
+def test_a_batch_that_asks_for_devices_is_refused_where_there_are_none(options: dict[str, str]) -> None:
+    with pytest.raises(UserError):
+        fitted(concurrency="2", **options)
+
+
+def test_a_single_job_is_refused_where_there_are_no_devices() -> None:
+    with pytest.raises(UserError, match="there is no GPU to use"):
+        fitted()
+
+
+def test_runs_do_not_share_devices_of_which_nobody_can_tell_how_full_they_are() -> None:
+    spec = fitted(BLIND, concurrency="2", vram="2G")
+    assert (spec.need.memory_mb, spec.need.is_exclusive) == (None, True)
+    seen = fitted(BLIND, card(1), concurrency="2", vram="2G")
+    assert (seen.need.memory_mb, seen.need.is_exclusive) == (2 * GB, False)
+
+
+def test_a_run_that_no_device_could_hold_is_refused() -> None:
+    with pytest.raises(UserError):
+        fitted(card(0), concurrency="2", vram="40G")

@@ -1,0 +1,114 @@
+"""A job that waits for many others: the end of most of them decides nothing, and is not asked about at length."""
+
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.control.desk import Desk
+from gpuyard.core.dependencies import Prospect, prospect_of_all
+from gpuyard.core.jobs import Dependency, DependencyKind
+from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState
+from tests.unit.store import Shelf
+
+OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
+ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+_STATE_BY_PROSPECT = {
+    Prospect.PENDING: JobState.BLOCKED, Prospect.MET: JobState.QUEUED, Prospect.NEVER: JobState.REJECTED,
+}  # fmt: skip
+
+
+def waiting_for(shelf: Shelf, *kinds: tuple[int, DependencyKind]) -> int:
+    (job_id,) = shelf.add(state=JobState.BLOCKED)
+    shelf.store.add_dependencies([job_id], [Dependency(job_id=on, kind=kind) for on, kind in kinds])
+    return job_id
+
+
+def end(shelf: Shelf, desk: Desk, job_id: int, state: JobState) -> None:
+    shelf.finish(job_id, 200.0, state)
+    desk.settle_dependants(job_id, 200.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from(DependencyKind)), min_size=1, max_size=8),
+    st.permutations(range(1, 6)),
+    st.lists(st.sampled_from(ENDS), min_size=5, max_size=5),
+)
+def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_decides(
+    kinds: list[tuple[int, DependencyKind]], order: list[int], ends: list[JobState]
+) -> None:
+    shelf = Shelf()
+    with closing(shelf.db):
+        shelf.add(5)
+        desk = Desk(shelf.store)
+        job_id = waiting_for(shelf, *kinds)
+        for other in order:
+            before = shelf.job(job_id).state
+            end(shelf, desk, other, ends[other - 1])
+            if before is JobState.BLOCKED:
+                decided = prospect_of_all(shelf.store.dependencies(job_id))[0]
+                assert shelf.job(job_id).state is _STATE_BY_PROSPECT[decided]
+        assert shelf.job(job_id).state is not JobState.BLOCKED
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ended", "decides"),
+    [
+        ([(1, ANY), (2, ANY)], 1, False),
+        ([(1, ANY), (2, OK)], 1, False),
+        ([(1, OK), (2, ANY)], 1, True),
+        ([(1, FAILED), (2, ANY)], 1, True),
+        ([(1, ANY), (1, OK), (2, ANY)], 1, True),
+        ([(1, ANY)], 1, True),
+    ],
+)
+def test_an_end_is_worth_asking_about_unless_any_would_do_and_others_are_to_come(
+    kinds: list[tuple[int, DependencyKind]], ended: int, decides: bool
+) -> None:
+    shelf = Shelf()
+    with closing(shelf.db):
+        shelf.add(2)
+        job_id = waiting_for(shelf, *kinds)
+        shelf.finish(ended, 200.0)
+        assert shelf.store.waits_for_more(job_id, ended) is not decides
+
+
+def test_one_that_is_run_again_is_waited_for_again() -> None:
+    shelf = Shelf()
+    with closing(shelf.db):
+        shelf.add(2)
+        desk = Desk(shelf.store)
+        job_id = waiting_for(shelf, (1, ANY), (2, ANY))
+        end(shelf, desk, 1, JobState.FAILED)
+        desk.apply(shelf.job(1), JobEvent.REQUEUE, 210.0)
+        end(shelf, desk, 2, JobState.SUCCEEDED)
+        assert shelf.job(job_id).state is JobState.BLOCKED
+        end(shelf, desk, 1, JobState.SUCCEEDED)
+        assert shelf.job(job_id).state is JobState.QUEUED
+
+
+def test_one_that_was_rejected_counts_as_ended() -> None:
+    shelf = Shelf()
+    with closing(shelf.db):
+        shelf.add(1)
+        desk = Desk(shelf.store)
+        middle = waiting_for(shelf, (1, OK))
+        last = waiting_for(shelf, (1, ANY), (middle, ANY))
+        end(shelf, desk, 1, JobState.FAILED)
+        assert shelf.job(middle).state in FINISHED
+        assert shelf.job(last).state is JobState.QUEUED
+
+
+def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
+    efforts = []
+    for count in (10, 3000):
+        shelf = Shelf()
+        with closing(shelf.db):
+            ids = shelf.add(count)
+            waiting_for(shelf, *((job_id, ANY) for job_id in ids))
+            desk = Desk(shelf.store)
+            shelf.finish(1, 200.0)
+            efforts.append(shelf.effort_of(lambda: desk.settle_dependants(1, 200.0)))  # noqa: B023
+    few, many = efforts
+    assert many < 2 * few

@@ -1,0 +1,169 @@
+"""What tests of recipes share: roots with a run to prune, on one file system or two, and a way to die at any call."""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from msgspec import Struct
+
+from gpuyard.recipes.pruning import Moved, prune
+
+RUN, WHY, AT = "run-000017", "no frame", "2025-01-01T00:00:00Z"
+NOBODY = 65534
+Way = Literal["renamed", "copied", "mounted twice"]
+WAYS: tuple[Way, ...] = ("renamed", "copied", "mounted twice")
+copying = pytest.mark.parametrize("way", ["mounted twice"], indirect=True)
+renaming = pytest.mark.parametrize("way", ["renamed"], indirect=True)
+CHANGES = ("rename", "mkdir", "rmdir", "unlink", "symlink", "open", "chmod", "utime")
+
+
+class Roots(Struct, frozen=True, kw_only=True):
+    """An output root with a run to prune and another to keep, and a prune root with something in it already."""
+
+    output: Path
+    pruned: Path
+
+    @property
+    def run(self) -> Path:
+        return self.output / RUN
+
+    @property
+    def record(self) -> Path:
+        return self.output / "pruned.jsonl"
+
+    def fill(self) -> None:
+        for root in (self.output, self.pruned):
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+        self.pruned.chmod(0o2755)  # as folders are that a group shares
+        write(self.output / "run-000018" / "0.png", b"kept")
+        write(self.pruned / "run-000016" / "log.txt", b"pruned before")
+        make_run(self.run)
+
+    def prune(self) -> Moved:
+        return prune(self.run, self.pruned, self.record, why=WHY, at=AT)
+
+
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def make_run(run: Path) -> None:
+    write(run / "log.txt", b"scene loaded\n" * 100)
+    write(run / "0.png", b"")
+    write(run / "deep" / "er" / "notes.txt", b"nothing seen")
+    (run / "deep" / "none").mkdir()
+    (run / "deep" / "latest").symlink_to("../log.txt")
+    (run / "deep" / "scene").symlink_to(run.parent / "run-000018")
+    (run / "gone").symlink_to("/nowhere")
+    (run / "log.txt").chmod(0o640)
+    (run / "deep").chmod(0o750)
+    for path in (run / "log.txt", run / "deep"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+def seen(folder: Path) -> dict[str, Any]:
+    """All that is in it: kinds, modes, contents and, but for links, times."""
+    return {str(path.relative_to(folder)): _seen(path) for path in [folder, *sorted(folder.rglob("*"))]}
+
+
+def _seen(path: Path) -> tuple[Any, ...]:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return ("link", os.readlink(path))
+    content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
+    return (stat.filemode(status.st_mode), status.st_mtime_ns, content)
+
+
+def another_file_system(folder: Path) -> Path | None:
+    """A place on another file system than this folder, where the machine has one."""
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    device = folder.stat().st_dev
+    return next((place for place in places if os.access(place, os.W_OK) and place.stat().st_dev != device), None)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def rename_within_folders_only(source: str | Path, target: str | Path) -> None:
+    """As it is where two folders of one file system are mounted each by itself."""
+    if os.path.dirname(source) != os.path.dirname(target):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
+    _rename(source, target)
+
+
+_rename = os.rename
+
+
+def die_at(point: int) -> None:
+    """This process is killed before the n-th call that changes something, or in the midst of it where it writes."""
+    left = iter(range(point - 1, -1, -1))
+
+    def tick(last_deed: Callable[[], Any] = lambda: None) -> None:
+        if next(left) == 0:
+            last_deed()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            tick()
+            return function(*arguments, **options)
+
+        return call
+
+    write_all, copy_all = os.write, shutil.copyfile
+
+    def write_some(descriptor: int, content: bytes) -> int:
+        tick()
+        tick(lambda: write_all(descriptor, content[: len(content) // 2]))
+        return write_all(descriptor, content)
+
+    def copy_some(source: str, target: str, **options: Any) -> Any:
+        tick()
+        tick(lambda: Path(target).write_bytes(Path(source).read_bytes()[:5]))
+        return copy_all(source, target, **options)
+
+    for name in CHANGES:
+        setattr(os, name, deadly(getattr(os, name)))
+    # A killed process leaves to the kernel what it wrote; only a power cut would not.
+    os.fsync = deadly(lambda descriptor: None)
+    os.write, shutil.copyfile = write_some, copy_some  # type: ignore[assignment]
+
+
+def prune_and_die(connection: Connection) -> None:
+    """In a process without threads: prunes in a fork of it, which is killed at the point it is told; whether it was."""
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        del os.environ[name]  # measuring what is killed gives nothing, and takes long
+    while True:
+        way, point, roots = connection.recv()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                if way == "mounted twice":
+                    os.rename = rename_within_folders_only  # type: ignore[assignment]
+                die_at(point)
+                roots.prune()
+                os._exit(0)
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        connection.send(status)

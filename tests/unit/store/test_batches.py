@@ -1,0 +1,79 @@
+"""What the store keeps of batches: their pace, their last start, and what was noted of them."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.pacing import Pace
+from gpuyard.store.jobs import JobStore
+from tests.unit.store import Shelf
+
+FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
+PACE = Pace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sample_log="/data/samples.csv")
+
+
+def attempt_of(job_id: int) -> Attempt:
+    return Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.db.close()
+
+
+def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(shelf: Shelf) -> None:
+    assert shelf.store.batch(1) is None
+    shelf.store.set_batch(1, "first")
+    shelf.store.set_batch(1, "second")
+    shelf.store.set_batch(7, "another")
+    assert (shelf.store.batch(1), shelf.store.batch(7)) == ("second", "another")
+
+
+def test_the_last_start_of_a_batch_is_that_of_its_own_runs_whatever_became_of_them(shelf: Shelf) -> None:
+    first, second, third = shelf.add(3, is_array=True, pace=PACE)
+    (stranger,) = shelf.add()
+    assert shelf.store.last_start(first) is None
+    for job_id, at in ((second, 300.0), (first, 200.0), (stranger, 900.0)):
+        shelf.store.begin_attempt(replace(attempt_of(job_id), started_at=at))
+    assert shelf.store.last_start(first) == 300.0
+    shelf.store.end_attempt(second, 1, FAILED, 310.0)
+    shelf.store.change(second, JobState.QUEUED)
+    assert shelf.store.last_start(first) == 300.0
+    assert shelf.store.last_start(third) is None
+
+
+def test_a_start_that_never_began_may_hold_the_next_one_back_and_never_lets_it_go_early(shelf: Shelf) -> None:
+    first, second = shelf.add(2, is_array=True, pace=PACE)
+    shelf.store.begin_attempt(replace(attempt_of(first), started_at=200.0))
+    shelf.store.begin_attempt(replace(attempt_of(second), started_at=300.0))
+    shelf.store.drop_attempt(second, 1)
+    assert (shelf.store.last_start(first) or 0.0) >= 200.0
+
+
+def test_the_pace_of_a_batch_is_read_back_with_its_jobs_and_its_lane(shelf: Shelf) -> None:
+    first, _ = shelf.add(2, is_array=True, pace=PACE, group_limit=2)
+    assert shelf.job(first).spec.pace == PACE
+    again = JobStore(shelf.db)
+    (queue,) = again.ready_queues()
+    assert (queue.lane.pace, queue.lane.group, queue.lane.group_limit) == (PACE, first, 2)
+
+
+def test_runs_of_two_batches_and_plain_jobs_stand_in_lanes_of_their_own(shelf: Shelf) -> None:
+    shelf.add(2, is_array=True, pace=PACE, group_limit=2)
+    shelf.add(2, is_array=True, pace=PACE, group_limit=2)
+    shelf.add(2)
+    assert shelf.ready() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_plain_job_stands_in_the_lane_of_those_that_were_there_before_batches(shelf: Shelf) -> None:
+    (old,) = shelf.add()
+    ((body,),) = shelf.db.execute("SELECT body FROM lanes").fetchall()
+    assert "pace" not in json.loads(body)
+    (new,) = shelf.add()
+    assert shelf.ready() == [[old, new]]
