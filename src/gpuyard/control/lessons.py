@@ -26,7 +26,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: Job) -> "Known":
-        exact, program = fingerprints(job.words, job.spec.cwd, job.spec.configuration)
+        exact, program = fingerprints(_words(job), job.spec.cwd, job.spec.configuration)
         return cls(job=job, exact=exact, program=program)
 
 
@@ -72,8 +72,8 @@ class Lessons:
         if run is None:
             return
         known = Known.of(job)
-        program = " ".join(filter(None, program_of(job.words, job.spec.cwd)))
-        labels = ((known.exact, " ".join(job.words), True), (known.program, program, False))
+        program = " ".join(filter(None, program_of(_words(job), job.spec.cwd)))
+        labels = ((known.exact, " ".join(_words(job)), True), (known.program, program, False))
         for fingerprint, label, is_exact in labels:
             before = replace(self._profile(fingerprint) or Profile(), label=label[:_LONGEST_LABEL], is_exact=is_exact)
             self._learned[fingerprint] = learn(before, run)
@@ -111,6 +111,11 @@ class Lessons:
                 self._written.clear()
             self._written[fingerprint] = self._store.profile(fingerprint)
         return self._written[fingerprint]
+
+
+def _words(job: Job) -> tuple[str, ...]:
+    """By what it is known: the runs of a batch are one command, whatever their seeds."""
+    return job.words if job.spec.pace is None else job.spec.command
 
 
 def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:

@@ -268,6 +268,24 @@ def test_what_a_run_takes_of_ram_is_learned_where_nobody_said_it(bench: Bench) -
     assert bench.standing.memory.judged == (10 - 3 - 3) * GB
 
 
+def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> None:
+    shelf = Shelf()
+    elements = [Element(values={"seed": str(seed)}) for seed in range(2)]
+    first, second = shelf.add_each(
+        elements, is_array=True, pace=PACE, group_limit=3, command=("sh", "-c", "make {seed}")
+    )
+    other = shelf.add(1, command=("sh", "-c", "else"))[0]
+    desk = Desk(shelf.store)
+    desk.begin(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
+    desk.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
+    desk.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
+    learned = desk.lessons.predicted_mb(shelf.job(second))
+    assert learned is not None
+    assert 3 * GB < learned < 4 * GB
+    assert desk.lessons.predicted_mb(shelf.job(other)) is None
+    shelf.db.close()
+
+
 def test_ram_of_another_batch_s_runs_is_counted_too(bench: Bench) -> None:
     other = bench.shelf.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
     bench.desk.begin(bench.shelf.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW))
