@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest --numprocesses logical --dist worksteal --cov --cov-report=term
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

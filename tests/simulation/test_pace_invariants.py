@@ -46,7 +46,7 @@ def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pacer, "_coming", lambda self, group, pace, look: Coming())
+    monkeypatch.setattr(Pacer, "_coming", lambda self, *given: Coming())
 
 
 def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:

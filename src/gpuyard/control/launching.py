@@ -20,6 +20,7 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         "GPUYARD_ATTEMPT": str(number),
         "GPUYARD_OOM_COUNT": str(job.growth.count),
     }
+    visible = {} if job.spec.sees_all_devices else visible_variables(devices)
     if job.index is not None:
         ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:
@@ -29,6 +30,6 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         attempt=number,
         command=job.words,
         cwd=job.spec.cwd,
-        environment={**told, **visible_variables(devices), **ours},
+        environment={**told, **visible, **ours},
         stdin=job.spec.stdin,
     )

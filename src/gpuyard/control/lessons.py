@@ -62,6 +62,11 @@ class Lessons:
         """What it takes of RAM, as far as its like have shown."""
         return next((each.ram_mb for each in self.profiles(job) if each is not None and each.ram_mb is not None), None)
 
+    def load_percent(self, job: Job) -> float | None:
+        """How busy it keeps a device."""
+        known = (each.load_percent for each in self.profiles(job) if each is not None)
+        return next((percent for percent in known if percent is not None), None)
+
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Of the exact command, and of the program."""
         known = Known.of(job)

@@ -11,7 +11,7 @@ from gpuyard.control.desk import Desk
 from gpuyard.control.words import Look
 from gpuyard.core.model import Device
 from gpuyard.core.ordering import Lane
-from gpuyard.core.pacing import Coming, Figure, Pace, Standing, follow, unknown_figures
+from gpuyard.core.pacing import Coming, Figure, Pace, Standing, follow, unknown_figures, unshown_percent
 from gpuyard.core.policy import Plan, Start
 from gpuyard.core.reasons import Reason, ReasonKind
 from gpuyard.core.shape import iso_time
@@ -47,10 +47,12 @@ class Row(Struct, frozen=True, kw_only=True):
     device: str | None = None
     cpu_percent: float | None = None
     cpu_smoothed_percent: float | None = None
+    cpu_judged_percent: float | None = None
     memory_available_mb: float | None = None
     memory_judged_mb: float | None = None
     gpu_percent: float | None = None
     gpu_smoothed_percent: float | None = None
+    gpu_judged_percent: float | None = None
     gpu_memory_used_mb: float | None = None
     gpu_memory_judged_mb: float | None = None
     gpu_memory_charged_mb: float | None = None
@@ -109,7 +111,7 @@ class Pacer:
             standing = replace(kept.standing, at_work=at_work.get(group, 0), others_at=others_at)
             taken_at = look.snapshot.taken_at
             if taken_at is None or taken_at != standing.looked_at:
-                coming = self._coming(group, lane.pace, look)
+                coming = self._coming(group, lane.pace, look, now)
                 standing = follow(standing, lane.pace, look.snapshot, coming, now)
                 self._note_unknown(group, kept, unknown_figures(lane.pace, standing, has_devices=lane.need.devices > 0))
             kept.standing = standing
@@ -202,8 +204,12 @@ class Pacer:
                 starts.append(live.attempt.started_at)
         return counts, max(starts, default=None)
 
-    def _coming(self, group: int, pace: Pace, look: Look) -> Coming:
+    def _coming(self, group: int, pace: Pace, look: Look, now: float) -> Coming:
+        """A run of which nothing is known is taken to keep a core and its devices busy."""
         unshown, run_mb = 0.0, pace.run_ram_mb or 0.0
+        cpu_percent, loads = 0.0, dict[str, float]()
+        cores = look.snapshot.host.cpu_count
+        core_percent = 100.0 / max(1.0, cores) if cores else 0.0
         for live in self._desk.live.values():
             if live.job.spec.pace is None:
                 continue
@@ -212,7 +218,13 @@ class Pacer:
             unshown += max(0.0, expected - shown)
             if live.job.group == group:
                 run_mb = max(run_mb, expected)
-        return Coming(unshown_mb=unshown, run_mb=run_mb)
+            age_s = now - live.attempt.started_at
+            cpu_percent += unshown_percent(core_percent, age_s, pace.smoothing_s)
+            load_percent = self._desk.lessons.load_percent(live.job)
+            load = unshown_percent(100.0 if load_percent is None else load_percent, age_s, pace.smoothing_s)
+            for device_id in live.attempt.devices:
+                loads[device_id] = loads.get(device_id, 0.0) + load
+        return Coming(unshown_mb=unshown, run_mb=run_mb, cpu_percent=cpu_percent, loads=loads)
 
     def _log_rows(self, kept: _Kept, start: Start | None, look: Look) -> None:
         path = kept.pace.sample_log
@@ -240,7 +252,8 @@ def _rows(standing: Standing, look: Look, devices: Iterable[Device]) -> Iterator
         taken_at=iso_time(look.snapshot.taken_at),
         event="sample",
         cpu_percent=standing.cpu.now,
-        cpu_smoothed_percent=standing.cpu.judged,
+        cpu_smoothed_percent=standing.cpu.smoothed.value,
+        cpu_judged_percent=standing.cpu.judged,
         memory_available_mb=standing.memory.now,
         memory_judged_mb=standing.memory.judged,
         running=standing.at_work,
@@ -253,7 +266,8 @@ def _rows(standing: Standing, look: Look, devices: Iterable[Device]) -> Iterator
             host,
             device=device.id,
             gpu_percent=load.now,
-            gpu_smoothed_percent=load.judged,
+            gpu_smoothed_percent=load.smoothed.value,
+            gpu_judged_percent=load.judged,
             gpu_memory_used_mb=full.now,
             gpu_memory_judged_mb=full.judged,
         )

@@ -293,7 +293,8 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     if not need.devices:
         return submission
     if submission.devices_are_optional and not snapshot.usable_devices():
-        return replace(submission, spec=replace(submission.spec, need=Need(devices=0), learns_memory=False))
+        without = replace(submission.spec, need=Need(devices=0), learns_memory=False, sees_all_devices=True)
+        return replace(submission, spec=without)
     need = replace(need, only=_named(submission, snapshot))
     suitable = [
         device

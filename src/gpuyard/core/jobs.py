@@ -80,7 +80,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     """What the user said. Its environment may hold secrets: it is in no log and no `repr`.
 
     One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
-    runs of a batch start at its `pace`.
+    runs of a batch start at its `pace`. One that `sees_all_devices` has none of its own, as no probe could name
+    any, and is kept from none that may be there.
     """
 
     command: tuple[str, ...]
@@ -102,6 +103,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
     pace: Pace | None = None
+    sees_all_devices: bool = False
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"

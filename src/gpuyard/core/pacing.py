@@ -4,8 +4,9 @@
   is, is judged by the worse of now and of late.
 - A gate closes as soon as its figure is beyond its bound, and opens again once it has been within for `steady_s`
   without a break. What no probe can read closes nothing.
-- What runs that have started will take counts before it shows. So does the next run itself where others of its batch
-  are at work already: then it is left to them to end, and not to one run more to go beyond a bound.
+- What runs that have started will take counts before it shows: memory until it is seen, load until the average has had
+  the time to show it. Memory of the next run itself counts as well where others are there already: then it is left to
+  them to end, and not to one run more to go beyond a bound.
 - Runs, of whatever batch, start one at a time, each by a look at the machine that was taken after the one before it had
   started.
 """
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from gpuyard.core.gates import Smoothed, SteadyGate, judge_steadily, smooth
 from gpuyard.core.model import Device, Need, Snapshot
 from gpuyard.core.reasons import Reason, ReasonKind, over, plain
+from gpuyard.core.refusals import allowed_strangers
 from gpuyard.core.room import Room
 
 DEFAULT_SMOOTHING_S = 5.0
@@ -42,10 +44,12 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """As it was last read, smoothed, and the gate that goes by it; `judged` is what the gate went by."""
+    """As it was last read, and smoothed; `seen` is what its gate goes by, and `judged` what it comes to with what is as
+    good as taken."""
 
     now: float | None = None
     smoothed: Smoothed = Smoothed()
+    seen: float | None = None
     judged: float | None = None
     gate: SteadyGate = SteadyGate()
 
@@ -65,27 +69,34 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Coming(Struct, frozen=True, kw_only=True):
-    """RAM that is as good as taken: what runs at work have not taken yet, and what one run more would take."""
+    """What is as good as taken: RAM that runs at work have not taken yet and that one run more would take, and load
+    that averages do not show yet, of the CPU and of each device by its id."""
 
     unshown_mb: float = 0.0
     run_mb: float = 0.0
+    cpu_percent: float = 0.0
+    loads: Mapping[str, float] = {}
 
 
 def follow(before: Standing, pace: Pace, snapshot: Snapshot, coming: Coming, now: float) -> Standing:
     """The standing by one more look."""
-    host, half_life_s = snapshot.host, pace.smoothing_s
-    cpu = _smoothed(before.cpu, host.cpu_percent, now, half_life_s)
-    memory = _smoothed(before.memory, host.memory_available_mb, now, half_life_s)
-    ours = coming.unshown_mb + (coming.run_mb if before.at_work else 0.0)
-    least = min((each for each in (memory.judged, memory.now) if each is not None), default=None)
-    left = None if least is None else least - ours
+    host = snapshot.host
+    cpu = _smoothed(before.cpu, host.cpu_percent, pace, now)
+    memory = _smoothed(before.memory, host.memory_available_mb, pace, now)
+    least = min((each for each in (memory.seen, memory.now) if each is not None), default=None)
+    kept = coming.unshown_mb + (coming.run_mb if before.at_work else 0.0)
     devices = snapshot.usable_devices()
     return replace(
         before,
         looked_at=snapshot.taken_at,
-        cpu=_judged(cpu, _is_within(cpu.judged, pace.max_cpu_percent), now, pace),
-        memory=_judged(replace(memory, judged=left), _is_enough(left, pace.min_free_memory_mb), now, pace),
-        loads={device.id: _load(before, device, pace, now) for device in devices},
+        cpu=_gated(_with_more(cpu, coming.cpu_percent), _is_within(cpu.seen, pace.max_cpu_percent), pace, now),
+        memory=_gated(
+            replace(memory, seen=least, judged=None if least is None else least - kept),
+            _is_enough(least, pace.min_free_memory_mb),
+            pace,
+            now,
+        ),
+        loads={device.id: _load(before, device, pace, coming, now) for device in devices},
         full={device.id: _full(before, device, pace, now) for device in devices},
     )
 
@@ -116,11 +127,11 @@ def refusals(pace: Pace, standing: Standing, now: float) -> Iterator[Reason]:
         yield plain(ReasonKind.STAGGERED, text)
     elif standing.looked_at is not None and standing.looked_at <= max(own, others):
         yield plain(ReasonKind.STAGGERED, "a run has just started, and nobody has looked since")
-    if standing.cpu.gate.is_closed:
-        bound = pace.max_cpu_percent or 0.0
-        yield _told(over(ReasonKind.HOST_TOO_BUSY, standing.cpu.judged, bound), standing.cpu, pace, now)
-    if standing.memory.gate.is_closed:
-        yield _told(_short_of_memory(pace, standing.memory), standing.memory, pace, now)
+    if standing.cpu.gate.is_closed or _is_within(standing.cpu.judged, pace.max_cpu_percent) is False:
+        gate = over(ReasonKind.HOST_TOO_BUSY, standing.cpu.seen, pace.max_cpu_percent)
+        yield _too_busy(gate, standing.cpu, pace, now)
+    if standing.memory.gate.is_closed or _is_enough(standing.memory.judged, pace.min_free_memory_mb) is False:
+        yield _short_of_memory(standing.memory, pace, now)
 
 
 def _not_after(now: float, at: float | None) -> float:
@@ -132,12 +143,10 @@ def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: 
     """Why no run may start on this device now."""
     device_id = room.device.id
     load, full = standing.loads.get(device_id, Figure()), standing.full.get(device_id, Figure())
-    if load.gate.is_closed:
-        reason = over(ReasonKind.TOO_BUSY, load.judged, pace.max_gpu_percent, device_id)
-        return _told(reason, load, pace, now)
+    if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
+        return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
     if full.gate.is_closed:
-        reason = over(ReasonKind.TOO_FULL, full.judged, pace.max_gpu_memory_mb, device_id)
-        return _told(reason, full, pace, now)
+        return _steady(over(ReasonKind.TOO_FULL, full.seen, pace.max_gpu_memory_mb, device_id), full, pace, now)
     charged, bound = _charged_mb(room, need), pace.max_gpu_memory_mb
     if bound is None or charged is None or charged <= bound + _ROUNDING_MB:
         return None
@@ -146,34 +155,44 @@ def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: 
 
 
 def _charged_mb(room: Room, need: Need) -> float | None:
-    """What is used and reserved of a device, with one more run if it is not the first there."""
+    """What is used and reserved of a device, with one more run if it is not the first there: where nobody else is, a
+    bound that is too tight would keep it out for ever."""
     if room.free_mb is None or room.capacity_mb is None:
         return None
+    charged = room.capacity_mb - room.free_mb
     is_known = need.memory_mb is not None and not need.is_exclusive and not need.takes_rest
-    return room.capacity_mb - room.free_mb + (need.memory_mb or 0.0 if is_known and room.takers else 0.0)
+    is_first = not room.takers and charged <= allowed_strangers(room.device)
+    return charged if is_first or not is_known else charged + (need.memory_mb or 0.0)
 
 
-def _smoothed(before: Figure, reading: float | None, now: float, half_life_s: float) -> Figure:
-    average = smooth(before.smoothed, reading, now, half_life_s)
-    return replace(before, now=reading, smoothed=average, judged=average.value)
+def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> float:
+    """How much of a load that began so long ago an average does not show yet."""
+    return float(load_percent * 0.5 ** (max(0.0, age_s) / smoothing_s)) if smoothing_s > 0 else 0.0
 
 
-def _judged(figure: Figure, is_within: bool | None, now: float, pace: Pace) -> Figure:  # noqa: FBT001
+def _smoothed(before: Figure, reading: float | None, pace: Pace, now: float) -> Figure:
+    average = smooth(before.smoothed, reading, now, pace.smoothing_s)
+    return replace(before, now=reading, smoothed=average, seen=average.value, judged=average.value)
+
+
+def _with_more(figure: Figure, percent: float) -> Figure:
+    return figure if figure.seen is None else replace(figure, judged=min(100.0, figure.seen + percent))
+
+
+def _gated(figure: Figure, is_within: bool | None, pace: Pace, now: float) -> Figure:  # noqa: FBT001
     return replace(figure, gate=judge_steadily(figure.gate, is_within, now, pace.steady_s))
 
 
-def _load(before: Standing, device: Device, pace: Pace, now: float) -> Figure:
-    known = before.loads.get(device.id, Figure())
-    figure = _smoothed(known, device.utilization_percent, now, pace.smoothing_s)
-    return _judged(figure, _is_within(figure.judged, pace.max_gpu_percent), now, pace)
+def _load(before: Standing, device: Device, pace: Pace, coming: Coming, now: float) -> Figure:
+    figure = _smoothed(before.loads.get(device.id, Figure()), device.utilization_percent, pace, now)
+    figure = _with_more(figure, coming.loads.get(device.id, 0.0))
+    return _gated(figure, _is_within(figure.seen, pace.max_gpu_percent), pace, now)
 
 
 def _full(before: Standing, device: Device, pace: Pace, now: float) -> Figure:
-    known = before.full.get(device.id, Figure())
-    figure = _smoothed(known, device.memory_used_mb, now, pace.smoothing_s)
-    if figure.judged is not None:
-        figure = replace(figure, judged=max(figure.judged, figure.now or 0.0))
-    return _judged(figure, _is_within(figure.judged, pace.max_gpu_memory_mb), now, pace)
+    figure = _smoothed(before.full.get(device.id, Figure()), device.memory_used_mb, pace, now)
+    most = max((each for each in (figure.seen, figure.now) if each is not None), default=None)
+    return _gated(replace(figure, seen=most, judged=most), _is_within(most, pace.max_gpu_memory_mb), pace, now)
 
 
 def _is_within(figure: float | None, bound: float | None) -> bool | None:
@@ -184,15 +203,29 @@ def _is_enough(figure: float | None, bound: float | None) -> bool | None:
     return None if figure is None or bound is None else figure >= bound
 
 
-def _short_of_memory(pace: Pace, figure: Figure) -> Reason:
-    had, bound = figure.judged or 0.0, pace.min_free_memory_mb or 0.0
-    kept = (figure.now or 0.0) - had
-    less = f" ({kept:.0f} MB of it kept for runs)" if kept >= 1.0 else ""
-    text = f"{had:.0f} MB of RAM available{less} < {bound:.0f} MB"
-    return Reason(kind=ReasonKind.HOST_TOO_FULL, text=text, had=had, needed=bound)
+# In words
 
 
-def _told(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
+def _too_busy(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
+    """`reason` is that of the gate; one that is open is overrun by what has just started."""
+    if figure.gate.is_closed:
+        return _steady(reason, figure, pace, now)
+    told = over(reason.kind, figure.judged, reason.needed, reason.device_id)
+    return replace(told, text=f"{told.text}, with what has just started")
+
+
+def _short_of_memory(figure: Figure, pace: Pace, now: float) -> Reason:
+    bound = pace.min_free_memory_mb or 0.0
+    if figure.gate.is_closed:
+        text, had = f"{figure.seen or 0.0:.0f} MB of RAM available", figure.seen
+    else:
+        had = figure.judged
+        text = f"{had or 0.0:.0f} MB of RAM left ({(figure.seen or 0.0) - (had or 0.0):.0f} MB are kept for runs)"
+    reason = Reason(kind=ReasonKind.HOST_TOO_FULL, text=f"{text} < {bound:.0f} MB", had=had, needed=bound)
+    return _steady(reason, figure, pace, now)
+
+
+def _steady(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
     """One whose figure is within again, but not for long enough yet, is told as such."""
     since = figure.gate.within_since
     if since is None:

@@ -220,7 +220,8 @@ def _post(token: str, command: Sequence[str], options: dict[str, Any], table: st
         "environment": dict(os.environ),
         "options": options,
     }
-    answer: dict[str, Any] = connect(start=True).request("POST", "/submissions", body=body, is_repeatable=True)
+    with connect(start=True) as client:
+        answer: dict[str, Any] = client.request("POST", "/submissions", body=body, is_repeatable=True)
     return answer
 
 
@@ -263,9 +264,13 @@ def standing_of(part: Part) -> dict[str, Any] | None:
 def results(record: Record) -> dict[int, dict[str, Any]]:
     """What became of each run, by index: as it was written down, and as the queue knows better."""
     found = {run["index"]: run for run in _read_lines(Path(record.plan.root) / RUNS)}
+    attempts: dict[int, int] = {}
     for part in record.parts:
-        if part.first is not None and standing_of(part) is not None:
-            found |= {run["index"]: run for run in _runs_of(part) if run["is_finished"]}
+        for run in _runs_of(part) if part.first is not None and standing_of(part) is not None else ():
+            index = run["index"]
+            attempts[index] = attempts.get(index, 0) + run["attempts"]
+            if run["is_finished"]:
+                found[index] = {**run, "attempts": attempts[index]}
     return found
 
 

@@ -76,7 +76,7 @@ def finish(root: Path) -> Summary:
     moved = read_pruned(root / PRUNED)
     for run in runs:
         run["frames"] = _frames(run["log"]) if run.get("frames") is None else run["frames"]
-        run["pruned_to"] = _pruned_to(record.plan, run_folder(record.plan, run["index"]), moved)
+        run["pruned_to"] = _pruned_to(record.plan, run_folder(record.plan, run["index"]), run["state"], moved)
     write_whole(root / RUNS, "".join(f"{json.dumps(run)}\n" for run in runs).encode())
     summary = _summary(record, runs, left)
     write_whole(root / SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
@@ -119,13 +119,13 @@ def _now() -> str:
     return str(iso_time(SystemClock().now()))
 
 
-def _pruned_to(plan: Plan, folder: Path, moved: Mapping[str, Moved]) -> str | None:
+def _pruned_to(plan: Plan, folder: Path, state: str, moved: Mapping[str, Moved]) -> str | None:
     """Where an empty run went, as far as we know: what the program moves it does not tell."""
     if plan.prunes == "scheduler":
         found = moved.get(folder.name)
         return None if found is None or found.left is not None else found.to
-    is_gone = plan.prunes == "program" and not (folder.is_dir() and any(folder.iterdir()))
-    return plan.pruned_root if is_gone else None
+    is_there = folder.is_dir() and (state != SUCCEEDED or any(folder.iterdir()))
+    return None if plan.prunes is None or is_there else plan.pruned_root
 
 
 def _frames(log: str | None) -> int | None:

@@ -268,6 +268,15 @@ def test_what_a_run_takes_of_ram_is_learned_where_nobody_said_it(bench: Bench) -
     assert bench.standing.memory.judged == (10 - 3 - 3) * GB
 
 
+def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with: Callable[[Pace], Bench]) -> None:
+    bench = bench_with(replace(PACE, smoothing_s=5.0))
+    bench.launch(bench.runs[0], bench.see(cpu_percent=10.0, cpu_count=4.0))
+    bench.see(NOW + 5, cpu_percent=10.0, cpu_count=4.0)
+    assert bench.standing.cpu.judged == pytest.approx(10.0 + 25.0 / 2)
+    bench.see(NOW + 6, cpu_percent=10.0, cpu_count=None)
+    assert bench.standing.cpu.judged == pytest.approx(10.0)
+
+
 def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> None:
     shelf = Shelf()
     elements = [Element(values={"seed": str(seed)}) for seed in range(2)]

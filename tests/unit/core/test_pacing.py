@@ -18,6 +18,7 @@ from gpuyard.core.pacing import (
     follow,
     refusals,
     unknown_figures,
+    unshown_percent,
 )
 from gpuyard.core.reasons import Reason, ReasonKind
 from gpuyard.core.room import Promise, Room
@@ -151,7 +152,28 @@ def test_memory_that_runs_have_not_taken_yet_is_as_good_as_taken() -> None:
     look = Seen(at=10.0, ram=4 * GB)
     assert not refused(PACE, after(PACE, look, coming=Coming(unshown_mb=2 * GB)))
     (reason,) = refusals(PACE, after(PACE, look, coming=Coming(unshown_mb=3 * GB)), 10.0)
-    assert reason.text == "1024 MB of RAM available (3072 MB of it kept for runs) < 2048 MB"
+    assert reason.text == "1024 MB of RAM left (3072 MB are kept for runs) < 2048 MB"
+
+
+def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_no_gate() -> None:
+    bound = PACE.max_cpu_percent or 0.0
+    look = Seen(at=10.0, cpu=bound - 10.0)
+    assert not refused(PACE, after(PACE, look, coming=Coming(cpu_percent=10.0)))
+    standing = after(PACE, look, coming=Coming(cpu_percent=11.0))
+    (reason,) = refusals(PACE, standing, 10.0)
+    assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}%, with what has just started"
+    assert not refused(PACE, follow(standing, PACE, look.snapshot(), Coming(), 10.1))
+
+
+def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -> None:
+    pace = replace(PACE, max_cpu_percent=100.0)
+    assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), coming=Coming(cpu_percent=300.0)))
+
+
+@pytest.mark.parametrize(("age_s", "percent"), [(0.0, 80.0), (5.0, 40.0), (10.0, 20.0), (-1.0, 80.0)])
+def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None:
+    assert unshown_percent(80.0, age_s, 5.0) == percent
+    assert unshown_percent(80.0, age_s, 0.0) == 0.0
 
 
 def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:

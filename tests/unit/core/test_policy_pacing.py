@@ -29,7 +29,7 @@ def plan(*queues: LaneQueue, standing: Standing = LOOKED, **said: Any) -> Plan:
 
 
 def busy(*ids: str, percent: float = 91.0) -> Standing:
-    return replace(LOOKED, loads={each: Figure(judged=percent, gate=CLOSED) for each in ids})
+    return replace(LOOKED, loads={each: Figure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
 
 
 # How many
@@ -76,7 +76,7 @@ def test_a_run_that_starts_takes_no_slot_from_those_behind_it() -> None:
 
 
 def test_a_gate_of_the_host_holds_the_next_run_back() -> None:
-    made = plan(batch(1, CPU, 10), standing=replace(LOOKED, cpu=Figure(judged=95.0, gate=CLOSED)))
+    made = plan(batch(1, CPU, 10), standing=replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)))
     (reason,) = hold_of(made, 1).reasons
     assert (reason.kind, reason.text) == (ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
 
@@ -140,7 +140,7 @@ def test_a_batch_that_nobody_has_looked_for_yet_has_no_closed_gates() -> None:
     "standing",
     [
         busy("G0", "G1"),
-        replace(LOOKED, cpu=Figure(judged=95.0, gate=CLOSED)),
+        replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)),
         replace(LOOKED, launched_at=NOW),
     ],
     ids=["device", "host", "stagger"],

@@ -153,7 +153,7 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"concurrency": "six"}, "--concurrency takes a whole number, not 'six'"),
         ({"concurrency": "2", "stagger": "soon"}, "'soon' is not a time"),
         ({"concurrency": "2", "run_ram": "lots"}, "'lots' is not a size"),
-        ({"concurrency": "2", "array": "0-9"}, "there is no option 'concurrency'"),
+        ({"concurrency": "2", "array": "0-9"}, "a batch is no array"),
         ({"stagger": "2s"}, "there is no option 'stagger'"),
     ],
 )

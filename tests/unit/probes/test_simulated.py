@@ -3,6 +3,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,9 +155,9 @@ def test_without_a_description_there_are_none() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become two users")
 def test_users_with_private_habits_still_see_each_other(
-    devices: SimulatedDevices, tmp_path_factory: pytest.TempPathFactory
+    devices: SimulatedDevices,
 ) -> None:
-    shared = tmp_path_factory.getbasetemp().parent.parent / f"gpuyard-shared-{os.getpid()}"
+    shared = Path(tempfile.gettempdir()) / f"gpuyard-shared-{os.getpid()}"
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
