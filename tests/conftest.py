@@ -26,6 +26,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
         if name.startswith("GPUYARD_") and name != "GPUYARD_SAMPLES":
             monkeypatch.delenv(name)
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
     home = tmp_path / "home"
     monkeypatch.setenv("GPUYARD_HOME", str(home))
     return home

@@ -9,6 +9,7 @@ from gpuyard.core.jobs import Attempt
 from gpuyard.core.model import Device, Host, Snapshot, Vendor
 from gpuyard.engines.suspension import LocalSuspender
 from tests.fakes.cuda import build_fake_cuda
+from tests.integration.queue_fixture import until
 from tests.integration.suspend_fixture import told
 
 CARD = Device(id="GPU-1", vendor=Vendor.NVIDIA)
@@ -29,8 +30,16 @@ def attempt_on(*devices: Device) -> Attempt:
 
 
 def refusal(suspender: LocalSuspender, *devices: Device, seen: tuple[Device, ...] | None = None) -> str | None:
+    """Once the driver has answered, which is not waited for."""
     snapshot = Snapshot(taken_at=0.0, host=Host(), devices=devices if seen is None else seen)
-    return suspender.refusal(attempt_on(*devices), snapshot)
+    said: list[str | None] = []
+
+    def has_answered() -> bool:
+        said.append(suspender.refusal(attempt_on(*devices), snapshot))
+        return said[-1] != "the NVIDIA driver does not answer"
+
+    until(has_answered, "the driver's answer")
+    return said[-1]
 
 
 def use_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, old_driver: bool = False) -> None:
