@@ -43,7 +43,8 @@ class HostProbe(Protocol):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """All that an engine needs to run one attempt. The environment may hold secrets."""
+    """All that an engine needs to run one attempt. The environment may hold secrets. Its `folder` is made where it is
+    not there, in one that is."""
 
     job_id: int
     attempt: int
@@ -51,6 +52,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     cwd: str
     environment: dict[str, str]
     stdin: str | None = None
+    folder: str | None = None
 
     def __repr__(self) -> str:
         return f"Launch({self.job_id}.{self.attempt})"

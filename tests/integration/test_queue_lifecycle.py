@@ -292,7 +292,7 @@ def test_an_array_at_its_limit_holds_up_nobody_else(yard: Yard) -> None:
     first = yard.shell(f"[ $GPUYARD_ARRAY_INDEX = 1 ] || read word < {gate}", array="0-1%1")
     yard.until_state(first, "running")
     assert yard.wait(yard.submit("true"))["succeeded"] == 1
-    assert "1 jobs of its array may run at once" in yard.why(first + 1)
+    assert "one of the jobs of its array may run at a time" in yard.why(first + 1)
     gate.write_text("go\n")
     assert yard.wait()["succeeded"] == 3
 

@@ -32,4 +32,5 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         cwd=job.spec.cwd,
         environment={**told, **visible, **ours},
         stdin=job.spec.stdin,
+        folder=job.values.get("output") if job.spec.pace is not None else None,
     )

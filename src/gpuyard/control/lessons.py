@@ -15,6 +15,7 @@ from gpuyard.store.jobs import JobStore
 
 _LONGEST_LABEL = 200
 _REMEMBERED = 65_536
+_ENOUGH_LOOKS = 2
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -135,6 +136,8 @@ def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
         at=now,
     )
     if outcome.kind is OutcomeKind.SUCCEEDED:
+        if usage.peak_mb is None and usage.idle_looks >= _ENOUGH_LOOKS:
+            run = replace(run, peak_mb=0.0)  # it has no use for a device
         return replace(run, seconds=attempt.ran_s(now), is_whole=True)
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))

@@ -63,6 +63,8 @@ class Observer:
             usage = note(
                 attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
             )
+            if attempt.devices and all(_is_deserted(devices.get(device_id)) for device_id in attempt.devices):
+                usage = replace(usage, idle_looks=usage.idle_looks + 1)
             self._desk.note_usage(attempt.job_id, usage)
 
     # Those of which nothing was known
@@ -208,6 +210,11 @@ def _uncovered(memory: dict[str, float | None], devices: Mapping[str, Device]) -
 def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
     """What is zero on all of its devices has not begun to use them, or nobody can tell: that is no peak."""
     return memory if any(memory.values()) else {}
+
+
+def _is_deserted(device: Device | None) -> bool:
+    """Whether nobody at all is on it, our own included."""
+    return device is not None and device.processes == () and (device.memory_used_mb or 0.0) < _NOTHING_MB
 
 
 def _own_load(

@@ -160,7 +160,7 @@ class Job(Struct, frozen=True, kw_only=True):
 class Usage(Struct, frozen=True, kw_only=True):
     """What an attempt was seen to use: the most on each device, of RAM over all its processes, how busy it kept its
     devices while it had them to itself, and its memory over time as pairs of seconds and MB. Its last growth, at
-    `grew_at_s`, was to `levels_mb`."""
+    `grew_at_s`, was to `levels_mb`. At `idle_looks` nobody at all was on its devices."""
 
     peaks_mb: dict[str, float] = {}
     ram_mb: float | None = None
@@ -169,6 +169,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     curve: tuple[tuple[float, float], ...] = ()
     grew_at_s: float = 0.0
     levels_mb: dict[str, float] = {}
+    idle_looks: int = 0
 
     @property
     def peak_mb(self) -> float | None:

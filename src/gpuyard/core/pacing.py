@@ -118,6 +118,7 @@ def unknown_figures(pace: Pace, standing: Standing, *, has_devices: bool) -> Ite
 
 def refusals(pace: Pace, standing: Standing, now: float) -> Iterator[Reason]:
     """Why no run may start now, wherever it would go."""
+    # Where the clock was set back since, to wait until it is there again might take hours.
     own, others = (
         at if at is not None and at <= now else -math.inf for at in (standing.launched_at, standing.others_at)
     )
@@ -132,11 +133,6 @@ def refusals(pace: Pace, standing: Standing, now: float) -> Iterator[Reason]:
         yield _too_busy(gate, standing.cpu, pace, now)
     if standing.memory.gate.is_closed or _is_enough(standing.memory.judged, pace.min_free_memory_mb) is False:
         yield _short_of_memory(standing.memory, pace, now)
-
-
-def _not_after(now: float, at: float | None) -> float:
-    """Where the clock was set back since, to wait until it is there again might take hours."""
-    return at if at is not None and at <= now else -math.inf
 
 
 def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: float) -> Reason | None:

@@ -333,7 +333,10 @@ class _Counts:
 
 
 def _limit(kind: ReasonKind, what: str, most: int) -> Reason:
-    text = f"{most} {what} may run at once, and as many do" if most else f"{what} may not run now: their limit is 0"
+    if most == 1:
+        text = f"one of the {what} may run at a time, and one does"
+    else:
+        text = f"{most} {what} may run at once, and as many do" if most else f"{what} may not run now: their limit is 0"
     return Reason(kind=kind, text=text, had=float(most), needed=float(most))
 
 

@@ -81,6 +81,7 @@ def _run(yard: Yard, job: Job) -> dict[str, Any]:
         "status": None if job.outcome is None else job.outcome.status,
         "reason": job.reason,
         "attempts": job.attempts,
+        "submitted_at": iso_time(job.submitted_at),
         "started_at": iso_time(job.started_at),
         "ended_at": iso_time(job.ended_at),
         "seconds": _seconds(job),

@@ -27,6 +27,10 @@ class NoDaemon(EnvironmentFault):
     """Nobody listens at the daemon's socket."""
 
 
+class NotThere(UserError):
+    """What was asked about does not exist."""
+
+
 class Client:
     """A connection to the daemon, kept from one request to the next. Not for several threads at once."""
 
@@ -197,7 +201,7 @@ def _read(status: int, content: bytes) -> "Any":
     if status < 400:
         return answer
     said = answer if isinstance(answer, dict) else {}
-    kind = UserError if status in _USERS_MISTAKES else EnvironmentFault
+    kind = NotThere if status == 404 else UserError if status in _USERS_MISTAKES else EnvironmentFault
     raise kind(said.get("error") or f"the daemon answered with status {status}", hint=said.get("hint"))
 
 

@@ -16,21 +16,23 @@ _DECIMALS = 2
 
 
 class SampleLogs:
-    """One that cannot be written is told of once; no run waits for it."""
+    """One that cannot be written is told of once, and tried again at the next look; no run waits for it."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, RowLog | None] = {}
+        self._logs: dict[str, RowLog] = {}
+        self._failed: set[str] = set()
 
     def write(self, rows: Sequence[tuple[str, Row]]) -> None:
         for path in {path for path, _ in rows}:
             told = [_as_dict(row) for where, row in rows if where == path]
             try:
                 log = self._logs[path] if path in self._logs else self._open(path)
-                if log is not None:
-                    log.write_rows(told)
+                log.write_rows(told)
+                self._failed.discard(path)
             except GpuyardError as error:
-                _log.warning("%s; it is given up", error)
-                self._logs[path] = None
+                if path not in self._failed:
+                    _log.warning("%s; what it was to say until it can be is lost", error)
+                self._failed.add(path)
 
     def _open(self, path: str) -> RowLog:
         log = self._logs[path] = RowLog(Path(path), COLUMNS)

@@ -131,7 +131,7 @@ def _held_up(yard: Yard, lane_id: int) -> str | None:
         return None
     first = next((reason for reason in hold.reasons if reason.kind not in _SAYS_LITTLE), None)
     if first is None:
-        return "every GPU is taken"
+        return "every GPU is taken" if yard.looks.latest.snapshot.usable_devices() else "no GPU is to be seen"
     device = yard.looks.latest.snapshot.device(first.device_id) if first.device_id is not None else None
     return f"GPU {device.index}: {first.text}" if device is not None else first.text
 

@@ -127,6 +127,9 @@ class LocalEngine:
         log = f"{self._logs}/{logs.name_of(launch.job_id, launch.attempt)}"
         environment = {**launch.environment, tree.QUEUE: self.queue}
         _refuse_unpassable(launch, environment)
+        if launch.folder is not None:
+            with contextlib.suppress(OSError):  # the program finds out, and knows better what to say
+                os.mkdir(launch.folder)
         content = keeper.frame(
             (
                 f"{launch.job_id}.{launch.attempt}", lease_descriptor is not None, launch.command, environment,

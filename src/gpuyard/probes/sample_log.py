@@ -6,6 +6,7 @@ columns.
 """
 
 import csv
+import errno
 import io
 import json
 import os
@@ -83,7 +84,9 @@ class RowLog:
             encoded = f"{','.join(self._columns)}\n".encode() + encoded
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, encoded)
+            if os.write(descriptor, encoded) < len(encoded):
+                os.ftruncate(descriptor, size)  # half a row would spoil the next one
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from gpuyard.core.jobs import fill_in
 from gpuyard.core.selection import format_ids
 from gpuyard.daemon import places
-from gpuyard.daemon.client import connect
+from gpuyard.daemon.client import NotThere, connect
 from gpuyard.daemon.patient import PatientClient
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.pruning import ANY_FILE, make_roots
@@ -34,6 +34,7 @@ from gpuyard.recipes.pruning import ANY_FILE, make_roots
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
+_ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
 _PAGE = 1000
 
 
@@ -82,15 +83,20 @@ def default_root(name: str) -> str:
     return str(Path(places.state_folder()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
-def check(plan: Plan) -> None:
-    """Whatever can be wrong is told before the first launch."""
+def check_words(plan: Plan) -> None:
     if plan.count > MOST_RUNS:
         raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
     if not plan.frames:
         raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
+
+
+def check(plan: Plan) -> None:
+    """Whatever can be wrong is told before the first launch."""
+    check_words(plan)
     program = words_of(plan, 0)[0]
     if shutil.which(program) is None:
-        raise UserError(f"there is no program '{program}'", hint="name one that is on PATH, or its whole path")
+        what = f"'{program}' cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
+        raise UserError(what, hint="name one that is on PATH, or its whole path; datagen takes it as --program")
     make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
 
 
@@ -134,7 +140,7 @@ def _submit_rest(record: Record) -> Record:
     done = {index for index, run in results(record).items() if run["state"] == SUCCEEDED}
     left = [index for index in range(record.plan.count) if index not in done]
     if not left:
-        return _summed_up(record)
+        return record if standing_of(record.parts[-1]) is None else _submit_part(record, record.parts[-1])
     part = Part(token=secrets.token_hex(16), indexes=format_ids(left))
     record = replace(record, parts=(*record.parts, part))
     _write_record(record)
@@ -150,34 +156,30 @@ def _refuse_more(record: Record) -> None:
         )
 
 
-def _summed_up(record: Record) -> Record:
-    """All runs have succeeded; where it failed to sum them up, that is done again."""
-    part = record.parts[-1]
-    if standing_of(part) is None:
-        return record
-    if part.finish is None:
-        return _submit_part(record, part)
-    if PatientClient().get(f"/jobs/{part.finish}")["state"] not in ("failed", "cancelled", "rejected"):
-        return record
-    return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
-
-
 def _submit_part(record: Record, part: Part) -> Record:
     """Each step can be done again: a token that the daemon knows adds nothing."""
     plan = record.plan
-    indexes = list(_indexes(part.indexes))
     if part.first is None:
-        for index in indexes:
-            run_folder(plan, index).mkdir(exist_ok=True)
         options = {**plan.options, "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
         try:
-            answer = _post(part.token, plan.command, options, table=_table(plan, indexes))
+            answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
         except UserError:
-            _take_back(record, indexes)
+            _take_back(record)
             raise
         part = replace(part, first=answer["first"], last=answer["last"])
         record = _with_part(record, part)
-    return record if part.finish is not None else _submit_finish(record, part, f"{part.token}-finish")
+    if part.finish is None:
+        return _submit_finish(record, part, f"{part.token}-finish")
+    if _has_ended(part.finish):  # somebody had runs done again since, or it could not do all it should
+        return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
+    return record
+
+
+def _has_ended(job_id: int) -> bool:
+    try:
+        return PatientClient().get(f"/jobs/{job_id}")["state"] in _ENDS
+    except NotThere:
+        return True
 
 
 def _submit_finish(record: Record, part: Part, token: str) -> Record:
@@ -193,16 +195,13 @@ def _submit_finish(record: Record, part: Part, token: str) -> Record:
     return _with_part(record, replace(part, finish=_post(token, command, options)["first"]))
 
 
-def _take_back(record: Record, indexes: Sequence[int]) -> None:
+def _take_back(record: Record) -> None:
     """What the queue has refused was never begun: the same root can be used again once the mistake is mended."""
     record = replace(record, parts=record.parts[:-1])
     if record.parts:
         _write_record(record)
-        return
-    for index in indexes:
-        with contextlib.suppress(OSError):  # it was there before, and something is in it
-            run_folder(record.plan, index).rmdir()
-    (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
+    else:
+        (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
 
 
 def _with_part(record: Record, part: Part) -> Record:
@@ -225,16 +224,17 @@ def _post(token: str, command: Sequence[str], options: dict[str, Any], table: st
     return answer
 
 
-def _table(plan: Plan, indexes: Sequence[int]) -> str:
+def _table(plan: Plan, indexes: Iterable[int]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["index", "seed", "output"], lineterminator="\n")
+    writer = csv.DictWriter(text, list(_values(plan, 0)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(_values(plan, index) for index in indexes)
     return text.getvalue()
 
 
 def _values(plan: Plan, index: int) -> dict[str, str]:
-    return {"index": str(index), "seed": str(plan.seed + index), "output": str(run_folder(plan, index))}
+    values = {"index": str(index), "seed": str(plan.seed + index), "output": str(run_folder(plan, index))}
+    return values if plan.pruned_root is None else {**values, "prune_root": plan.pruned_root}
 
 
 def _indexes(text: str) -> Iterator[int]:
@@ -256,7 +256,7 @@ def standing_of(part: Part) -> dict[str, Any] | None:
     """As the queue tells it; `None` where it has forgotten these jobs, or has others of the same numbers."""
     try:
         standing = PatientClient().get(f"/batches/{part.first}")
-    except UserError:
+    except NotThere:
         return None
     return standing if standing["token"] == part.token else None
 

@@ -5,9 +5,10 @@ It can be done again at any time, and comes to the same end: what was moved befo
 
 import contextlib
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,12 @@ def finish(root: Path) -> Summary:
         raise EnvironmentFault(f"there is no batch in {root}", hint="it was there when the batch began")
     found = results(record)
     runs = [found[index] for index in sorted(found)]
-    left = _prune(record.plan, runs)
+    known = read_pruned(root / PRUNED)
+    left = [told for run in runs if (told := _prune(record.plan, run, known)) is not None]
     moved = read_pruned(root / PRUNED)
     for run in runs:
         run["frames"] = _frames(run["log"]) if run.get("frames") is None else run["frames"]
-        run["pruned_to"] = _pruned_to(record.plan, run_folder(record.plan, run["index"]), run["state"], moved)
+        run["pruned_to"] = _pruned_to(record.plan, run_folder(record.plan, run["index"]), moved)
     write_whole(root / RUNS, "".join(f"{json.dumps(run)}\n" for run in runs).encode())
     summary = _summary(record, runs, left)
     write_whole(root / SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
@@ -89,43 +91,35 @@ def read_summary(root: Path) -> Summary | None:
     return None
 
 
-def _prune(plan: Plan, runs: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
-    """Those that could not be moved. A folder that was made for a run that never started goes as well."""
-    left = []
-    for run in runs:
-        folder = run_folder(plan, run["index"])
-        if run["attempts"] == 0:
-            with contextlib.suppress(OSError):  # something is in it, or it is gone
-                folder.rmdir()
-        elif plan.prunes == "scheduler" and plan.pruned_root is not None and folder.is_dir():
-            why_left = _prune_one(plan, folder, run["state"])
-            if why_left is not None:
-                left.append({"run": folder.name, "why": why_left})
-    return left
-
-
-def _prune_one(plan: Plan, folder: Path, state: str) -> str | None:
+def _prune(plan: Plan, run: dict[str, Any], known: Mapping[str, Moved]) -> dict[str, str] | None:
+    """Moves it where it is empty and that is ours to do; why it stays, where it should not."""
+    folder = run_folder(plan, run["index"])
+    if plan.prunes is None or run["attempts"] == 0 or not folder.is_dir():
+        return None
     try:
         if has_frame(folder, plan.frames):
             return None
     except EnvironmentFault as error:
-        return str(error)
-    why = f"{state} without a single frame ({plan.frames})"
-    record = Path(plan.root) / PRUNED
-    return prune(folder, Path(plan.pruned_root or ""), record, why=why, at=_now()).left
+        return {"run": folder.name, "why": str(error)}
+    if plan.prunes == "program":
+        is_its_own = run["state"] == SUCCEEDED  # what failed may have had no time to look
+        return {"run": folder.name, "why": "it is empty, and the program left it there"} if is_its_own else None
+    why = f"{run['state']} without a single frame ({plan.frames})"
+    is_new = folder.name not in known
+    moved = prune(folder, Path(plan.pruned_root or ""), Path(plan.root) / PRUNED, why=why, at=_now(), is_new=is_new)
+    return None if moved.left is None else {"run": folder.name, "why": moved.left}
 
 
 def _now() -> str:
     return str(iso_time(SystemClock().now()))
 
 
-def _pruned_to(plan: Plan, folder: Path, state: str, moved: Mapping[str, Moved]) -> str | None:
-    """Where an empty run went, as far as we know: what the program moves it does not tell."""
-    if plan.prunes == "scheduler":
-        found = moved.get(folder.name)
-        return None if found is None or found.left is not None else found.to
-    is_there = folder.is_dir() and (state != SUCCEEDED or any(folder.iterdir()))
-    return None if plan.prunes is None or is_there else plan.pruned_root
+def _pruned_to(plan: Plan, folder: Path, moved: Mapping[str, Moved]) -> str | None:
+    """Where it went, if it is gone; what a program moves by itself it does not tell."""
+    if plan.prunes is None or os.path.lexists(folder):
+        return None
+    found = moved.get(folder.name)
+    return plan.pruned_root if plan.prunes == "program" else None if found is None else found.to
 
 
 def _frames(log: str | None) -> int | None:
@@ -144,7 +138,7 @@ def _summary(record: Record, runs: list[dict[str, Any]], left: list[dict[str, st
     plan = record.plan
     waits, unknown = _waits(record)
     frames = [run["frames"] for run in runs if run["frames"] is not None]
-    started = min((run["started_at"] for run in runs if run["started_at"]), default=None)
+    started = min((run["submitted_at"] for run in runs), default=None)
     ended = max((run["ended_at"] for run in runs if run["ended_at"]), default=None)
     bad = [run for run in runs if run["state"] != SUCCEEDED]
     return Summary(

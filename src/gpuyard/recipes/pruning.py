@@ -72,11 +72,14 @@ def has_frame(run: Path, pattern: str) -> bool:
         ) from error
 
 
-def prune(run: Path, pruned: Path, record: Path, *, why: str, at: str) -> Moved:
-    """Moves the run into the prune root, or leaves it and says why; either is in the record."""
+def prune(  # noqa: PLR0913 - what there is to say of a move
+    run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
+) -> Moved:
+    """Moves the run into the prune root, or leaves it and says why; either is in the record. Of one that `is_new` the
+    record is known to have nothing yet."""
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
     try:
-        return pruning.finish() or pruning.move()
+        return (None if is_new else pruning.finish()) or pruning.move()
     except OSError as error:
         return pruning.leave(_in_words(error))
 

@@ -46,6 +46,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     gate: str | None
     held_by: str | None
     elapsed_s: float
+    held: int = 0
     left_s: float | None = None
 
     @property
@@ -99,6 +100,7 @@ def progress_of(name: str, standing: dict[str, Any], submitted_at: str) -> Progr
         running=sum(counts.get(state, 0) for state in LIVE),
         gate=standing["gate"],
         held_by=held_by,
+        held=counts.get("held", 0),
         elapsed_s=max(0.0, _moment(standing["now"]) - _moment(submitted_at)),
     )
 
@@ -131,6 +133,8 @@ def hold_of(progress: Progress) -> str:
         return "the last ones are running"
     if progress.finished == progress.total and progress.gate != "pause":
         return "all runs are over; summing up"
+    if progress.held and progress.held == progress.waiting:
+        return "held by hand: `gpuyard release` lets them go on"
     if progress.held_by is None or progress.gate is None:
         return "the next one is about to start"
     if progress.gate == "concurrency":

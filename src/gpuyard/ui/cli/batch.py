@@ -1,15 +1,27 @@
 """`gpuyard batch`: many runs of one command, begun here, done by the queue, and followed to the end where one likes."""
 
+import contextlib
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.batch import Part, Plan, Record, begin, check, default_root, read_record, standing_of, words_of
+from gpuyard.recipes.batch import (
+    Part,
+    Plan,
+    Record,
+    begin,
+    check_words,
+    default_root,
+    read_record,
+    standing_of,
+    words_of,
+)
 from gpuyard.recipes.pruning import ANY_FILE
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.batch_options import (
@@ -75,18 +87,19 @@ def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> Plan:
 def carry_out(plan: Plan, conduct: Conduct) -> int:
     """The exit status."""
     _check_words(plan)
+    check_words(plan)
     if conduct.is_dry:
         for index in range(plan.count):
             say(shlex.join(words_of(plan, index)))
         return 0
-    check(plan)
     _check_sample_log(plan)
     return _begin_and_follow(plan, conduct)
 
 
 def _begin_and_follow(plan: Plan, conduct: Conduct) -> int:
     before = read_record(Path(plan.root))
-    record = begin(plan, is_resumed=conduct.is_resumed)
+    with _not_in_the_middle() as heard:
+        record = begin(plan, is_resumed=conduct.is_resumed)
     standing, is_new = standing_of(record.parts[-1]), before is None or record.parts[-1] not in before.parts
     if standing is None:  # it was over so long ago that the queue has forgotten it
         return _tell_summary(record, conduct)
@@ -95,8 +108,26 @@ def _begin_and_follow(plan: Plan, conduct: Conduct) -> int:
         _tell_what_goes_on(standing["count"], plan.count, is_changed=is_changed)
         if conduct.is_detached:
             return _detach(record, conduct)
-    status = _follow(record, conduct)
+    status = _follow(record, conduct, is_interrupted=bool(heard))
     return _tell_summary(record, conduct) if status is None else status
+
+
+@contextlib.contextmanager
+def _not_in_the_middle() -> Iterator[list[int]]:
+    """One Ctrl-C is heard once the batch has begun; a second one at once."""
+    before = signal.getsignal(signal.SIGINT)
+    heard: list[int] = []
+
+    def hear(signum: int, _: object) -> None:
+        heard.append(signum)
+        signal.signal(signal.SIGINT, before)
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_words(plan: Plan) -> None:
@@ -123,7 +154,7 @@ def _check_sample_log(plan: Plan) -> None:
 # In the foreground
 
 
-def _follow(record: Record, conduct: Conduct) -> int | None:
+def _follow(record: Record, conduct: Conduct, *, is_interrupted: bool) -> int | None:
     """Until all is over; the exit status where somebody does not want to see it."""
     from gpuyard.ui.batch_view import follow
 
@@ -131,12 +162,15 @@ def _follow(record: Record, conduct: Conduct) -> int | None:
     part, is_stopped = record.parts[-1], False
     while True:
         try:
+            if is_interrupted:
+                is_interrupted = False
+                raise KeyboardInterrupt
             _check_finish(follow(record.plan.name, part))
         except KeyboardInterrupt:
             can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
             if not can_ask or not _is_to_be_stopped():
                 _tell_way_back(record, conduct)
-                return 0 if can_ask else EXIT_INTERRUPTED
+                return EXIT_INTERRUPTED
             _stop(part)
             is_stopped = True
         else:

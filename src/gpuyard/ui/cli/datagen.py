@@ -1,6 +1,5 @@
 """`gpuyard datagen`: the batch of those who make data with a simulator."""
 
-import shutil
 from typing import Any
 
 import click
@@ -50,8 +49,6 @@ def command(rest: tuple[str, ...], **typed: Any) -> int:
     """
     conduct = conduct_of(typed)
     plan = _plan(rest, typed)
-    if not conduct.is_dry and shutil.which(typed["program"]) is None:
-        raise UserError(f"there is no program '{typed['program']}'", hint="name your simulator with --program")
     return carry_out(plan, conduct)
 
 
@@ -63,7 +60,7 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
     pruned_root = None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned")
     return Plan(
         name=typed["name"] or _NAME,
-        command=_command(typed, rest, pruned_root if prunes == "program" else None),
+        command=_command(typed, rest, is_told_to_prune=prunes == "program"),
         count=count_of(typed),
         root=root,
         seed=int(typed["seed"]),
@@ -74,12 +71,11 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
     )
 
 
-def _command(typed: dict[str, Any], rest: tuple[str, ...], told_root: str | None) -> tuple[str, ...]:
-    """`told_root` is where the program itself moves what came out empty."""
+def _command(typed: dict[str, Any], rest: tuple[str, ...], *, is_told_to_prune: bool) -> tuple[str, ...]:
     if not typed["program"] or typed["program"].startswith("-"):
         raise UserError(f"--program '{typed['program']}' is not a program", hint="name your simulator, or its path")
     headless = ("--headless",) if typed["is_headless"] else ()
-    prune = ("--prune-empty", "--prune-output-root", told_root) if told_root else ()
+    prune = ("--prune-empty", "--prune-output-root", "{prune_root}") if is_told_to_prune else ()
     frames = ("--max-frames", typed["max_frames"]) if typed["max_frames"] else ()
     output = ("--output-root", "{output}", "--seed", "{seed}")
     return (typed["program"], "--mode", "datagen", *headless, *prune, *output, *frames, *rest)

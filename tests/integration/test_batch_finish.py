@@ -1,0 +1,137 @@
+"""What comes after the last run: what is told of it is so, also where a batch was gone on with."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.queue_command import run
+from tests.integration.batch_fixture import OPEN, batch, queue, summary_in  # noqa: F401 - a fixture
+from tests.integration.queue_fixture import until
+
+pytestmark = pytest.mark.usefixtures("queue")
+ROOTS = ("--output-root", "out", "--prune-output-root", "pruned")
+
+
+def runs_in(root: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (root / "runs.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_was_pruned_and_then_made_its_data_is_not_told_as_pruned(tmp_path: Path) -> None:
+    program = "test -e ready && echo data > {output}/frame"
+    assert batch(2, *ROOTS, program=program).returncode == 1
+    assert summary_in(tmp_path / "out")["pruned"] == 2
+    (tmp_path / "ready").touch()
+    assert batch(2, *ROOTS, "--resume", program=program).returncode == 0
+    assert summary_in(tmp_path / "out")["pruned"] == 0
+    assert [run["pruned_to"] for run in runs_in(tmp_path / "out")] == [None, None]
+    assert (tmp_path / "out/run-000001/frame").read_text() == "data\n"
+
+
+def test_an_empty_run_that_the_simulator_left_where_it_was_is_told_as_such(tmp_path: Path) -> None:
+    result = run("datagen", "--count", "2", *OPEN, "--program", "true")
+    assert result.returncode == 0
+    summary = summary_in(tmp_path / "out")
+    assert (summary["pruned"], [each["run"] for each in summary["left"]]) == (0, ["run-000000", "run-000001"])
+    assert "it is empty, and the program left it there" in result.stdout
+
+
+def test_what_was_retried_by_hand_is_summed_up_anew(tmp_path: Path) -> None:
+    program = "test {index} != 1 || test -e ready"
+    assert batch(3, "--output-root", "out", program=program).returncode == 1
+    (tmp_path / "ready").touch()
+    assert run("retry", "2").returncode == 0
+    assert run("wait", "2").returncode == 0
+    result = batch(3, "--output-root", "out", "--resume", program=program)
+    assert result.returncode == 0, result.stdout
+    assert summary_in(tmp_path / "out")["succeeded"] == 3
+
+
+def test_what_could_not_be_pruned_is_when_the_batch_is_gone_on_with(tmp_path: Path) -> None:
+    assert batch(1, *ROOTS, program="rmdir pruned").returncode == 0
+    assert "missing" in summary_in(tmp_path / "out")["left"][0]["why"]
+    assert batch(1, *ROOTS, "--resume", program="rmdir pruned").returncode == 0
+    assert (summary_in(tmp_path / "out")["pruned"], summary_in(tmp_path / "out")["left"]) == (1, [])
+    assert (tmp_path / "pruned/run-000000").is_dir()
+
+
+def test_a_run_that_is_tried_again_has_its_folder_again(tmp_path: Path) -> None:
+    program = "if test -e once; then echo data > {output}/frame; else touch once; rmdir {output}; false; fi"
+    result = batch(1, "--output-root", "out", "--retries", "1", program=program)
+    assert result.returncode == 0, result.stdout
+    assert (tmp_path / "out/run-000000/frame").exists()
+
+
+def test_a_run_that_never_started_has_no_folder(tmp_path: Path) -> None:
+    run(
+        "batch",
+        "--count",
+        "3",
+        *OPEN,
+        "--detach",
+        "--output-root",
+        "out",
+        "--",
+        "sh",
+        "-c",
+        "echo > {output}/f; exec sleep 60",
+    )
+    until((tmp_path / "out/run-000000/f").exists, "the first run")
+    assert run("cancel", "1-3").returncode == 0
+    run("wait", "4")
+    assert summary_in(tmp_path / "out")["cancelled"] == 3
+    assert [each.name for each in (tmp_path / "out").glob("run-*")] == ["run-000000"]
+
+
+def test_braces_in_a_root_are_a_part_of_its_name(tmp_path: Path) -> None:
+    simulator = tmp_path / "sim"
+    simulator.write_text('#!/bin/sh\nwhile [ "$1" != --prune-output-root ]; do shift; done\necho "$2" >> roots\n')
+    simulator.chmod(0o755)
+    roots = ("--output-root", "o{seed}", "--prune-output-root", "p{index}")
+    assert run("datagen", "--count", "2", *OPEN, "--program", "./sim", *roots).returncode == 0
+    assert (tmp_path / "roots").read_text() == f"{tmp_path}/p{{index}}\n" * 2
+
+
+def test_how_long_it_took_includes_all_attempts(tmp_path: Path) -> None:
+    program = 'test "$GPUYARD_ATTEMPT" = 2 && exit; sleep 0.5; false'
+    assert batch(1, "--output-root", "out", "--retries", "1", program=program).returncode == 0
+    assert summary_in(tmp_path / "out")["seconds"] > 1.0  # half a second, and a pause of one before it is tried again
+
+
+def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from click.testing import CliRunner
+
+    from gpuyard.recipes import batch as recipe
+    from gpuyard.ui.cli.batch import command
+
+    real = recipe._post
+
+    def interrupted(*given: object, **more: object) -> object:
+        monkeypatch.setattr(recipe, "_post", real)
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recipe, "_post", interrupted)
+    monkeypatch.setattr("sys.argv", ["gpuyard", "batch", "--count", "2"])
+    options = ["--count", "2", *OPEN, "--output-root", str(tmp_path / "out"), "--", "true"]
+    result = CliRunner().invoke(command, options, standalone_mode=False)
+    assert result.return_value == 130
+    assert "the queue goes on with it, as jobs 1-2" in capfd.readouterr().err + result.output
+    assert run("wait", "1-3").returncode == 0
+    assert summary_in(tmp_path / "out")["succeeded"] == 2
+
+
+def test_a_program_that_uses_no_gpu_is_learned_to_need_none(tmp_path: Path) -> None:
+    gates = ("--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0")
+    program = "echo begins >> told; sleep 1; echo ends >> told"
+    command = ("--count", "8", "--concurrency", "8", *gates, "--output-root", "out", "--", "sh", "-c", program)
+    assert run("batch", *command).returncode == 0
+    at_once = most = 0
+    for word in (tmp_path / "told").read_text().split():
+        at_once += 1 if word == "begins" else -1
+        most = max(most, at_once)
+    assert most > 2, "no more at once than there are GPUs"
