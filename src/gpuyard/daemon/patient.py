@@ -13,7 +13,7 @@ from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
 _PATIENCE_S = 30.0
 _RETRY_S = 0.2
@@ -27,6 +27,13 @@ class PatientClient:
         # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
         connect(start=True).close()
         self._client: Client | None = None
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
 
     def get(self, path: str, query: "dict[str, str] | None" = None, timeout_s: float = 0.0) -> "dict[str, Any]":
         """`timeout_s` is how long the daemon may think about it."""

@@ -177,7 +177,8 @@ def _submit_part(record: Record, part: Part) -> Record:
 
 def _has_ended(job_id: int) -> bool:
     try:
-        return PatientClient().get(f"/jobs/{job_id}")["state"] in _ENDS
+        with PatientClient() as queue:
+            return queue.get(f"/jobs/{job_id}")["state"] in _ENDS
     except NotThere:
         return True
 
@@ -255,7 +256,8 @@ def _is_over(part: Part) -> bool:
 def standing_of(part: Part) -> dict[str, Any] | None:
     """As the queue tells it; `None` where it has forgotten these jobs, or has others of the same numbers."""
     try:
-        standing = PatientClient().get(f"/batches/{part.first}")
+        with PatientClient() as queue:
+            standing = queue.get(f"/batches/{part.first}")
     except NotThere:
         return None
     return standing if standing["token"] == part.token else None
@@ -275,14 +277,13 @@ def results(record: Record) -> dict[int, dict[str, Any]]:
 
 
 def _runs_of(part: Part) -> Iterator[dict[str, Any]]:
-    queue, after = PatientClient(), 0
-    while True:
-        page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
-        for run in page["runs"]:
-            yield {**run, "index": int(run["index"]), "seed": int(run["seed"])}
-        if page["next"] is None:
-            return
-        after = page["next"]
+    after: int | None = 0
+    with PatientClient() as queue:
+        while after is not None:
+            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
+            for run in page["runs"]:
+                yield {**run, "index": int(run["index"]), "seed": int(run["seed"])}
+            after = page["next"]
 
 
 # Files

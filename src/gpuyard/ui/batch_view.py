@@ -230,11 +230,10 @@ class PlainScreen:
 
 def follow(name: str, part: Part) -> dict[str, Any]:
     """Shows it until all is over; the job that came last. KeyboardInterrupt leaves the terminal as it was."""
-    queue = PatientClient()
-    submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
     outlook, told = Outlook(), set[str]()
     screen: Screen = _LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
-    with screen:
+    with PatientClient() as queue, screen:
+        submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         while True:
             standing = queue.get(f"/batches/{part.first}")
             for bound in standing["unknown"]:
