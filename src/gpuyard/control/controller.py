@@ -14,10 +14,11 @@ import logging
 import signal
 from collections.abc import Iterator, Sequence
 
-from gpuyard.control.desk import Desk, Live
+from gpuyard.control.desk import Desk
 from gpuyard.control.gating import HostGates
 from gpuyard.control.launching import launch_of
 from gpuyard.control.lining import PlaceInLine
+from gpuyard.control.live import Live
 from gpuyard.control.moving import Mover, NoSuspender
 from gpuyard.control.observing import Observer, as_amended, time_of_end, verdict_on
 from gpuyard.control.pacing import Pacer
@@ -178,7 +179,7 @@ class Controller:
                 self.desk.apply(job, JobEvent.DUE, now)
 
     def _stop_overdue(self, now: float) -> None:
-        for live in list(self.desk.live.values()):
+        for live in list(self.desk.live.apart.values()):
             attempt = live.attempt
             is_running = live.job.state is JobState.RUNNING  # the time of one that is suspended stands still
             if is_running and attempt.stop_at is not None and attempt.stop_at <= now:
@@ -189,7 +190,7 @@ class Controller:
 
     def _ask_to_stop(self) -> None:
         """Once it is recorded that they are to; again where nothing of it was found yet, and after a crash of ours."""
-        stopping = {job_id: live for job_id, live in self.desk.live.items() if live.attempt.stopping is not None}
+        stopping = {job_id: live for job_id, live in self.desk.live.apart.items() if live.attempt.stopping is not None}
         self._asked &= stopping.keys()
         for job_id in stopping.keys() - self._asked:
             attempt = stopping[job_id].attempt
@@ -378,7 +379,7 @@ class Controller:
 
     def _report(self, now: float, started: int) -> Step:
         times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now), self.pacer.wake_at(now)]
-        for live in self.desk.live.values():
+        for live in self.desk.live.apart.values():
             attempt = live.attempt
             if live.job.state not in PARKED:
                 times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)

@@ -6,10 +6,10 @@ Everything here can be made anew from the store; whoever fails in the middle of 
 import contextlib
 from collections.abc import Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.lessons import Lessons
+from gpuyard.control.live import Live, LiveJobs
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
@@ -30,26 +30,22 @@ _STATE_AFTER_STOP = {
 }
 
 
-class Live(Struct, frozen=True, kw_only=True):
-    job: Job
-    attempt: Attempt
-
-
 class Desk:
     """All changes of jobs go through here, inside a transaction of the store's."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
-        self.live: dict[int, Live] = {}
+        self.live = LiveJobs()
         self.uses: dict[Party, Use] = {}
         self.finished = 0
+        self.begun_at = 0.0
         self.ended_logs: list[tuple[str, float]] = []
         self.lessons = Lessons(store)
         self._noted_at = self._usage_noted_at = 0.0
         self._unwritten: set[int] = set()
 
     def reload(self) -> None:
-        self.live = {job.id: Live(job=job, attempt=attempt) for job, attempt in self.store.live()}
+        self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
         self.uses = self.store.uses()
         self.lessons.forget_job()
 
@@ -67,6 +63,7 @@ class Desk:
 
     def begin(self, job: Job, attempt: Attempt) -> None:
         self.store.begin_attempt(attempt)
+        self.begun_at = attempt.started_at
         job = replace(job, state=advance(job.state, JobEvent.START), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
@@ -167,7 +164,7 @@ class Desk:
         lack: Lack | None = None,
     ) -> None:
         """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
-        live = self.live.pop(job_id)
+        live = self.live.take(job_id)
         job, attempt = live.job, replace(live.attempt, lack=lack)
         if attempt.log is not None:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))

@@ -15,7 +15,7 @@ from gpuyard.store.jobs import JobStore
 
 _LONGEST_LABEL = 200
 _REMEMBERED = 65_536
-_ENOUGH_LOOKS = 2
+_ENOUGH_LOOKS, _LONG_ENOUGH_S = 3, 0.75
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -78,10 +78,8 @@ class Lessons:
         if run is None:
             return
         known = Known.of(job)
-        program = " ".join(filter(None, program_of(_words(job), job.spec.cwd)))
-        labels = ((known.exact, " ".join(_words(job)), True), (known.program, program, False))
-        for fingerprint, label, is_exact in labels:
-            before = replace(self._profile(fingerprint) or Profile(), label=label[:_LONGEST_LABEL], is_exact=is_exact)
+        for fingerprint, is_exact in ((known.exact, True), (known.program, False)):
+            before = self._profile(fingerprint) or _blank(job, is_exact=is_exact)
             self._learned[fingerprint] = learn(before, run)
         said = declared_far_off(job.spec.need.memory_mb, attempt.usage)
         if said is not None and outcome.kind is OutcomeKind.SUCCEEDED:
@@ -124,6 +122,11 @@ def _words(job: Job) -> tuple[str, ...]:
     return job.words if job.spec.pace is None else job.spec.command
 
 
+def _blank(job: Job, *, is_exact: bool) -> Profile:
+    words = _words(job) if is_exact else program_of(_words(job), job.spec.cwd)
+    return Profile(label=" ".join(filter(None, words))[:_LONGEST_LABEL], is_exact=is_exact)
+
+
 def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
     """What an attempt teaches that has ended so."""
     usage = attempt.usage or Usage()
@@ -136,7 +139,7 @@ def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
         at=now,
     )
     if outcome.kind is OutcomeKind.SUCCEEDED:
-        if usage.peak_mb is None and usage.idle_looks >= _ENOUGH_LOOKS:
+        if usage.peak_mb is None and usage.idle_looks >= _ENOUGH_LOOKS and attempt.ran_s(now) >= _LONG_ENOUGH_S:
             run = replace(run, peak_mb=0.0)  # it has no use for a device
         return replace(run, seconds=attempt.ran_s(now), is_whole=True)
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:

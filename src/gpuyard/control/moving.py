@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.desk import Desk, Live
+from gpuyard.control.desk import Desk
+from gpuyard.control.live import Live
 from gpuyard.control.words import Look, Rules
 from gpuyard.core.jobs import Attempt, OnPreempt, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
@@ -104,7 +105,9 @@ class Mover:
         """Once it is recorded; after a crash of ours, again. Nobody is resumed whose lease is not known to be for what
         it needs."""
         wanted = {
-            (job_id, live.job.state): live for job_id, live in self._desk.live.items() if live.job.state in _BEING_MOVED
+            (job_id, live.job.state): live
+            for job_id, live in self._desk.live.apart.items()
+            if live.job.state in _BEING_MOVED
         }
         self._asked &= wanted.keys()
         for key, live in wanted.items():
@@ -121,7 +124,7 @@ class Mover:
         if not live.attempt.devices:
             return "it has no GPU whose memory could be freed"
         available = look.snapshot.host.memory_available_mb
-        leaving = [each for each in self._desk.live.values() if each.job.state is JobState.SUSPENDING]
+        leaving = [each for each in self._desk.live.apart.values() if each.job.state is JobState.SUSPENDING]
         needed = sum(sum(_held_mb(each.attempt).values()) for each in (live, *leaving)) + rules.ram_reserve_mb
         if available is not None and available < needed:
             return f"{format_size(available)} of RAM are available, and {format_size(needed)} would be needed"
@@ -176,7 +179,7 @@ class Mover:
 
     def queues(self, now: float) -> Iterator[LaneQueue]:
         """Those that wait for room to go on, each as a lane of its own."""
-        for job_id, live in self._desk.live.items():
+        for job_id, live in self._desk.live.apart.items():
             if not self._waits_for_room(live) or now < self._not_before.get(job_id, 0.0):
                 continue
             job = live.job
@@ -206,7 +209,7 @@ class Mover:
         suspended: its lease was given up when its memory had left, or had not come back.
         """
         live = {lease.id for lease in leases}
-        parked = [each for each in self._desk.live.values() if each.job.state in PARKED]
+        parked = [each for each in self._desk.live.apart.values() if each.job.state in PARKED]
         for each in parked:
             if each.attempt.lease_id in live:
                 self._granted |= {each.job.id} if each.job.state is JobState.RESUMING else set()
@@ -220,12 +223,12 @@ class Mover:
 
     @property
     def has_parked(self) -> bool:
-        return any(live.job.state in PARKED for live in self._desk.live.values())
+        return any(live.job.state in PARKED for live in self._desk.live.apart.values())
 
     @property
     def has_waiting(self) -> bool:
         """Whether any waits to go on."""
-        return any(self._waits_for_room(live) for live in self._desk.live.values())
+        return any(self._waits_for_room(live) for live in self._desk.live.apart.values())
 
     def _waits_for_room(self, live: Live) -> bool:
         return live.job.state is JobState.SUSPENDED and live.attempt.parked is Parked.FOR_ROOM

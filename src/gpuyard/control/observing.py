@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.desk import Desk, Live
+from gpuyard.control.desk import Desk
+from gpuyard.control.live import Live
 from gpuyard.control.words import Look
 from gpuyard.core.jobs import Attempt, Lack, Outcome, OutcomeKind, Usage
 from gpuyard.core.lifecycle import JobState
@@ -91,18 +92,11 @@ class Observer:
         return any(self._unsettled())
 
     def _unsettled(self) -> Iterator[Live]:
-        for live in self._desk.live.values():
-            attempt = live.attempt
+        for live in self._desk.live.unpredicted.values():
+            key = live.attempt.job_id, live.attempt.number
             if live.job.state is JobState.SUSPENDED:  # it takes the rest again when it goes on
-                self._settled.discard((attempt.job_id, attempt.number))
-            if (
-                live.job.spec.learns_memory
-                and attempt.lease_id is not None
-                and attempt.predicted_mb is None
-                and live.job.state is JobState.RUNNING
-                and not live.job.growth.count
-                and (attempt.job_id, attempt.number) not in self._settled
-            ):
+                self._settled.discard(key)
+            if live.job.state is JobState.RUNNING and key not in self._settled:
                 yield live
 
     # Those that ran out of memory

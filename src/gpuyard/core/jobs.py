@@ -120,7 +120,9 @@ class Growth(Struct, frozen=True, kw_only=True):
 
 def fill_in(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
     """In one pass: a value that looks like a placeholder is a value all the same."""
-    return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words)
+    return tuple(
+        _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) if "{" in word else word for word in words
+    )
 
 
 class Job(Struct, frozen=True, kw_only=True):

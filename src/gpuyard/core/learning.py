@@ -12,6 +12,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,6 +70,7 @@ class Estimate(Struct, frozen=True, kw_only=True):
     most_s: float | None = None
 
 
+@lru_cache(maxsize=1024)
 def fingerprints(words: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
     """The exact command's, and the program's. A script that is named from where one stands is that one alone."""
     program = program_of(words, cwd)

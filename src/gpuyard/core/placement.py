@@ -111,8 +111,8 @@ class Board:
         return other
 
     def has_room(self) -> bool:
-        """Whether there is a device that nobody has alone: otherwise nothing that needs one can start."""
-        return not all(room.is_alone for room in self.rooms.values())
+        """Whether there is a device that nobody has alone or filled up: otherwise nothing that needs one can start."""
+        return not all(room.is_alone or _is_filled(room) for room in self.rooms.values())
 
     def choose(self, need: Need) -> Choice:
         claim = self.find(need)
@@ -291,6 +291,10 @@ def free_memory(device: Device, view: View) -> float | None:
 def in_line(tickets: Sequence[Ticket]) -> list[Ticket]:
     """The highest priority first, then whoever has waited longest."""
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
+
+
+def _is_filled(room: Room) -> bool:
+    return bool(room.promises) and room.free_mb is not None and room.free_mb <= 0.0
 
 
 def _granted(view: View) -> dict[str, list[Promise]]:

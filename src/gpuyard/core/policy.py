@@ -158,7 +158,7 @@ class _Planner:
         if self._head is None and need.devices and not refusal:
             self._make_head(hold, candidate)
         looked_at = self._looked_at[lane.id] = self._looked_at.get(lane.id, 0) + 1
-        if lane.sizes_each and not refusal and looked_at < LOOK_AHEAD:
+        if lane.sizes_each and not refusal and looked_at < LOOK_AHEAD and self._board.has_room():
             self._line.pass_over(lane)
         else:
             self._line.drop(lane)

@@ -199,11 +199,10 @@ class Yard:
 
     def _next_measurement(self) -> float:
         """What runs on a device is measured each second, and more often while it is new."""
-        attempts = [live.attempt for live in self.controller.desk.live.values()]
-        with_devices = [attempt.started_at for attempt in attempts if attempt.devices]
-        if not with_devices:
+        desk = self.controller.desk
+        if not any(live.attempt.devices for live in desk.live.values()):
             return _MEASURE_RAM_S
-        return _MEASURE_NEW_S if self._clock.now() - max(with_devices) < _NEW_S else _MEASURE_S
+        return _MEASURE_NEW_S if self._clock.now() - desk.begun_at < _NEW_S else _MEASURE_S
 
     def _look(self) -> None:
         self._timer = None
