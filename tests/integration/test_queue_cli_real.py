@@ -85,6 +85,7 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
     job_id = submit("--", "sh", "-c", f"read word < {gate}")
     waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
     try:
+        until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first question")
         assert run("daemon", "stop").stdout == "the daemon is stopped; 1 job still running\n"
         assert run("daemon", "status").returncode == 1
         assert "is started" in run("daemon", "start").stdout
