@@ -15,7 +15,8 @@ Jobs that were suspended for want of room stand in the same line. A head that ma
 lower priority make room for it; while they do, it waits, and nobody else is asked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ from gpuyard.core.placement import Board, in_line
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.preemption import Running, find_victims
 from gpuyard.core.reasons import Reason, ReasonKind, plain
+from gpuyard.core.refusals import host_refusals
 
 # So many jobs of a lane are looked at whose needs differ, before it is given up for this time.
 LOOK_AHEAD = 64
@@ -118,8 +120,7 @@ class _Planner:
         self._view = view
         self._about = about
         self._line = Line(view.queues, view.used, view.now, about=about)
-        self._board = Board(view.placement)
-        self._kept = self._board
+        self._kept_for_head: Board | None = None
         self._tickets = in_line(view.tickets)
         self._counts = _Counts(view.running)
         ours = {run.lease_id for run in view.running}
@@ -134,6 +135,16 @@ class _Planner:
         self._looked_at: dict[int, int] = {}
         self._unplaceable: set[Need] = set()
         self._has_paced = False
+
+    @cached_property
+    def _board(self) -> Board:
+        """Who has what, with what this plan starts; made when the first asks for a device."""
+        return Board(self._view.placement)
+
+    @property
+    def _kept(self) -> Board:
+        """The same, with what is kept for the head."""
+        return self._kept_for_head or self._board
 
     def plan(self) -> Plan:
         while (first := self._line.first()) is not None:
@@ -176,8 +187,13 @@ class _Planner:
         if not lane.resumes:  # it counts as running already
             self._counts.add(lane.tag, lane.group, lane.need.devices, is_paced=lane.pace is not None)
         self._has_paced = self._has_paced or lane.pace is not None
-        for board in {id(board): board for board in (self._board, self._kept)}.values():
+        for board in self._boards() if claim.shares else ():
             board.take(claim, self._holder(candidate.job_id), _name(candidate.job_id))
+
+    def _boards(self) -> Iterator[Board]:
+        yield self._board
+        if self._kept_for_head is not None:
+            yield self._kept_for_head
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
         if lane.pace is None or not claim.shares:
@@ -227,8 +243,7 @@ class _Planner:
 
     def _place(self, lane: Lane, need: Need, candidate: Candidate) -> Claim | Refusal:
         if not need.devices:
-            choice = self._board.choose(need)
-            return choice.claim or choice.reasons
+            return tuple(host_refusals(need, self._view.placement.snapshot.host)) or Claim(shares=())
         if lane.id != self._about and (self._head or self._all_is_ours) and not self._board.has_room():
             return ()  # one who asks why is told; to find the words at each step would cost more than the step
         self._keep_for_those_ahead(lane)
@@ -255,7 +270,7 @@ class _Planner:
         place = (-lane.priority, mine.since if mine else float("inf"))
         while self._tickets and (-self._tickets[0].priority, self._tickets[0].since) < place:
             ticket = self._tickets.pop(0)
-            for board in {id(board): board for board in (self._board, self._kept)}.values():
+            for board in self._boards():
                 board.keep_for(ticket)
 
     def _make_head(self, hold: Hold, candidate: Candidate) -> None:
@@ -268,7 +283,7 @@ class _Planner:
         kept = self._board.copy()
         is_strict = hold.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
         if kept.reserve(hold.need, self._holder(hold.job_id), None if is_strict else self._likely_ends()):
-            self._head, self._kept = hold, kept
+            self._head, self._kept_for_head = hold, kept
 
     def _make_room(self, hold: Hold) -> None:
         """The cheapest that can be asked to leave; nobody, where enough are leaving already."""

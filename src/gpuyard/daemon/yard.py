@@ -145,13 +145,15 @@ class Yard:
         self._follow_configuration()
         is_fresh = self.looks.age() <= _FRESH_S
         step = self.controller.step(self.looks.latest, may_start=is_fresh)
-        has_ready = not self.store.setting("paused") and self.store.has_ready()
         is_fresh = is_fresh and not self.controller.is_behind(self.looks.latest)
-        is_wanted = not is_fresh and (has_ready or self.controller.mover.has_waiting)
+        is_wanted = not is_fresh and (self._has_ready() or self.controller.mover.has_waiting)
         if is_wanted or self.controller.pacer.wants_look(self._clock.now()):
             self.looks.request()  # it wakes us when it has come
         self.sample_logs.write(self.controller.pacer.take_rows())
         return step
+
+    def _has_ready(self) -> bool:
+        return not self.store.setting("paused") and self.store.has_ready()
 
     def _follow_configuration(self) -> None:
         """What the file says counts from the next step on; one that cannot be read changes nothing."""
