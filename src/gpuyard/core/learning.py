@@ -6,8 +6,8 @@
   was seen with other arguments only gets more of a margin than the same command, and counts as unknown where its
   few runs were unlike each other.
 - A run that was cut short says only that it needs at least so much; one that ran out of memory, more than that.
-- What nobody measured teaches nothing: no peak is not a peak of zero, unless somebody looked often enough and saw nobody
-  at all on its devices.
+- What nobody measured teaches nothing: no peak is not a peak of zero, unless somebody looked often enough and saw
+  nobody at all on its devices.
 """
 
 import hashlib
