@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.desk import Desk
+from gpuyard.control.live import Live
 from gpuyard.control.words import Look
 from gpuyard.core.model import Device
 from gpuyard.core.ordering import Lane
@@ -18,6 +19,7 @@ from gpuyard.core.shape import iso_time
 
 _log = logging.getLogger(__name__)
 _NOTE_EVERY_S = 5.0
+_FORGET_S = 60.0
 _GATES = {
     ReasonKind.STAGGERED: "stagger",
     ReasonKind.ARRAY_LIMIT: "concurrency",
@@ -80,6 +82,8 @@ class Pacer:
         self._desk = desk
         self._kept: dict[int, _Kept] = {}
         self._rows: list[tuple[str, Row]] = []
+        self._runs: dict[str, Live] = {}
+        self._ended: list[tuple[float, Live]] = []
 
     @property
     def standings(self) -> dict[int, Standing]:
@@ -104,6 +108,7 @@ class Pacer:
         if not waiting and not self._kept:
             return
         self._let_go(self._kept.keys() - waiting.keys())
+        self._note_ends(now)
         at_work, others_at = self._at_work()
         for group, lane in waiting.items():
             assert lane.pace is not None
@@ -198,33 +203,43 @@ class Pacer:
         """How many runs of each batch, and when the last of any started."""
         counts: dict[int, int] = {}
         starts = []
-        for live in self._desk.live.values():
-            if live.job.spec.pace is not None and live.job.group is not None:
+        for live in self._runs.values():
+            if live.job.group is not None:
                 counts[live.job.group] = counts.get(live.job.group, 0) + 1
-                starts.append(live.attempt.started_at)
+            starts.append(live.attempt.started_at)
         return counts, max(starts, default=None)
 
+    def _note_ends(self, now: float) -> None:
+        runs = {live.attempt.key: live for live in self._desk.live.values() if live.job.spec.pace is not None}
+        self._ended += [(now, self._runs[key]) for key in self._runs.keys() - runs.keys()]
+        self._ended = [(at, live) for at, live in self._ended if now - at < _FORGET_S]
+        self._runs = runs
+
     def _coming(self, group: int, pace: Pace, look: Look, now: float) -> Coming:
-        """A run of which nothing is known is taken to keep a core and its devices busy."""
         unshown, run_mb = 0.0, pace.run_ram_mb or 0.0
-        cpu_percent, loads = 0.0, dict[str, float]()
-        cores = look.snapshot.host.cpu_count
-        core_percent = 100.0 / max(1.0, cores) if cores else 0.0
-        for live in self._desk.live.values():
-            if live.job.spec.pace is None:
-                continue
+        for live in self._runs.values():
+            assert live.job.spec.pace is not None
             expected = live.job.spec.pace.run_ram_mb or self._desk.lessons.ram_mb(live.job) or 0.0
-            shown = look.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0)
-            unshown += max(0.0, expected - shown)
+            unshown += max(0.0, expected - look.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0))
             if live.job.group == group:
                 run_mb = max(run_mb, expected)
-            age_s = now - live.attempt.started_at
-            cpu_percent += unshown_percent(core_percent, age_s, pace.smoothing_s)
-            load_percent = self._desk.lessons.load_percent(live.job)
-            load = unshown_percent(100.0 if load_percent is None else load_percent, age_s, pace.smoothing_s)
+        cores = look.snapshot.host.cpu_count
+        cpu_percent, loads = self._unshown_load(pace.smoothing_s, 100.0 / max(1.0, cores) if cores else 0.0, now)
+        return Coming(unshown_mb=unshown, run_mb=run_mb, cpu_percent=cpu_percent, loads=loads)
+
+    def _unshown_load(self, smoothing_s: float, core_percent: float, now: float) -> tuple[float, dict[str, float]]:
+        """What averages do not show yet of those that have started, less what they still show of those that have ended:
+        one run after another changes nothing. One of which nothing is known is taken to keep a core and its devices
+        busy."""
+        cpu_percent, loads = 0.0, dict[str, float]()
+        changes = [(live.attempt.started_at, live, 1.0) for live in self._runs.values()]
+        for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
+            cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
+            known = self._desk.lessons.load_percent(live.job)
+            load = sign * unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
             for device_id in live.attempt.devices:
                 loads[device_id] = loads.get(device_id, 0.0) + load
-        return Coming(unshown_mb=unshown, run_mb=run_mb, cpu_percent=cpu_percent, loads=loads)
+        return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
     def _log_rows(self, kept: _Kept, start: Start | None, look: Look) -> None:
         path = kept.pace.sample_log

@@ -207,7 +207,7 @@ def _too_busy(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
     if figure.gate.is_closed:
         return _steady(reason, figure, pace, now)
     told = over(reason.kind, figure.judged, reason.needed, reason.device_id)
-    return replace(told, text=f"{told.text}, with what has just started")
+    return replace(told, text=f"{told.text} (with what has just started)")
 
 
 def _short_of_memory(figure: Figure, pace: Pace, now: float) -> Reason:

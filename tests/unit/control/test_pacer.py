@@ -277,6 +277,21 @@ def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with
     assert bench.standing.cpu.judged == pytest.approx(10.0)
 
 
+def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Callable[[Pace], Bench]) -> None:
+    bench = bench_with(replace(PACE, smoothing_s=5.0))
+    look = bench.see(cpu_percent=10.0, cpu_count=4.0)
+    bench.launch(bench.runs[0], look)
+    bench.see(NOW + 60, cpu_percent=35.0, cpu_count=4.0)
+    bench.desk.end(bench.runs[0], Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW + 61)
+    look = bench.see(NOW + 61, cpu_percent=35.0, cpu_count=4.0)
+    bench.launch(bench.runs[1], look, NOW + 61)
+    bench.see(NOW + 62, cpu_percent=35.0, cpu_count=4.0)
+    assert bench.standing.cpu.judged == pytest.approx(bench.standing.cpu.seen)
+    bench.launch(bench.runs[2], look, NOW + 62)
+    bench.see(NOW + 67, cpu_percent=35.0, cpu_count=4.0)
+    assert bench.standing.cpu.judged == pytest.approx((bench.standing.cpu.seen or 0.0) + 25.0 / 2)
+
+
 def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> None:
     shelf = Shelf()
     elements = [Element(values={"seed": str(seed)}) for seed in range(2)]

@@ -161,7 +161,7 @@ def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_n
     assert not refused(PACE, after(PACE, look, coming=Coming(cpu_percent=10.0)))
     standing = after(PACE, look, coming=Coming(cpu_percent=11.0))
     (reason,) = refusals(PACE, standing, 10.0)
-    assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}%, with what has just started"
+    assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (with what has just started)"
     assert not refused(PACE, follow(standing, PACE, look.snapshot(), Coming(), 10.1))
 
 
