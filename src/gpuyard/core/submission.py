@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.model import Need, Vendor
@@ -191,8 +192,9 @@ def _elements(asked: Asked, options: Options) -> tuple[int, Iterable[Element], i
         return _array(array)
     found = list(_many(asked, options))
     _refuse_too_many(len(found))
-    at_once = options.whole("concurrency", 1, least=1) if "concurrency" in options else None
-    return len(found), found, at_once
+    if "concurrency" not in options:
+        return len(found), found, None
+    return len(found), list(map(_numbered, found)), options.whole("concurrency", 1, least=1)
 
 
 def _many(asked: Asked, options: Options) -> Iterator[Element]:
@@ -203,6 +205,12 @@ def _many(asked: Asked, options: Options) -> Iterator[Element]:
     if sweep := options.texts("sweep"):
         return _sweep(sweep)
     return iter([Element()])
+
+
+def _numbered(element: Element) -> Element:
+    """A run of a batch is known by its index."""
+    index = element.values.get("index", "")
+    return replace(element, index=int(index)) if index.isascii() and index.isdecimal() else element
 
 
 def _array(text: str) -> tuple[int, Iterable[Element], int | None]:

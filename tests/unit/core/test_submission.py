@@ -408,6 +408,13 @@ def test_a_batch_says_how_many_run_at_once_and_its_bounds_are_those_of_its_gates
     assert submission.spec.need == Need(memory_mb=2048.0, is_exclusive=False)
 
 
+def test_a_run_of_a_batch_is_known_by_its_index() -> None:
+    elements = list(submit(concurrency="2", sweep=["index=3-4"]).elements)
+    assert [(element.index, element.values) for element in elements] == [(3, {"index": "3"}), (4, {"index": "4"})]
+    assert [element.index for element in submit(concurrency="2", sweep=["seed=3-4"]).elements] == [None, None]
+    assert [element.index for element in submit(sweep=["index=3-4"]).elements] == [None, None]
+
+
 def test_a_batch_without_bounds_has_no_gates_but_its_concurrency() -> None:
     submission = submit(concurrency=1)
     assert submission.spec.pace == Pace()
