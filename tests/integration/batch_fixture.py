@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.daemon.lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import until
+from tests.integration.queue_fixture import end_what_is_left, until
 
 # Where gates are not the point: the machine may be busy with other tests.
 OPEN = ("--gpus", "0", "--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0", "--stagger", "0")
@@ -22,17 +19,10 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test leaves behind ends with it, even where the commands under test are broken."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.chdir(own_home.parent)
     yield
-    lock = own_home / "daemon.lock"
-    pid = running_pid(lock)
-    if pid is not None:
-        run("cancel", "all")
-        run("wait", "--timeout", "30s")
-        os.kill(pid, signal.SIGTERM)
-        until(lambda: running_pid(lock) != pid, f"the end of the daemon {pid}")
+    end_what_is_left(own_home)
 
 
 def batch(count: int, *arguments: str, program: str) -> "subprocess.CompletedProcess[str]":

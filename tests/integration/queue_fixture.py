@@ -18,7 +18,9 @@ import pytest
 
 from gpuyard.core.lifecycle import FINISHED
 from gpuyard.daemon.client import Client
+from gpuyard.daemon.lock import running_pid
 from gpuyard.leases.ledger import open_ledger
+from tests.fakes.queue_command import run
 
 DEADLINE_S = 30.0
 DAEMON = (sys.executable, "-m", "gpuyard.daemon")
@@ -38,6 +40,17 @@ def is_gone(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def end_what_is_left(home: Path) -> None:
+    """Whatever a test leaves behind in its queue ends with it, even where the commands under test are broken."""
+    lock = home / "daemon.lock"
+    pid = running_pid(lock)
+    if pid is not None:
+        run("cancel", "all")
+        run("wait", "--timeout", "30s")
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: running_pid(lock) != pid, f"the end of the daemon {pid}")
 
 
 class Daemon:

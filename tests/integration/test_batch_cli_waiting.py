@@ -1,12 +1,7 @@
 """A batch that is followed in the foreground: what is seen of it, and what ends the looking and not the batch."""
 
-import contextlib
 import os
-import pty
-import select
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +23,7 @@ from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among
     summary_in,
 )
 from tests.integration.queue_fixture import until
+from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -74,47 +70,10 @@ def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path
     assert summary_in(tmp_path / "out")["succeeded"] == 2
 
 
-class Terminal:
-    """A command in a terminal of its own, to type into and to read from."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "24", "PYTHONUTF8": "1"}
-        command = ["setsid", "--ctty", *GPUYARD, *arguments]
-        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        self._unread = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
-
-    def read_until(self, awaited: str) -> str:
-        """What came before it; what comes after it is left for the next time."""
-        deadline = time.monotonic() + DEADLINE_S
-        while awaited not in self._unread:
-            ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"'{awaited}' never came: {self._unread!r}"
-            self._unread += os.read(self._ours, 4096).decode()
-        before, _, self._unread = self._unread.partition(awaited)
-        return before
-
-    def end(self) -> tuple[int, str]:
-        """Its status, and what it said to the end."""
-        with contextlib.suppress(OSError):  # Linux tells the end of a terminal so
-            while chunk := os.read(self._ours, 4096):
-                self._unread += chunk.decode()
-        return self._process.wait(DEADLINE_S), self._unread
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(DEADLINE_S)
-        os.close(self._ours)
-
-
 @pytest.fixture
 def on_terminal(request: pytest.FixtureRequest) -> Callable[..., Terminal]:
     def begin(*arguments: str) -> Terminal:
-        terminal = Terminal(*arguments)
+        terminal = Terminal([*GPUYARD, *arguments], {"COLUMNS": "100", "LINES": "24", "PYTHONUTF8": "1"})
         request.addfinalizer(terminal.close)
         return terminal
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,23 +12,14 @@ import pytest
 
 from gpuyard.daemon.lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import until
+from tests.integration.queue_fixture import end_what_is_left, until
 
 
 @pytest.fixture(autouse=True)
 def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test leaves behind ends with it, even where the commands under test are broken."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     yield
-    lock = own_home / "daemon.lock"
-    pid = running_pid(lock)
-    if pid is not None:
-        run("cancel", "all")
-        run("wait", "--timeout", "30s")
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while running_pid(lock) == pid:
-            assert time.monotonic() < deadline, f"the daemon {pid} does not end"
+    end_what_is_left(own_home)
 
 
 def submit(*arguments: str) -> str:

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from gpuyard.config import lease_dir
 from gpuyard.core.model import Lease
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated import SimulatedDevices, Usage
+from tests.integration.terminal import Terminal
 
 GPUYARD = [sys.executable, "-m", "gpuyard"]
 DEADLINE_S = 30.0
@@ -268,39 +267,9 @@ def test_what_the_program_leaves_behind_keeps_the_lease(start: Start, tmp_path: 
     assert psutil.wait_procs([daemon, keeper], timeout=DEADLINE_S)[1] == []
 
 
-class Terminal:
-    """A shell in a terminal of its own, to type into and to read from."""
-
-    def __init__(self) -> None:
-        self._ours, theirs = pty.openpty()
-        environment = {**os.environ, "PS1": "$ ", "TERM": "xterm"}
-        command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]
-        self._shell = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        self._unread = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
-
-    def read_until(self, awaited: str) -> str:
-        """What came before it; what comes after it is left for the next time."""
-        deadline = time.monotonic() + DEADLINE_S
-        while awaited not in self._unread:
-            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
-            assert ready, f"'{awaited}' never came: {self._unread!r}"
-            self._unread += os.read(self._ours, 4096).decode()
-        before, _, self._unread = self._unread.partition(awaited)
-        return before
-
-    def close(self) -> None:
-        self._shell.kill()
-        self._shell.wait(DEADLINE_S)
-        os.close(self._ours)
-
-
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    shell = Terminal()
+    shell = Terminal(["bash", "--norc", "--noprofile", "--noediting", "-i"], {"PS1": "$ "})
     yield shell
     shell.close()
 

@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.gaps import Gap
 from tests.simulation.play import Play, Played, wild
 
-SEEDS = int(os.environ.get("GPUYARD_SEEDS", "30"))
+SEEDS = int(os.environ.get("GPUYARD_SEEDS", "90"))
 AT_ONCE = 10
 CRASHES_PER_SEED = 3
 GAPS_PER_CRASH = 80

@@ -1,5 +1,6 @@
 """That the checks of memory_invariants.py have teeth: daemons that break a rule of memory are caught."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from gpuyard.control.moving import Mover
 from gpuyard.core import retry, sizing
 from gpuyard.core.lifecycle import JobEvent
 from gpuyard.core.model import Need
-from tests.simulation.test_stories import play_many
+from tests.simulation.test_stories import complaints
 
 
 def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,5 +89,4 @@ def test_a_daemon_that_breaks_a_rule_of_memory_is_caught(
     sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    with pytest.raises(AssertionError, match=caught):
-        play_many(200)
+    assert any(re.search(caught, complaint) for complaint in complaints(200))

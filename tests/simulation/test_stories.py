@@ -1,6 +1,7 @@
 """Short stories with a point: order, patience, backfill, limits, troubles, restarts; and that the checks have teeth."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -283,7 +284,7 @@ def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
         (_begin_without_a_gate, "runs, and nobody knows of it"),
         (_forget_ends_before_they_are_recorded, "ran unrecorded"),
         (_leave_orphans_alone, "runs, and nobody knows of it"),
-        (_count_unbegun_attempts, "live attempts and states do not agree|it does not come to an end"),
+        (_count_unbegun_attempts, "live attempts and states do not agree"),
         (_ignore_limits, "than (its|their) limit"),
         (_see_no_leases, "is somebody's alone, and leased to 2|its lease is for something"),
         (_never_wake_for_a_time, "the daemon sleeps, and jobs wait"),
@@ -294,11 +295,14 @@ def test_a_daemon_that_breaks_a_rule_is_caught(
     sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    with pytest.raises(AssertionError, match=caught):
-        play_many(60)
+    assert any(re.search(caught, complaint) for complaint in complaints(60))
 
 
-def play_many(seeds: int) -> None:
+def complaints(seeds: int) -> Iterator[str]:
+    """Of each story in which a check fails: of several that notice the same thing, another may be the first to."""
     for seed in range(seeds):
         random = Random(seed)
-        Play(wild(seed), frozenset(random.randrange(800) for _ in range(12))).run()
+        try:
+            Play(wild(seed), frozenset(random.randrange(800) for _ in range(12))).run()
+        except AssertionError as error:
+            yield str(error)

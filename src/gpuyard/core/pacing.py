@@ -153,9 +153,9 @@ def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: 
 def _charged_mb(room: Room, need: Need) -> float | None:
     """What is used and reserved of a device, with one more run if it is not the first there: where nobody else is, a
     bound that is too tight would keep it out for ever."""
-    if room.free_mb is None or room.capacity_mb is None:
+    charged = room.charged_mb
+    if charged is None:
         return None
-    charged = room.capacity_mb - room.free_mb
     is_known = need.memory_mb is not None and not need.is_exclusive and not need.takes_rest
     is_first = not room.takers and charged <= allowed_strangers(room.device)
     return charged if is_first or not is_known else charged + (need.memory_mb or 0.0)

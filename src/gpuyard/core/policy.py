@@ -198,10 +198,9 @@ class _Planner:
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
         if lane.pace is None or not claim.shares:
             return None
-        share, room = claim.shares[0], self._board.rooms[claim.shares[0].device_id]
-        if room.capacity_mb is None or room.free_mb is None:
-            return None
-        return room.capacity_mb - room.free_mb + (share.memory_mb or 0.0)
+        share = claim.shares[0]
+        charged = self._board.rooms[share.device_id].charged_mb
+        return None if charged is None else charged + (share.memory_mb or 0.0)
 
     def _refuse(self, lane: Lane) -> Refusal:  # noqa: PLR0911 - one for each
         """What stands against the whole lane, wherever it would go."""

@@ -44,6 +44,11 @@ class Room:
         self.promises = promises
         self._add_up()
 
+    @property
+    def charged_mb(self) -> float | None:
+        """What strangers hold and what is promised."""
+        return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
+
     def with_promise(self, promise: Promise) -> "Room":
         return Room(self.device, [*self.promises, promise], self.seen_percent)
 

@@ -86,8 +86,8 @@ def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> Plan:
 
 def carry_out(plan: Plan, conduct: Conduct) -> int:
     """The exit status."""
-    _check_words(plan)
     check_words(plan)
+    _check_options(plan)
     if conduct.is_dry:
         for index in range(plan.count):
             say(shlex.join(words_of(plan, index)))
@@ -130,7 +130,7 @@ def _not_in_the_middle() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_words(plan: Plan) -> None:
+def _check_options(plan: Plan) -> None:
     """Before anything is made or sent."""
     from gpuyard.core.submission import Asked, parse_submission
 
