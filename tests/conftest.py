@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import sys
 from collections.abc import Callable
@@ -18,6 +19,10 @@ settings.register_profile(
     derandomize=os.environ.get("CI") == "true",
 )
 settings.load_profile("gpuyard")
+
+# Whoever runs the tests in the background of a script has them ignore Ctrl-C, and all programs they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

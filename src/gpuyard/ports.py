@@ -8,6 +8,7 @@ from msgspec import Struct
 from gpuyard.core.jobs import Attempt, Outcome
 from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
 from gpuyard.core.oom import Shortage
+from gpuyard.core.tasks import Task
 
 
 class Clock(Protocol):
@@ -44,7 +45,7 @@ class HostProbe(Protocol):
 
 class Launch(Struct, frozen=True, kw_only=True):
     """All that an engine needs to run one attempt. The environment may hold secrets. Its `folder` is made where it is
-    not there, in one that is."""
+    not there, in one that is. A `task` is at that `place`, in words for people."""
 
     job_id: int
     attempt: int
@@ -53,6 +54,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     stdin: str | None = None
     folder: str | None = None
+    task: Task | None = None
+    place: str = ""
 
     def __repr__(self) -> str:
         return f"Launch({self.job_id}.{self.attempt})"

@@ -12,8 +12,10 @@ from tests.unit.probes.samples_amd import ROCM_SMI_JSON
 
 Tools = Callable[[str, str], Path]
 DEADLINE_S = 1.0
-# A busy machine may let a moment pass after the deadline before it lets us look at the clock.
-SLACK_S = 0.5
+# For tools that answer, however slow the machine is.
+LONG_S = 60.0
+# A busy machine may let a while pass after the deadline; a probe that waits for its tool is minutes late.
+SLACK_S = 30.0
 
 VENDOR_TOOLS = {
     "nvidia-smi": "nvidia",
@@ -42,17 +44,12 @@ def only_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: Tools
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
 
 
-def snapshot_in_time() -> Snapshot:
-    """One of three must be: a machine may be too busy for one, a probe that waits for its tool is late each time."""
-    took: list[float] = []
-    while len(took) < 3:
-        machine = local_machine(DEADLINE_S)
-        started = time.monotonic()
-        snapshot = machine.snapshot()
-        took.append(time.monotonic() - started)
-        if took[-1] <= DEADLINE_S + SLACK_S:
-            return snapshot
-    pytest.fail(f"snapshots took {took} s")
+def snapshot_in_time(deadline_s: float = DEADLINE_S, slack_s: float = SLACK_S) -> Snapshot:
+    machine = local_machine(deadline_s)
+    started = time.monotonic()
+    snapshot = machine.snapshot()
+    assert time.monotonic() - started < deadline_s + slack_s
+    return snapshot
 
 
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
@@ -60,7 +57,7 @@ def snapshot_in_time() -> Snapshot:
 def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str, how: str) -> None:
     script, kinds = BROKEN[how]
     tools(tool, script)
-    snapshot = snapshot_in_time()
+    snapshot = snapshot_in_time(DEADLINE_S if how == "hung" else LONG_S)
     assert snapshot.host.memory_total_mb is not None
     assert snapshot.host.cpu_percent is not None
     named = [problem for problem in snapshot.problems if tool in problem.source and problem.kind != "missing"]
@@ -71,14 +68,14 @@ def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
 def test_a_tool_that_may_not_be_executed_is_told_from_a_missing_one(tools: Tools, tool: str) -> None:
     tools(tool, "").chmod(0o644)
-    snapshot = local_machine(DEADLINE_S).snapshot()
+    snapshot = local_machine(LONG_S).snapshot()
     assert snapshot.host.memory_total_mb is not None
     assert any(tool in problem.source and problem.kind == "denied" for problem in snapshot.problems)
 
 
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
 def test_a_missing_tool_is_named(tool: str) -> None:
-    snapshot = local_machine(DEADLINE_S).snapshot()
+    snapshot = local_machine(LONG_S).snapshot()
     assert snapshot.host.memory_total_mb is not None
     assert any(tool in str(problem) and problem.kind == "missing" for problem in snapshot.problems)
 
@@ -86,7 +83,7 @@ def test_a_missing_tool_is_named(tool: str) -> None:
 def test_all_tools_hanging_at_once_take_no_longer_than_one(tools: Tools) -> None:
     for tool in VENDOR_TOOLS:
         tools(tool, BROKEN["hung"][0])
-    snapshot = snapshot_in_time()
+    snapshot = snapshot_in_time(5 * DEADLINE_S, 10 * DEADLINE_S)  # one vendor after the other, it would be 20
     assert snapshot.host.memory_total_mb is not None
     assert {problem.vendor for problem in snapshot.problems} == {"nvidia", "amd", "intel", "apple"}
 
@@ -94,7 +91,7 @@ def test_all_tools_hanging_at_once_take_no_longer_than_one(tools: Tools) -> None
 def test_behind_a_hung_tool_the_next_one_answers_in_the_same_snapshot(tools: Tools) -> None:
     tools("amd-smi", BROKEN["hung"][0])
     tools("rocm-smi", f"print({ROCM_SMI_JSON!r})")
-    snapshot = snapshot_in_time()
+    snapshot = snapshot_in_time(5 * DEADLINE_S)
     assert {device.vendor for device in snapshot.devices} == {"amd"}
     assert any(problem.source == "amd-smi" and problem.kind == "timeout" for problem in snapshot.problems)
 

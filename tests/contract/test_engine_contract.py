@@ -23,7 +23,7 @@ from tests.simulation.engine import SimulatedEngine
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 # What a daemon does that is killed: its supervisors are told to begin, or never are.
 _DAEMON = """
 import os, signal, sys

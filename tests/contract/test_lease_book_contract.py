@@ -23,7 +23,7 @@ from tests.simulation.leases import SimulatedBook
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 DEVICES = ("SIM-0", "SIM-1")
 # A daemon that has a lease, has left another to a child, waits for a third, and is killed.
 _DAEMON = """
@@ -38,7 +38,7 @@ wanted = [Wanted(claim=Claim(shares=(Share(device_id=device),)), label=device) f
 kept, left = book.grant(lambda leases, tickets: wanted)
 book.enter_line(Need(devices=2), 3, "job 9")
 os.set_inheritable(left.descriptor, True)
-child = subprocess.Popen(["sleep", "60"], pass_fds=[left.descriptor], stdout=subprocess.DEVNULL)
+child = subprocess.Popen(["sleep", "3600"], pass_fds=[left.descriptor], stdout=subprocess.DEVNULL)
 left.leave()
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -71,7 +71,7 @@ class FolderPlace:
         return Book(Ledger(self._folder), me)
 
     def inherit(self, held: HeldClaim) -> int:
-        child = subprocess.Popen(["sleep", "60"], pass_fds=[held.descriptor])
+        child = subprocess.Popen(["sleep", "3600"], pass_fds=[held.descriptor])
         self._children.append(child)
         return child.pid
 

@@ -25,7 +25,7 @@ from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 HELD_MB, CARD_MB = 8192.0, 24_576.0
 
 

@@ -80,7 +80,7 @@ def run_program(
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60,
+        timeout=90,
     )
     outcomes: list[dict[str, Any]] = json.loads(done.stdout)
     assert len(outcomes) == len(states)

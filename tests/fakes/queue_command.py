@@ -13,7 +13,7 @@ def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess
     # Named even where it is as it is: a line editor in this process may have told the system alone of a width.
     options = {"env": dict(os.environ), **options}
     return subprocess.run(
-        [*GPUYARD, *arguments], capture_output=True, text=True, timeout=60, check=False, input=text, **options
+        [*GPUYARD, *arguments], capture_output=True, text=True, timeout=90, check=False, input=text, **options
     )
 
 

@@ -1,7 +1,8 @@
 """A stand-in simulator with the interface that `gpuyard datagen` knows: `python sim_view.py --mode datagen --seed 7 …`.
 
 It takes memory and load of a simulated GPU, real RAM and real CPU time, for a while, and writes frames into its output
-root. Its journal is for the test that started it: a line at the beginning and at the end of each run, by seed.
+root. Its journal is for the test that started it: a line at the beginning of each run, when it has taken all it takes,
+and at its end, by seed.
 """
 
 import argparse
@@ -23,7 +24,8 @@ def main() -> int:
         if options.vram or options.load:
             take(device, options, taken)
         held = b"\1" * (options.ram * 1048576)
-        spend(options.seconds, is_busy=options.busy)
+        note(journal, "takes", options.seed, device)
+        spend(options)
         del held
     if is_every(options.seed, options.fail_every) and fails_first(journal, options.seed):
         note(journal, "fails", options.seed, device)
@@ -49,6 +51,8 @@ def parse() -> argparse.Namespace:
     # From here on its own.
     parser.add_argument("--journal", required=True)
     parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--gate", type=Path, help="and until there is such a file, these seeds and later ones")
+    parser.add_argument("--gated-from", type=int, default=0, metavar="SEED")
     parser.add_argument("--vram", type=float, default=0.0, help="MB of a simulated GPU")
     parser.add_argument("--load", type=float, default=0.0, help="percent of a simulated GPU")
     parser.add_argument("--ram", type=int, default=0, help="MB")
@@ -66,10 +70,10 @@ def take(device: str, options: argparse.Namespace, taken: ExitStack) -> None:
     usage.allocate(device, options.vram)
 
 
-def spend(seconds: float, *, is_busy: bool) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not is_busy:
+def spend(options: argparse.Namespace) -> None:
+    until, is_gated = time.monotonic() + options.seconds, options.gate and options.seed >= options.gated_from
+    while time.monotonic() < until or (is_gated and not options.gate.exists()):
+        if not options.busy:
             time.sleep(_STEP_S)
 
 

@@ -14,7 +14,7 @@ from tests.integration.queue_fixture import end_what_is_left, until
 
 # Where gates are not the point: the machine may be busy with other tests.
 OPEN = ("--gpus", "0", "--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0", "--stagger", "0")
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gpuyard.core.jobs import Attempt, Outcome
 from gpuyard.engines.local import LocalEngine
 from gpuyard.ports import Launch, Prepared
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gpuyard.daemon.lock import running_pid
 from gpuyard.leases.ledger import open_ledger
 from tests.fakes.queue_command import run
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 DAEMON = (sys.executable, "-m", "gpuyard.daemon")
 _RUNS = "the daemon runs"
 

@@ -1,7 +1,9 @@
-"""Batches of the stand-in simulator: a daemon that sees the CPU as this test uses it, hogs, and what can be read after.
+"""Batches of the stand-in simulator: a daemon that sees CPU and RAM as this test uses them, hogs, and what can be read
+after.
 
-How busy the rest of the machine is must not matter to a test. So the daemon of these tests counts, of the processes of
-the test's own home, those that run or want to: that is what they would take of the CPU, whoever else is on it.
+How busy and how full the rest of the machine is must not matter to a test. So the daemon of these tests looks only at
+the processes of the test's own home: those that run or want to are what they would take of the CPU, whoever else is on
+it, and what they hold is all that is taken of its RAM.
 """
 
 import json
@@ -12,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from msgspec import Struct
 
@@ -23,6 +24,7 @@ from tests.integration.queue_fixture import Yard, until
 
 SIM_VIEW = Path(__file__).parents[1] / "fakes" / "sim_view.py"
 CPUS = max(2, os.cpu_count() or 1)
+RAM_MB = 16000.0
 # As if there was no smoothing to wait for: what is under test is that gates close and open, not how fast.
 BRISK = {"smoothing": "0.1s", "steady": "0.2s", "stagger": "0s"}
 OPEN = {"max_cpu": 100, "min_free_mem_mb": 0}
@@ -37,16 +39,22 @@ from gpuyard.probes.host import PsutilHost
 
 whole, home = PsutilHost.read, b"GPUYARD_HOME=" + os.fsencode(os.environ["GPUYARD_HOME"])
 
-def wants_cpu(process):
+def look_at(process):
     try:
-        is_ours = process.name != str(os.getpid()) and home in (process / "environ").read_bytes().split(b"\\0")
-        return is_ours and (process / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+        if process.name == str(os.getpid()) or home not in (process / "environ").read_bytes().split(b"\\0"):
+            return 0, 0.0
+        wants_cpu = (process / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+        return wants_cpu, int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1048576
     except OSError:
-        return False
+        return 0, 0.0
 
 def read(self):
-    busy = sum(map(wants_cpu, pathlib.Path("/proc").glob("[1-9]*")))
-    figures = {"cpu_percent": min(100.0, 100.0 * busy / max(2, os.cpu_count()))}
+    busy, held_mb = map(sum, zip(*map(look_at, pathlib.Path("/proc").glob("[1-9]*"))))
+    figures = {
+        "cpu_percent": min(100.0, 100.0 * busy / max(2, os.cpu_count())),
+        "memory_total_mb": RAM_MB,
+        "memory_available_mb": RAM_MB - held_mb,
+    }
     return replace(whole(self), **{**figures, **dict.fromkeys(sys.argv[1:])})
 
 PsutilHost.read = read
@@ -60,7 +68,7 @@ run_daemon()
 def quiet_daemon(*hidden: str) -> tuple[str, ...]:
     """One that cannot read the `hidden` figures of the host. Where no GPU is simulated, it knows only those of the
     `nvidia-smi` on PATH."""
-    return (sys.executable, "-c", _QUIET_DAEMON, *hidden)
+    return (sys.executable, "-c", _QUIET_DAEMON.replace("RAM_MB", str(RAM_MB)), *hidden)
 
 
 QUIET_DAEMON = quiet_daemon()
@@ -94,10 +102,6 @@ while True:
 def percent_of(processes: float) -> float:
     """Of the CPU, for so many processes that do nothing else than to use it."""
     return 100.0 * processes / CPUS
-
-
-def available_mb() -> float:
-    return psutil.virtual_memory().available / 1048576
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -137,6 +141,7 @@ class Batch:
         self.yard = yard
         self.root, self.pruned = folder / "out", folder / "out-pruned"
         self.journal, self.sample_log = folder / "journal", folder / "samples.jsonl"
+        self.gate = folder / "gate"
 
     def command(self, count: int, simulator: Sequence[str] = (), **typed: object) -> list[str]:
         """As a user would type it. Of the options, underscores are dashes, and `True` is a flag."""
@@ -163,6 +168,16 @@ class Batch:
         answer: dict[str, Any] = self.yard.get(f"/batches/{self.first}")
         return answer
 
+    def gated(self, first: int = 0) -> list[str]:
+        """For the simulator: runs from this seed on stay until the test lets them go."""
+        return ["--gate", str(self.gate), "--gated-from", str(first)]
+
+    def let_go(self) -> None:
+        self.gate.touch()
+
+    def until_begun(self, runs: int) -> None:
+        until(lambda: len(self.entries("begins")) >= runs, f"the beginning of {runs} runs")
+
     def until_held_by(self, gate: str) -> None:
         until(lambda: self.standing()["gate"] == gate, f"a launch held back by {gate}")
 
@@ -184,7 +199,7 @@ class Batch:
 
     def most_at_once(self, device: str | None = None) -> int:
         most = now = 0
-        for entry in self.entries():
+        for entry in self.entries("begins", "fails", "ends"):
             if device is None or entry.device == device:
                 now += 1 if entry.what == "begins" else -1
                 most = max(most, now)

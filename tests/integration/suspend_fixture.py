@@ -85,7 +85,8 @@ def resumed(suspender: LocalSuspender, attempt: Attempt, needs_mb: float) -> Mov
 
 
 def helper_pid() -> int:
-    """Of the one helper at work."""
+    """Of the one helper at work, once those before it have come to their end."""
+    wait_for(lambda: len(_helpers()) == 1, "a single helper")
     (pid,) = _helpers()
     return pid
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 
 
 class Terminal:

@@ -68,10 +68,6 @@ def kill_daemon(home: Path) -> None:
     until(lambda: is_gone(pid), "the daemon's end")
 
 
-def until_begun(batch: Batch, runs: int) -> None:
-    until(lambda: len(batch.entries("begins")) >= runs, f"the beginning of {runs} runs")
-
-
 def check_each_once(batch: Batch, summary: Summary | None) -> None:
     assert summary is not None
     assert (summary.runs, summary.succeeded, summary.attempts) == (RUNS, RUNS, RUNS)
@@ -90,11 +86,12 @@ def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(
     """Before the first run begins, and then after so many have begun: the moments are a seed's."""
     it, dice = left_alone, random.Random(f"{SEED} {victims}")
     moments = [0, *sorted(dice.sample(range(1, RUNS), KILLS - 1))]
-    words = it.command(RUNS, TAKES, **OPTIONS)
+    # The last one stays, so that there is somebody to kill at each of the moments.
+    words = it.command(RUNS, [*TAKES, *it.gated(RUNS - 1)], **OPTIONS)
     with contextlib.ExitStack() as processes:
         process = processes.enter_context(in_foreground(*words))
         for moment in moments:
-            until_begun(it, moment)
+            it.until_begun(moment)
             threading.Event().wait(dice.uniform(0, 0.3))
             if "daemon" in victims:
                 kill_daemon(it.yard.home)
@@ -102,7 +99,8 @@ def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(
                 process.kill()
                 process.communicate()
                 process = processes.enter_context(in_foreground("datagen", "--resume", *words[1:]))
-        told, errors = process.communicate(timeout=2 * DEADLINE_S)
+        it.let_go()
+        told, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     assert f"all {RUNS} runs succeeded" in told
     check_each_once(it, read_summary(it.root))
@@ -112,7 +110,7 @@ def test_without_the_command_any_other_starts_the_daemon_that_brings_a_batch_to_
     it = left_alone
     it.begin(RUNS, TAKES, **OPTIONS)
     for least in (1, RUNS // 2):
-        until_begun(it, least)
+        it.until_begun(least)
         kill_daemon(it.yard.home)
         assert run("queue").returncode == 0
     assert run("wait").returncode == 0
@@ -120,7 +118,7 @@ def test_without_the_command_any_other_starts_the_daemon_that_brings_a_batch_to_
 
 
 def crash_after(step: str, words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", CRASHING, step, *words], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", CRASHING, step, *words], timeout=90, check=False)
     assert done.returncode == -signal.SIGKILL
 
 
@@ -171,7 +169,7 @@ def test_launches_are_as_far_apart_as_asked_for_also_where_the_daemon_is_killed_
     least_s = 1.0
     batch.yard.start()
     batch.begin(4, ["--seconds", "0"], concurrency=4, stagger=f"{least_s}s")
-    until_begun(batch, 2)
+    batch.until_begun(2)
     batch.yard.restart()
     summary = batch.finished()
     assert summary.succeeded == 4

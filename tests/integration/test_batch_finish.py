@@ -76,7 +76,7 @@ def test_a_run_that_never_started_has_no_folder(tmp_path: Path) -> None:
         "--",
         "sh",
         "-c",
-        "echo > {output}/f; exec sleep 60",
+        "echo > {output}/f; exec sleep 3600",
     )
     until((tmp_path / "out/run-000000/f").exists, "the first run")
     assert run("cancel", "1-3").returncode == 0
@@ -127,7 +127,10 @@ def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
 
 def test_a_program_that_uses_no_gpu_is_learned_to_need_none(tmp_path: Path) -> None:
     gates = ("--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0")
-    program = "echo begins >> told; sleep 1; echo ends >> told"
+    # Each stays until it is in company or has been looked at often enough to teach.
+    company = "$(($(grep -c begins told) - $(grep -c ends told)))"
+    stay = f"for tick in $(seq 60); do [ {company} -le 2 ] || break; sleep 0.05; done"
+    program = f"echo begins >> told; {stay}; echo ends >> told"
     command = ("--count", "8", "--concurrency", "8", *gates, "--output-root", "out", "--", "sh", "-c", program)
     assert run("batch", *command).returncode == 0
     at_once = most = 0

@@ -15,9 +15,9 @@ from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are fo
     GPU_HOG,
     QUIET_DAEMON,
     RAM_HOG,
+    RAM_MB,
     Batch,
     Hog,
-    available_mb,
     make_batch,
     make_hogs,
     percent_of,
@@ -50,7 +50,7 @@ def held_rows(batch: Batch, words: str) -> list[dict[str, Any]]:
 
 
 def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one(batch: Batch) -> None:
-    bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * available_mb()), "max_gpu": 60,
+    bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
     takes = ("--vram", "3000", "--load", "40", "--ram", "50", "--busy", "--seconds", "0.3")
     batch.yard.start(QUIET_DAEMON)
@@ -67,11 +67,11 @@ def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one
     check_launches(batch, 10, bounds)
 
 
-SOME_RAM_MB = round(0.4 * available_mb())
+SOME_RAM_MB = round(0.4 * RAM_MB)
 GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "cpu": (["--busy"], {"max_cpu": percent_of(0.5)}, f"% > {percent_of(0.5):.0f}%"),
     "memory": ([], {"run_ram": f"{SOME_RAM_MB}M", "min_free_mem_mb": round(1.25 * SOME_RAM_MB)}, "kept for runs) < "),
-    "gpu": (["--load", "70"], {"max_gpu": 60, "run_vram": "100M", "device": "0", "stagger": "0.4s"}, "% > 60%"),
+    "gpu": (["--load", "70"], {"max_gpu": 60, "run_vram": "100M", "device": "0"}, "% > 60%"),
     "gpu-memory": (
         ["--vram", "3000"],
         {"max_gpu_mem_mb": 8000, "run_vram": "3000M", "device": "0"},
@@ -83,18 +83,27 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 @pytest.mark.parametrize("gate", GATES)
 def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_guards(batch: Batch, gate: str) -> None:
     takes, bounds, words = GATES[gate]
+    batch.yard.home.mkdir(mode=0o700)
+    config = batch.yard.home / "config.toml"
+    config.write_text("[queue.tags]\ndatagen = 1\n")  # until the first one has taken what it takes
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(4, [*takes, "--seconds", "0.5"], concurrency=4, **bounds)
+    batch.begin(4, [*takes, "--seconds", "0", *batch.gated()], concurrency=4, **bounds)
+    until(lambda: batch.entries("takes"), "what the first run takes")
+    config.write_text("")
+    batch.until_held_by(gate)
+    until(lambda: held_rows(batch, words), "a look that is told with its figure")
+    batch.let_go()
     summary = batch.finished()
     assert summary.succeeded == 4
     assert summary.waits_s[gate] > 0
-    assert held_rows(batch, words)
     check_launches(batch, 4, bounds)
 
 
 def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None:
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(6, ["--seconds", "0.4"], concurrency=6, run_vram="3000M", max_gpu_mem_mb=8000)
+    batch.begin(6, batch.gated(), concurrency=6, run_vram="3000M", max_gpu_mem_mb=8000)
+    batch.until_begun(4)
+    batch.let_go()
     assert batch.finished().succeeded == 6
     assert [row["gpu_memory_used_mb"] for row in batch.rows("launch")] == [0.0] * 6
     assert [batch.most_at_once(device) for device in ("SIM-0", "SIM-1")] == [2, 2]
@@ -115,7 +124,10 @@ def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, 
 
 def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(7, ["--seconds", "0.4"], concurrency=3, run_vram="100M")
+    batch.begin(7, batch.gated(), concurrency=3, run_vram="100M")
+    batch.until_begun(3)
+    batch.until_held_by("concurrency")
+    batch.let_go()
     summary = batch.finished()
     assert (summary.succeeded, batch.most_at_once()) == (7, 3)
     assert summary.waits_s["concurrency"] > 0
@@ -135,10 +147,9 @@ def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs)
 def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) -> None:
     """Loads the machine once the batch is under way: launches wait as long as that lasts, and not after."""
     until(lambda: batch.entries("ends"), "the end of the first run")
-    batch.yard.post("/pause")  # to take something may take longer than a run
     for each in hogs:
         each.take()
-    batch.yard.post("/unpause")
+    batch.let_go()
     batch.until_held_by(gate)
     closed_at, launched, looks = time.time(), len(batch.rows("launch")), batch.looks()
     until(lambda: batch.looks() >= looks + 2, "two looks more")
@@ -157,29 +168,29 @@ def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) ->
 def test_a_gpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 95, 0) for device in ("SIM-0", "SIM-1")]
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(5, ["--load", "10", "--seconds", "0.2"], concurrency=1, run_vram="100M", max_gpu=80)
+    batch.begin(5, ["--load", "10", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu=80)
     check_held_back(batch, "gpu", "% > 80%", hogs)
 
 
 def test_a_gpu_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 0, 9000) for device in ("SIM-0", "SIM-1")]
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(5, ["--vram", "100", "--seconds", "0.2"], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
+    batch.begin(5, ["--vram", "100", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
     check_held_back(batch, "gpu-memory", " MB > 8000 MB", hogs)
 
 
 def test_a_cpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(CPU_HOG) for _ in range(2)]
     batch.yard.start(QUIET_DAEMON)
-    batch.begin(5, ["--seconds", "0.2"], concurrency=1, max_cpu=percent_of(1.5))
+    batch.begin(5, batch.gated(1), concurrency=1, max_cpu=percent_of(1.5))
     check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)
 
 
 def test_a_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
-    """It takes twice as much as it would need to, as others come and go on a machine."""
-    takes_mb = round(min(1500.0, 0.2 * available_mb()))
+    """It takes twice as much as it would need to, as the batch's own processes come and go."""
+    takes_mb = 1000
     hogs = [hog(RAM_HOG, takes_mb)]
     batch.yard.start(QUIET_DAEMON)
-    bound_mb = round(available_mb() - takes_mb / 2)
-    batch.begin(5, ["--seconds", "0.2"], concurrency=1, min_free_mem_mb=bound_mb)
+    bound_mb = round(RAM_MB - takes_mb / 2)
+    batch.begin(5, batch.gated(1), concurrency=1, min_free_mem_mb=bound_mb)
     check_held_back(batch, "memory", "of RAM available", hogs)

@@ -1,6 +1,7 @@
 """What the daemon tells about batches: how far they are, which gate holds them up, and what became of each run."""
 
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def test_a_batch_is_known_though_its_first_run_was_forgotten(yard: Yard) -> None
 
 def test_each_run_tells_its_seed_its_end_and_its_log(yard: Yard) -> None:
     table = "index,seed\n0,70\n1,71\n"
+    began = time.monotonic()
     first = yard.submit("/bin/sh", "-c", "echo seed {seed}; exit {index}", table=table, concurrency=1, gpus=0)
     yard.wait()
+    took_s = time.monotonic() - began
     good, bad = runs_of(yard, first)["runs"]
     assert (good["id"], good["index"], good["seed"], good["state"], good["outcome"]) == (
         first, "0", "70", "succeeded", "succeeded",
@@ -114,7 +117,7 @@ def test_each_run_tells_its_seed_its_end_and_its_log(yard: Yard) -> None:
     assert (bad["index"], bad["state"], bad["status"], bad["attempts"]) == ("1", "failed", 1, 1)
     assert good["is_finished"]
     assert not good["is_live"]
-    assert 0.0 <= good["seconds"] < 30.0
+    assert 0.0 <= good["seconds"] <= took_s
     assert "seed 70" in Path(good["log"]).read_text()
 
 

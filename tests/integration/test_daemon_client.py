@@ -196,7 +196,7 @@ def test_many_that_start_a_daemon_at_once_all_find_the_same(own_home: Path, stan
         "launch.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     starters = [python(script, *COMMAND) for _ in range(6)]
-    told = {starter.communicate(timeout=60)[0] for starter in starters}
+    told = {starter.communicate(timeout=90)[0] for starter in starters}
     assert [starter.returncode for starter in starters] == [0] * 6
     assert told == {f"{running_pid(places.lock_path())}\n"}
 

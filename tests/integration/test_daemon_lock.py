@@ -20,7 +20,7 @@ HOLD = (
     "import subprocess, sys\n"
     "from gpuyard.daemon.lock import hold_daemon_lock\n"
     "with hold_daemon_lock(sys.argv[1]):\n"
-    "    job = subprocess.Popen(['sleep', '60'], close_fds=False, stdout=subprocess.DEVNULL)\n"
+    "    job = subprocess.Popen(['sleep', '3600'], close_fds=False, stdout=subprocess.DEVNULL)\n"
     "    print(job.pid, flush=True)\n"
     "    sys.stdin.readline()\n"
     "    job.kill()\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.jobs import OutcomeKind
-from gpuyard.engines import connection
+from gpuyard.engines import connection, local
 from gpuyard.engines.local import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from tests.integration.engine_fixture import (
@@ -53,8 +53,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
-    engine: LocalEngine, folder: Path, tmp_path: Path
+    engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local, "_HINDERED_S", 3.0)  # so that we ask once more while it is cautious
     keeper = started(engine, 1, "true").pid
     outcomes(engine)
     with full_disk(keeper):

@@ -50,14 +50,16 @@ class Event(Struct, frozen=True, kw_only=True):
     at: float
     need: int
     devices: tuple[str, ...] = ()
+    had_at: float = 0.0
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """From one acquisition's first question to its end."""
+    """From one acquisition's first question to its end; it was `had` from the ledger before it was written down."""
 
     need: int
     asked: float
     in_line: float
+    had: float
     granted: float
     ended: float
     devices: tuple[str, ...]
@@ -70,9 +72,9 @@ class Diary:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._last = ""
 
-    def write(self, what: str, need: int, devices: tuple[str, ...] = ()) -> None:
+    def write(self, what: str, need: int, devices: tuple[str, ...] = (), had_at: float = 0.0) -> None:
         if what != self._last:
-            event = Event(what=what, at=time.monotonic(), need=need, devices=devices)
+            event = Event(what=what, at=time.monotonic(), need=need, devices=devices, had_at=had_at)
             os.write(self._descriptor, msgspec.json.encode(event) + b"\n")
         self._last = what
 
@@ -94,7 +96,7 @@ def take_and_give_back(ledger: Ledger, devices: SimulatedDevices, diary: Diary, 
     )
     lease = acquisition.wait(LONGEST_WAIT_S, 1.0, lambda _: diary.write("wait", number))
     ids = tuple(share.device_id for share in lease.lease.shares)
-    diary.write("grant", number, ids)
+    diary.write("grant", number, ids, time.monotonic() - (time.time() - lease.lease.since))
     with Usage(devices) as usage:
         for device_id in ids:
             usage.allocate(device_id, need.memory_mb or CARD_MB)
@@ -153,7 +155,10 @@ class Worker:
 
 
 def held(asked: float, in_line: float, grant: Event, ended: float) -> Held:
-    return Held(need=grant.need, asked=asked, in_line=in_line, granted=grant.at, ended=ended, devices=grant.devices)
+    return Held(
+        need=grant.need, asked=asked, in_line=in_line, had=grant.had_at, granted=grant.at, ended=ended,
+        devices=grant.devices,
+    )  # fmt: skip
 
 
 def run_and_kill(folder: Path, dice: random.Random) -> list[Worker]:
@@ -197,7 +202,7 @@ def times(one: Held) -> tuple[tuple[float, bool], tuple[float, bool]]:
 def most_overtakes(histories: Sequence[Held]) -> int:
     """The most that came surely later, with an equal need, and were served while one still waited."""
     return max(
-        sum(other.need == one.need and other.asked > one.in_line and other.granted < one.granted for other in histories)
+        sum(other.need == one.need and other.asked > one.in_line and other.had < one.had for other in histories)
         for one in histories
         if one.in_line > one.asked
     )

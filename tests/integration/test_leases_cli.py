@@ -24,7 +24,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     everything = {**os.environ, **environment}
     return subprocess.run(
-        [*GPUYARD, "leases", *arguments], capture_output=True, text=True, timeout=60, check=False, env=everything
+        [*GPUYARD, "leases", *arguments], capture_output=True, text=True, timeout=90, check=False, env=everything
     )
 
 
@@ -103,7 +103,7 @@ def test_a_lease_of_one_s_own_can_be_ended_and_its_program_goes_on(script: Scrip
     assert run("release", lease["id"]).returncode == 0
     assert report()["leases"] == []
     assert holder.poll() is None
-    holder.communicate("\n", timeout=60)
+    holder.communicate("\n", timeout=90)
     assert holder.returncode == 0
 
 

@@ -12,19 +12,30 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import gated_job
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.fakes.queue_standin import StandIn, attempt, job
 from tests.integration.queue_fixture import Yard, until
 
 SIM_JOB = shlex.join([*GPUYARD, "sim-job"])
+GATED_JOB = shlex.join(gated_job.COMMAND)
 
 
 @pytest.fixture
 def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    """A queue with a single card."""
+    """A queue with a single card, on which a first run keeps all it was given however long it takes."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    own_yard.home.mkdir(mode=0o700)
+    (own_yard.home / "config.toml").write_text("[packing]\nsettle_s = 0\n")
     own_yard.start()
     return own_yard
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a gated job waits for, in the directory that jobs are submitted from."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "gate"
 
 
 def submit(*arguments: str) -> int:
@@ -46,15 +57,21 @@ def has_been_seen_with(yard: Yard, job_id: int, megabytes: float) -> bool:
     return bool(attempts) and max(attempts[-1]["peaks_mb"].values(), default=0) >= megabytes
 
 
-def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: Yard) -> None:
-    gate = card.gate()
-    script = f"{SIM_JOB} --vram 4G --load 30 --seconds 1; read word < {gate}; true"
+def finish_when_seen(yard: Yard, job_id: int, megabytes: float, gate: Path) -> None:
+    """One that ends before anybody has looked at it teaches nothing."""
+    until(lambda: has_been_seen_with(yard, job_id, megabytes), f"what job {job_id} holds")
+    gate.touch()
+    yard.wait(job_id)
+    gate.unlink()
+
+
+def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: Yard, gate: Path) -> None:
+    script = f"{GATED_JOB} --vram 4096 --load 30 {gate.name}; true"
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
     assert "memory: what is free on a GPU, 12.0 GB at least (the first run teaches)\n" in show(first)
     assert " 24.0 GB " in run("queue").stdout.splitlines()[2]
-    gate.write_text("go\n")
-    card.wait(first)
+    finish_when_seen(card, first, 4096, gate)
     second, third = submit_shell(script, "--hold"), submit_shell(script)
     assert "  x1   4.5 GB " in run("queue", str(second)).stdout
     card.post("/jobs/release", ids=str(second))
@@ -63,20 +80,18 @@ def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(car
     shown = show(third)
     assert "memory: learned 4.5 GB (from 1 run)\n" in shown
     assert "attempt 1: reserved 4.5 GB, predicted 4.5 GB" in shown
-    with gate.open("w") as way:
-        way.write("go\ngo\n")
-        way.flush()
-        card.wait(f"{second} {third}")
+    gate.touch()
+    card.wait(f"{second} {third}")
     assert re.search(r"^attempt 1: reserved 24\.0 GB, peak 4\.0 GB,.* load 30%$", show(first), re.MULTILINE)
 
 
 def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(card: Yard) -> None:
-    neighbour = submit("--vram", "18G", "--", *GPUYARD, "sim-job", "--vram", "18G", "--seconds", "60")
+    neighbour = submit("--vram", "18G", "--", *GPUYARD, "sim-job", "--vram", "18G", "--seconds", "3600")
     until(lambda: has_been_seen_with(card, neighbour, 18432), "what the neighbour holds")
     short = submit_shell(
         f"echo count $GPUYARD_OOM_COUNT; {SIM_JOB} --vram 3G --then 8G@600ms --seconds 1", "--vram", "4G"
     )
-    card.until_state(short, "delayed", "queued")
+    until(lambda: [one["outcome"] for one in card.job(short)["attempts"]] == ["out-of-memory"], "its first end")
     shown = show(short)
     assert "memory: 13.8 GB (it ran out of memory once)\n" in shown
     assert "  out of memory: needed 11.0 GB, had 6.0 GB\n" in shown
@@ -116,45 +131,50 @@ def test_a_job_without_a_gpu_that_speaks_of_gpu_memory_has_failed_as_any_other(c
 
 
 def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
-    job_id = submit("--", *GPUYARD, "sim-job", "--vram", "30G")
+    way = card.gate("way")
+    job_id = submit_shell(f"read word < {way}; exec {SIM_JOB} --vram 30G")
     for again in range(1, 4):
         until(lambda: card.job(job_id)["attempt"] == again, f"attempt {again}")  # noqa: B023 - it is over by then
-        card.until_state(job_id, "delayed")
+        card.post("/pause")  # or it may be run again before we have looked
+        way.write_text("go\n")
+        card.until_state(job_id, "delayed", "queued")
         assert "memory: alone (it ran out of memory" in show(job_id)
         assert "next: again, alone on the largest GPU\n" in show(job_id)
         run("retry", str(job_id))
+        card.post("/unpause")
+    way.write_text("go\n")
     waited = run("wait", str(job_id))
     assert waited.returncode == 1
     assert "it was run again with more, and alone: the largest GPU has 24.0 GB" in waited.stderr
     assert "needed 30.0 GB, had 24.0 GB" in show(job_id)
 
 
-def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard) -> None:
-    declared = submit("--vram", "20G", "--", *GPUYARD, "sim-job", "--vram", "1G", "--seconds", "1")
-    card.wait(declared)
+def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard, gate: Path) -> None:
+    declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
+    finish_when_seen(card, declared, 1024, gate)
     said = "--vram said 20.0 GB, and it used 1.0 GB at most: leave it out, and it is learned"
     assert f"\nnote: {said}\n" in show(declared)
     assert said in run("story", str(declared)).stdout
-    greedy = submit_shell(f"echo jax/_src/xla_bridge.py; {SIM_JOB} --vram 20G --seconds 1")
-    card.wait(greedy)
+    script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"
+    greedy = submit_shell(script)
+    finish_when_seen(card, greedy, 20480, gate)
     assert "note: JAX takes 75% of a device" in show(greedy)
-    told = submit_shell(
-        f"echo jax/_src/xla_bridge.py; {SIM_JOB} --vram 20G --seconds 1", "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8"
-    )
-    card.wait(told)
+    told = submit_shell(script, "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8")
+    finish_when_seen(card, told, 20480, gate)
     assert "note:" not in show(told)
 
 
-def test_what_was_learned_is_listed_and_forgotten(card: Yard) -> None:
+def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> None:
     assert "Nothing has been learned yet" in run("estimates").stdout
-    for name, size in (("one", "2G"), ("one", "2G"), ("two", "3G")):
-        card.wait(submit("--", *GPUYARD, "sim-job", "--vram", size, "--seconds", {"one": "1s", "two": "900ms"}[name]))
+    for megabytes in (2048, 2048, 3072):
+        job_id = submit("--", *gated_job.COMMAND, "--vram", str(megabytes), gate.name)
+        finish_when_seen(card, job_id, megabytes, gate)
     headings, *rows = run("estimates").stdout.splitlines()
     assert headings.split() == [
         "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF", "SEEN", "PROGRAM",
     ]  # fmt: skip
-    assert [row.split()[1:3] for row in rows if "900ms" in row] == [["command", "1"]]
-    assert [row.split()[1:3] for row in rows if "1s" in row.split()] != []
+    assert [row.split()[1:3] for row in rows if "--vram 3072" in row] == [["command", "1"]]
+    assert [row.split()[1:3] for row in rows if "--vram 2048" in row] == [["command", "2"]]
     answer = json.loads(run("estimates", "--json").stdout)
     by_kind = sorted((one["kind"], one["runs"], one["peak_mb"]) for one in answer["estimates"])
     assert by_kind == [("command", 1, 3072), ("command", 2, 2048), ("program", 3, 3072)]
@@ -164,7 +184,7 @@ def test_what_was_learned_is_listed_and_forgotten(card: Yard) -> None:
     assert len(json.loads(run("estimates", "--limit", "1", "--json").stdout)["estimates"]) == 1
     assert "and more" in run("estimates", "--limit", "1").stdout
     assert run("estimates", "forget", twice["fingerprint"][:8]).stdout == "forgot 1 estimate\n"
-    assert run("estimates", "forget", "--", "sim-job", "--vram", "3G").stdout == "forgot 1 estimate\n"
+    assert run("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "forgot 1 estimate\n"
     unknown = run("estimates", "forget", "train.py")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "nothing was learned about 'train.py'" in unknown.stderr
@@ -231,7 +251,7 @@ def test_what_is_no_small_file_does_not_count_as_configuration(daemon: StandIn, 
 def test_a_submission_that_names_a_configuration_file_imports_nothing_heavy(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").touch()
     command = [GPUYARD[0], "-X", "importtime", "-m", "gpuyard", "submit", "--", "train", "a.yaml"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True, cwd=tmp_path)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "gpuyard.ui.cli.configuration" in imported
     assert not imported & {"hashlib", "click", "json", "socket", "msgspec"}

@@ -27,7 +27,7 @@ from tests.integration.queue_fixture import Yard, until
 def test_a_job_that_is_cancelled_leaves_the_ledgers_line(yard: Yard) -> None:
     ledger = open_ledger()
     claim = Claim(shares=(Share(device_id="SIM-0"),))
-    held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=5)
+    held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=90)
     assert held is not None
     job_id = yard.submit("true", gpus=2)
     until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its place in the line")

@@ -39,7 +39,7 @@ def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_
 
 def test_submit_carries_an_environment_and_a_command_that_are_no_utf8(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
-    subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=60)
+    subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=90)
     assert daemon.asked[0].body["environment"]["PLACE"] == "\udcff"
     assert daemon.asked[0].body["command"] == ["caf\udce9"]
 
@@ -386,7 +386,7 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     daemon.answers["POST /submissions"] = SUBMITTED
     daemon.answers["POST /jobs/cancel"] = changed("17", 1, [])
     command = [sys.executable, "-X", "importtime", "-m", "gpuyard", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "gpuyard.daemon.client" in imported
     assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "gpuyard.core"}

@@ -52,7 +52,7 @@ def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts() -> None:
 
 
 def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
-    assert submit("--array", "0-3", "--name", "big", "--", "sleep", "60") == "1-4"
+    assert submit("--array", "0-3", "--name", "big", "--", "sleep", "3600") == "1-4"
     assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU\n")
     assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
     assert run("why", "name=big").stdout.count("job ") >= 4
@@ -73,6 +73,7 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     job_id = submit("--", "sh", "-c", f"read word < {gate}")
+    until(lambda: state_of(job_id) == "running", "the job")
     waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first question")
@@ -81,7 +82,7 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
         assert "is started" in run("daemon", "start").stdout
         assert state_of(job_id) == "running"
         gate.write_text("go\n")
-        _, errors = waiter.communicate(timeout=60)
+        _, errors = waiter.communicate(timeout=90)
     finally:
         waiter.kill()
         waiter.communicate()
@@ -104,7 +105,7 @@ def test_whoever_waits_for_a_job_starts_a_daemon_again_that_was_killed(
             os.kill(killed, signal.SIGKILL)
             until(lambda: running_pid(own_home / "daemon.lock") not in (None, killed), "the next daemon")
             way.write("go\n")
-        told, errors = follower.communicate(timeout=60)
+        told, errors = follower.communicate(timeout=90)
     finally:
         follower.kill()
         follower.communicate()

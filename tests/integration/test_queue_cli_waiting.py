@@ -60,10 +60,10 @@ def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
 
     with StandIn(own_home, {"GET /wait": first}):
         process = subprocess.Popen([*GPUYARD, "wait", "1"], stderr=subprocess.PIPE, text=True)
-        assert is_asked.wait(30)
+        assert is_asked.wait(90)
     try:
         with StandIn(own_home, {"GET /wait": waited(succeeded=1)}):
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=90)
     finally:
         process.kill()
         process.communicate()
@@ -83,7 +83,7 @@ def test_logs_prints_what_a_job_wrote_as_it_wrote_it(daemon: StandIn, tmp_path: 
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=attempts)
     assert run("logs", "17").stdout == "again\n"
     first = subprocess.run(
-        [*GPUYARD, "logs", "--attempt", "1", "-n2", "17"], capture_output=True, timeout=60, check=True
+        [*GPUYARD, "logs", "--attempt", "1", "-n2", "17"], capture_output=True, timeout=90, check=True
     )
     assert first.stdout == b"two\nthr\xffee\n"
     assert run("logs", "--attempt", "3", "17").returncode == 2
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=90)
     assert (process.returncode, errors) == (130, "")
 
 

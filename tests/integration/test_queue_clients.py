@@ -5,7 +5,6 @@ import random
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,8 +17,7 @@ from tests.integration.queue_fixture import Yard, asked, until
 from tests.unit.leases import child, wait_for_word
 
 CLIENTS, EACH = 50, 4
-# Generous: what is measured is that nobody is made to wait for a large request of somebody else's.
-SOON_S = 1.0
+SILENT = 20
 
 
 def submit_some(connection: Connection, path: str) -> None:
@@ -46,34 +44,45 @@ def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(y
 
 
 @contextlib.contextmanager
-def callers(path: Path, messages: list[bytes]) -> Iterator[None]:
+def callers(path: Path, messages: list[bytes]) -> Iterator[list[socket.socket]]:
     """Connections on which that was sent, and nothing more."""
+    made: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
         for message in messages:
             caller = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            made.append(caller)
             caller.settimeout(0.0)
             with contextlib.suppress(BlockingIOError):
                 caller.connect(str(path))
                 caller.send(message)
-        yield
+        yield made
+
+
+def is_waited_for(caller: socket.socket) -> bool:
+    """Whether the daemon has neither answered nor hung up."""
+    try:
+        caller.recv(1)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(yard: Yard) -> None:
     dice = random.Random(4)
     request = b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
     messages = [
-        *[b""] * 20,
+        *[b""] * SILENT,
         *[dice.randbytes(dice.randint(1, 2000)) for _ in range(20)],
         *[request[: dice.randint(1, len(request))] for _ in range(20)],
         b"GET /" + b"x" * 1_000_000,
         b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
         b"POST /submissions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n",
     ]
-    with callers(yard.home / "daemon.sock", messages):
-        for _ in range(20):
-            began = time.monotonic()
+    with callers(yard.home / "daemon.sock", messages) as made:
+        yard.wait(yard.submit("true", gpus=0))
+        assert all(map(is_waited_for, made[:SILENT])), "it was done before their time was up"
+        for _ in range(19):
             yard.wait(yard.submit("true", gpus=0))
-            assert time.monotonic() - began < 5 * SOON_S
     assert yard.counts() == {"succeeded": 20}
 
 
@@ -115,13 +124,12 @@ def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Ya
 
 def test_others_are_answered_while_twenty_thousand_jobs_come_in_and_are_cancelled(yard: Yard) -> None:
     count = 20_000
-    slowest = 0.0
     path = str(yard.home / "daemon.sock")
-    for method, body in (
-        ("/submissions", asked("true", array=f"1-{count}", gpus=0, hold=True)),
-        ("/jobs/cancel", {"ids": f"1-{count}"}),
+    for method, body, state in (
+        ("/submissions", asked("true", array=f"1-{count}", gpus=0, hold=True), "held"),
+        ("/jobs/cancel", {"ids": f"1-{count}"}, "cancelled"),
     ):
-        done = threading.Event()
+        done, seen = threading.Event(), set[int]()
 
         def send(route: str = method, content: object = body, done: threading.Event = done) -> None:
             with Client(path, may_start=False) as client:
@@ -131,11 +139,9 @@ def test_others_are_answered_while_twenty_thousand_jobs_come_in_and_are_cancelle
         thread = threading.Thread(target=send)
         thread.start()
         while not done.is_set():
-            began = time.monotonic()
-            yard.get("/status")
-            slowest = max(slowest, time.monotonic() - began)
+            seen.add(yard.counts().get(state, 0))
         thread.join()
-    assert slowest < SOON_S
+        assert len(seen - {0, count}) > 2, "how far it was, again and again"
     assert yard.counts() == {"cancelled": count}
 
 

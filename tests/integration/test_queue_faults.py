@@ -1,7 +1,6 @@
 """What a machine does to a queue: a damaged database, a full disk, a ledger kept shut, a supervisor that is killed."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import signal
@@ -17,7 +16,8 @@ from gpuyard.errors import EnvironmentFault, GpuyardError
 from tests.integration.queue_fixture import Daemon, Yard, is_gone, until
 from tests.unit.leases import as_root
 
-SOON_S = 1.0
+# Generous: what is measured is that nobody waits for a mutex that stays shut.
+SOON_S = 10.0
 
 
 def refusal() -> str:
@@ -274,10 +274,10 @@ def test_the_daemon_answers_while_somebody_else_keeps_the_ledger_shut(yard: Yard
 # The keeper
 
 
-def keeper_of(yard: Yard, job_id: int) -> int:
-    """The parent of a job that runs."""
-    program = yard.job(job_id)["attempts"][0]["pid"]
-    return int(Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1])
+def keeper_of(said: Path) -> int:
+    """The parent of a program, once that has said its pid."""
+    until(lambda: said.exists() and said.read_text().endswith("\n"), "the program")
+    return int(Path(f"/proc/{int(said.read_text())}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again(yard: Yard, tmp_path: Path) -> None:
@@ -287,21 +287,20 @@ def test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again(ya
         f"echo $$ > {said}; sleep 3600",
         retries=1,
     )
-    until(lambda: said.exists() and said.read_text().endswith("\n"), "the program")
-    os.kill(keeper_of(yard, job_id), signal.SIGKILL)
+    os.kill(keeper_of(said), signal.SIGKILL)
     assert yard.wait(job_id)["succeeded"] == 1
     assert [attempt["outcome"] for attempt in yard.job(job_id)["attempts"]] == ["lost", "succeeded"]
     assert yard.log_of(job_id, 2).split()[-1] in ("Z", "X", "gone")  # nobody may have taken notice of its end
     assert is_gone(int(said.read_text()))
 
 
-def test_a_keeper_that_died_while_there_was_no_daemon_is_told_as_lost(yard: Yard) -> None:
-    job_id, gate = yard.start_gated()
-    keeper = keeper_of(yard, job_id)
+def test_a_keeper_that_died_while_there_was_no_daemon_is_told_as_lost(yard: Yard, tmp_path: Path) -> None:
+    gate, said = yard.gate(), tmp_path / "pid"
+    job_id = yard.shell(f"echo $$ > {said}; read word < {gate}")
+    keeper = keeper_of(said)
     yard.kill9()
     os.kill(keeper, signal.SIGKILL)
     yard.start()
     (failed,) = yard.wait(job_id)["failed"]
     assert (failed["outcome"], failed["state"]) == ("lost", "failed")
-    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # nobody stands at the gate any more
-        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+    until(lambda: is_gone(int(said.read_text())), "the end of its program, which nobody let go")

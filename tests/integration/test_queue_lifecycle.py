@@ -98,16 +98,19 @@ def test_a_cancelled_job_ends_with_all_it_started_even_what_left_its_session(yar
     assert all(map(is_gone, pids))
 
 
+def ignoring(yard: Yard, said: Path, grace: str) -> tuple[int, int]:
+    """A job that only tells of it when it is asked to end, and the pid of its program."""
+    job_id = yard.shell(f"trap 'echo asked' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace=grace)
+    return job_id, said_pid(said)
+
+
 def test_a_job_that_ignores_the_request_to_end_is_killed_after_its_time_of_grace(yard: Yard, tmp_path: Path) -> None:
-    said = tmp_path / "pid"
-    job_id = yard.shell(f"trap 'echo asked' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace="1s")
-    pid = said_pid(said)
-    yard.post("/jobs/cancel", ids=str(job_id))
-    assert yard.state(job_id) == "stopping"
-    until(lambda: "asked" in yard.log_of(job_id), "its word that it was asked")
-    assert not is_gone(pid)
-    assert yard.wait(job_id)["failed"][0]["state"] == "cancelled"
-    assert is_gone(pid)
+    (waited_for, alive), (killed, dead) = (ignoring(yard, tmp_path / grace, grace) for grace in ("1h", "100ms"))
+    yard.post("/jobs/cancel", ids=f"{waited_for} {killed}")
+    assert yard.wait(killed)["failed"][0]["state"] == "cancelled"
+    assert is_gone(dead)
+    until(lambda: "asked" in yard.log_of(waited_for), "its word that it was asked")
+    assert (yard.state(waited_for), is_gone(alive)) == ("stopping", False)
 
 
 def test_a_job_that_was_being_stopped_when_the_daemon_died_is_still_made_to(yard: Yard, tmp_path: Path) -> None:
@@ -158,10 +161,14 @@ def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(yard:
 
 
 def test_retries_run_out_and_a_person_may_still_run_it_again(yard: Yard, tmp_path: Path) -> None:
-    good = tmp_path / "good"
-    job_id = yard.shell(f"[ -e {good} ]", retries=1)
-    yard.until_state(job_id, "delayed")
-    yard.post("/jobs/retry", ids=str(job_id))  # at once, not after its pause
+    good, gate = tmp_path / "good", yard.gate()
+    job_id = yard.shell(f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}; [ -e {good} ]", retries=1)
+    yard.until_state(job_id, "running")
+    yard.post("/pause")  # or it may be tried again before we have said so
+    gate.write_text("go\n")
+    yard.until_state(job_id, "delayed", "queued")
+    yard.post("/jobs/retry", ids=str(job_id))
+    yard.post("/unpause")
     (failed,) = yard.wait(job_id)["failed"]
     assert failed["reason"] == "exit status 1"
     good.touch()
@@ -262,11 +269,19 @@ def most_at_once(spans: Path) -> int:
     return most
 
 
+def until_at_once(spans: Path, jobs: int) -> None:
+    """So many, none of which ends before the test lets it."""
+    until(lambda: spans.exists() and spans.read_text().count("+") == jobs, f"{jobs} jobs at once")
+
+
 def test_no_more_jobs_of_an_array_run_at_once_than_it_says(yard: Yard, tmp_path: Path) -> None:
     (yard.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
     yard.restart()
-    spans = tmp_path / "spans"
-    yard.shell(f"echo + >> {spans}; sleep 0.05; echo - >> {spans}", gpus=0, array="1-12%3")
+    spans, go = tmp_path / "spans", tmp_path / "go"
+    script = f"echo + >> {spans}; until [ -e {go} ]; do sleep 0.01; done; sleep 0.05; echo - >> {spans}"
+    yard.shell(script, gpus=0, array="1-12%3")
+    until_at_once(spans, 3)
+    go.touch()
     yard.wait()
     assert most_at_once(spans) == 3
 
@@ -278,11 +293,13 @@ def test_no_more_jobs_of_a_tag_or_without_a_gpu_run_at_once_than_the_configurati
     yard.home.mkdir()
     (yard.home / "config.toml").write_text("[queue]\ncpu_jobs = 4\n[queue.tags]\ndownload = 2\n")
     yard.start()
-    tagged, spans = tmp_path / "tagged", tmp_path / "spans"
-    script = f"echo + >> {spans}; sleep 0.05; echo - >> {spans}"
+    tagged, spans, go = tmp_path / "tagged", tmp_path / "spans", tmp_path / "go"
+    script = f"echo + >> {spans}; until [ -e {go} ]; do sleep 0.01; done; sleep 0.05; echo - >> {spans}"
     for _ in range(6):
         yard.shell(f"echo + >> {tagged}; {script}; echo - >> {tagged}", gpus=0, tag="download")
         yard.shell(script, gpus=0)
+    until_at_once(spans, 4)
+    go.touch()
     yard.wait()
     assert (most_at_once(tagged), most_at_once(spans)) == (2, 4)
 

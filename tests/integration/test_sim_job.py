@@ -16,7 +16,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
 
 def sim_job(*options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "gpuyard", "sim-job", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
 
 
 def test_work_has_a_checksum_that_tells_of_all_of_it() -> None:

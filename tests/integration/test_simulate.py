@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuyard", "simulate", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=90)
 
 
 def simulated(*arguments: str) -> Any:

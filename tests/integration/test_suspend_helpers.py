@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.jobs import Attempt
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.ports import Moved
 from tests.integration.driver_fixture import CARD, Card, card, libraries, one_user, tree_of_users, works_on
 from tests.integration.engine_fixture import wait_for
 from tests.integration.suspend_fixture import (
@@ -28,14 +30,27 @@ pytestmark = pytest.mark.needs("cc")
 # Drivers that hang
 
 
+def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[LocalSuspender, Moved]:
+    """With the least patience that suffices to come as far as the checkpoint, at which the driver hangs; on a slow
+    machine one that has less gives up before it."""
+    lock, patience_s = folder / "suspending" / f"{attempt.key}.lock", 0.5
+    while True:
+        impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=patience_s)
+        moved = suspended(impatient, attempt)
+        wait_for(lambda: card.cuda.is_paused_at("Checkpoint") or not lock.exists(), "the driver, or the helper's end")
+        if card.cuda.is_paused_at("Checkpoint"):
+            return impatient, moved
+        impatient.close()
+        patience_s *= 2
+
+
 def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
     engine: LocalEngine, folder: Path, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
-    impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=0.5)
     card.set_free(81920)
     card.cuda.rule("Checkpoint * pause")
-    moved = suspended(impatient, attempt)
+    impatient, moved = suspend_until_it_hangs(folder, card, attempt)
     assert (moved.is_done, moved.is_ruined) == (False, False)
     assert "the driver did not answer" in moved.text
     second = suspended(impatient, attempt)
@@ -43,7 +58,7 @@ def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
     assert "somebody else" in second.text
     card.cuda.let_go("Checkpoint")
     works_on(card, pid)
-    assert card.cuda.calls()[-2:] == [f"Restore {pid} 0", f"Unlock {pid} 0"]
+    wait_for(lambda: card.cuda.calls()[-2:] == [f"Restore {pid} 0", f"Unlock {pid} 0"], "the undoing to be over")
     assert impatient.moved() == []
     impatient.close()
 
@@ -61,7 +76,7 @@ def test_a_resumption_that_hangs_is_told_and_undone_when_the_driver_comes_back(
     card.cuda.rule()
     card.cuda.let_go("Restore")
     wait_for(lambda: card.cuda.state(pid) == "checkpointed" and is_stopped(pid), "the undoing")
-    assert resumed(impatient, attempt, 0).is_done
+    assert resumed(suspender, attempt, 0).is_done
     works_on(card, pid)
     impatient.close()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gpuyard.core.jobs import Attempt, OutcomeKind
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.probes.simulated import SimulatedDevices, Usage
+from tests.fakes import gated_job
 from tests.integration.engine_fixture import log_of, outcomes
 from tests.integration.suspend_fixture import (
     begun,
@@ -30,6 +32,8 @@ from tests.integration.suspend_fixture import (
 __all__ = ["nothing_is_left", "suspender"]
 
 GPUYARD = (sys.executable, "-m", "gpuyard")
+# One that works on without an end.
+ENDLESS = ("--work", "1000000")
 DEVICES = ("SIM-0",)
 # Uses its device without a pause, so that it holds the lock of all shares most of the time.
 RESTLESS = """
@@ -76,7 +80,17 @@ def used_mb(devices: SimulatedDevices) -> float | None:
 
 
 def sim_job(engine: LocalEngine, folder: Path, job_id: int, *options: str) -> Attempt:
-    attempt = begun(engine, job_id, *GPUYARD, "sim-job", *options, devices=DEVICES)
+    return holding(engine, folder, job_id, *GPUYARD, "sim-job", *options)
+
+
+def gated(engine: LocalEngine, folder: Path, job_id: int, megabytes: int, gate: Path) -> Attempt:
+    """One that is at work until there is a file `gate`, and whose log tells of all it did."""
+    words = ("--vram", str(megabytes), "--load", "50", str(gate))
+    return holding(engine, folder, job_id, *gated_job.COMMAND, *words)
+
+
+def holding(engine: LocalEngine, folder: Path, job_id: int, *command: str) -> Attempt:
+    attempt = begun(engine, job_id, *command, devices=DEVICES)
     wait_for_line(folder, job_id, "holding")
     return attempt
 
@@ -89,29 +103,32 @@ def filled_by_others(megabytes: float) -> Iterator[None]:
 
 
 def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
-    job = ("--vram", "8G", "--load", "50", "--work", "400")
-    attempt, _ = sim_job(engine, folder, 1, *job), sim_job(engine, folder, 2, *job)
+    gates = [tmp_path / "first", tmp_path / "second"]
+    attempt, _ = (gated(engine, folder, number, 8192, gate) for number, gate in enumerate(gates, 1))
     assert used_mb(devices) == 16384
+    asked_at = time.monotonic()
     moved = suspended(suspender, attempt)
     assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done, moved.text) == (1, 1, False, True, "")
-    assert 0 < (moved.seconds or 0) < 30
+    assert 0 < (moved.seconds or 0) <= time.monotonic() - asked_at
     assert moved.held_mb == {"SIM-0": 8192}
+    gates[1].touch()
     assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other one is left alone"
     device = devices.read(1).devices[0]
     assert (device.memory_used_mb, device.utilization_percent) == (0, 0)
     moved = resumed(suspender, attempt, 8192)
     assert (moved.is_resumed, moved.is_done) == (True, True)
     assert used_mb(devices) == 8192
+    gates[0].touch()
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
     assert log_of(folder, 1) == log_of(folder, 2), "all of the work was done once, as if nothing had been"
 
 
 def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
-    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--work", "400")
+    attempt = gated(engine, folder, 1, 20480, tmp_path / "gate")
     assert suspended(suspender, attempt).is_done
     with filled_by_others(16384):
         moved = resumed(suspender, attempt, 20480)
@@ -119,13 +136,14 @@ def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
         assert moved.text == "no room on SIM-0: 20.0 GB are needed, 8.0 GB are free"
         assert used_mb(devices) == 16384
     assert resumed(suspender, attempt, 20480).is_done
+    (tmp_path / "gate").touch()
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
 
 
 def test_what_is_put_back_where_it_does_not_fit_is_ruined_and_can_only_be_ended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:
-    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--work", "10000")
+    attempt = sim_job(engine, folder, 1, "--vram", "20G", *ENDLESS)
     assert suspended(suspender, attempt).is_done
     with filled_by_others(16384):
         moved = resumed(suspender, attempt, 0)
@@ -140,7 +158,7 @@ def test_what_is_put_back_where_it_does_not_fit_is_ruined_and_can_only_be_ended(
 def test_a_suspended_job_that_is_killed_leaves_nothing(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:
-    attempt = sim_job(engine, folder, 1, "--vram", "20G", "--seconds", "600")
+    attempt = sim_job(engine, folder, 1, "--vram", "20G", *ENDLESS)
     assert suspended(suspender, attempt).is_done
     engine.signal(attempt, signal.SIGKILL)
     outcomes(engine)
@@ -180,7 +198,7 @@ def test_a_mutex_that_a_stranger_does_not_let_go_keeps_a_job_from_being_suspende
     mutex = folder / "mutex"
     mutex.touch()
     careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
-    attempt = sim_job(engine, folder, 1, "--vram", "2G", "--work", "10000")
+    attempt = sim_job(engine, folder, 1, "--vram", "2G", *ENDLESS)
     with mutex.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         moved = suspended(careful, attempt)
@@ -193,11 +211,11 @@ def test_a_mutex_that_a_stranger_does_not_let_go_keeps_a_job_from_being_suspende
 
 def test_a_daemon_that_a_job_has_started_is_no_part_of_it(engine: LocalEngine, folder: Path) -> None:
     """It has the job's marks in its environment then, and would have itself stopped."""
-    attempt = sim_job(engine, folder, 1, "--vram", "2G", "--work", "10000")
+    attempt = sim_job(engine, folder, 1, "--vram", "2G", *ENDLESS)
     marks = {"GPUYARD_QUEUE": str(folder), "GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1"}
     words = (str(folder), msgspec.json.encode(attempt).decode())
     done = subprocess.run(
         [sys.executable, "-c", DAEMON, *words], env={**os.environ, **marks}, capture_output=True, text=True,
-        timeout=60, check=True,
+        timeout=90, check=True,
     )  # fmt: skip
     assert done.stdout == "True\n"

@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_story_in_another_process() -> None:
 def _digest_with(hash_seed: str) -> str:
     call = [sys.executable, "-c", "from tests.simulation.test_crashes import digest; print(digest())"]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    ran = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=True)
     return ran.stdout.strip()
 
 

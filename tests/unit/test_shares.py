@@ -127,7 +127,7 @@ def test_another_users_share_is_not_to_be_touched(owner: Owner, devices: Simulat
         "driver.lock(int(sys.argv[1]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(owner.pid)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program, str(owner.pid)], capture_output=True, text=True, check=False, timeout=90
     )
     assert "Permission denied" in done.stderr
     assert Simulated().state(owner.pid) is State.RUNNING

@@ -295,6 +295,8 @@ class Controller:
             ends_after=self.desk.ends_after,
             ends_about=self.desk.ends_about,
             standings=self.pacer.standings,
+            stopped=self._store.stopped_tags(),
+            last_starts=self.desk.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: self.desk.lessons.need(job_id, devices, self.rules.first_run_part),
         )
 
@@ -379,6 +381,7 @@ class Controller:
 
     def _report(self, now: float, started: int) -> Step:
         times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now), self.pacer.wake_at(now)]
+        times += self.desk.staggered_starts((hold.lane for hold in self.plan.holds), now)
         for live in self.desk.live.apart.values():
             attempt = live.attempt
             if live.job.state not in PARKED:

@@ -4,7 +4,7 @@ Everything here can be made anew from the store; whoever fails in the middle of 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
 from gpuyard.core.model import Claim
-from gpuyard.core.ordering import Party, Use, add_use, weight
+from gpuyard.core.ordering import Lane, Party, Use, add_use, weight
 from gpuyard.core.preemption import Running
 from gpuyard.core.retry import Verdict, judge
 from gpuyard.errors import EnvironmentFault
@@ -43,10 +43,12 @@ class Desk:
         self.lessons = Lessons(store)
         self._noted_at = self._usage_noted_at = 0.0
         self._unwritten: set[int] = set()
+        self._last_starts: dict[str, float | None] = {}
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
         self.uses = self.store.uses()
+        self._last_starts.clear()
         self.lessons.forget_job()
 
     @contextlib.contextmanager
@@ -64,6 +66,8 @@ class Desk:
     def begin(self, job: Job, attempt: Attempt) -> None:
         self.store.begin_attempt(attempt)
         self.begun_at = attempt.started_at
+        if job.spec.crew is not None:
+            self._last_starts[job.spec.tag] = attempt.started_at
         job = replace(job, state=advance(job.state, JobEvent.START), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
@@ -263,6 +267,24 @@ class Desk:
             used[party] = used.get(party, 0.0) + _device_seconds(live.attempt, now)
         return used
 
+    def last_start(self, tag: str) -> float | None:
+        """When the last job of the tag started."""
+        if tag not in self._last_starts:
+            self._last_starts[tag] = self.store.last_start_of(tag)
+        return self._last_starts[tag]
+
+    def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
+        """Of the crews among them."""
+        found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.crew is not None)
+        return {tag: at for tag, at in found if at is not None}
+
+    def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
+        """When the next of each crew may start whom the clock holds back."""
+        for lane in lanes:
+            last = self.last_start(lane.tag) if lane.crew is not None else None
+            if lane.crew is not None and last is not None and last + lane.crew.stagger_s > now:
+                yield last + lane.crew.stagger_s
+
     def running(self) -> list[Running]:
         return [_running(live) for live in self.live.values()]
 
@@ -317,6 +339,7 @@ def _running(live: Live) -> Running:
         priority=job.priority,
         is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
         is_paced=job.spec.pace is not None,
+        on=attempt.devices,
     )
 
 

@@ -2,6 +2,7 @@
 
 from gpuyard.core.jobs import Job
 from gpuyard.core.model import Snapshot
+from gpuyard.core.tasks import place_of
 from gpuyard.leases.measure import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch
 from gpuyard.visibility import visible_variables
@@ -21,6 +22,9 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         "GPUYARD_OOM_COUNT": str(job.growth.count),
     }
     visible = {} if job.spec.sees_all_devices else visible_variables(devices)
+    task = job.spec.task
+    if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
+        visible = {**visible, task.variable: visible["CUDA_VISIBLE_DEVICES"]}
     if job.index is not None:
         ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:
@@ -33,4 +37,6 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         environment={**told, **visible, **ours},
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
+        task=task,
+        place=place_of([device.index for device in devices]),
     )

@@ -6,6 +6,7 @@ generators: each `yield` is such a moment, what they return is the answer.
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -266,6 +267,13 @@ class Requests:
             self._store.set_setting("paused", "1" if paused else "")
             self._store.set_setting("draining", "1" if draining else "")
 
+    def set_stopped(self, tag: str, *, stopped: bool) -> None:
+        """Nothing of that tag starts, until it is set otherwise."""
+        tags = self._store.stopped_tags()
+        tags = tags | {tag} if stopped else tags - {tag}
+        with self._store.transaction(is_synced=True):
+            self._store.set_setting("stopped_tags", json.dumps(sorted(tags)))
+
     def forget_estimates(self, fingerprints: Sequence[str] | None) -> int:
         """What was learned under these, or all of it; how much that was."""
         with self._store.transaction():
@@ -302,7 +310,8 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
         if (need.only is None or device.id in need.only) and device.id not in banned and is_of_kind(need, device)
     ]
     if not snapshot.usable_devices():
-        raise UserError("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
+        word = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
+        raise UserError("there is no GPU to use", hint=f"`gpuyard doctor` says why; {word} does without")
     if submission.spec.pace is not None and all(capacity(device) is None for device in suitable):
         need = replace(need, memory_mb=None, is_exclusive=True)  # what nobody can measure is not shared
     check_possible(need.devices, need.memory_mb, suitable)

@@ -10,10 +10,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need
 from gpuyard.core.oom import Shortage
 from gpuyard.core.pacing import Pace
+from gpuyard.core.tasks import Task
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
@@ -81,7 +83,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
     runs of a batch start at its `pace`. One that `sees_all_devices` has none of its own, as no probe could name
-    any, and is kept from none that may be there.
+    any, and is kept from none that may be there. Jobs of its tag are its `crew`, and a workspace's are its `task`s.
     """
 
     command: tuple[str, ...]
@@ -104,6 +106,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     on_preempt: OnPreempt = OnPreempt.SUSPEND
     pace: Pace | None = None
     sees_all_devices: bool = False
+    crew: Crew | None = None
+    task: Task | None = None
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"

@@ -115,14 +115,18 @@ class Need(Struct, frozen=True, kw_only=True):
     `memory_mb` is on each device: what a shared lease reserves, and what must be free for an exclusive one. A bound
     that is `None` does not apply, and one whose figure is unknown is passed: what nobody can read keeps nobody waiting.
     One that `takes_rest` needs at least that much, and reserves all that is free: nobody knows what it will use.
-    `load_percent` is how busy it is known to keep a device, and `model` a part of the device's name.
+    `load_percent` is how busy it is known to keep a device, and `model` a part of the device's name. `part` is how much
+    of a device it is to be given where nobody knows how much it needs; one that `ignores_load` goes beside others
+    however busy they keep a device: a person has said how many may share it.
     """
 
     devices: int = 1
     memory_mb: float | None = None
     load_percent: float | None = None
+    part: float | None = None
     is_exclusive: bool = True
     takes_rest: bool = False
+    ignores_load: bool = False
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
     vendor: Vendor | None = None

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.model import Need
 from gpuyard.core.pacing import Pace
 
@@ -33,7 +34,7 @@ class Lane(Struct, frozen=True, kw_only=True):
 
     Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
     has a single job, which is suspended; one that `preempts` may have others make room. The runs of a batch, which is a
-    `group`, start at its `pace`.
+    `group`, start at its `pace`. Where there is a `crew`, it is all that have the tag.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     resumes: bool = False
     preempts: bool = False
     pace: Pace | None = None
+    crew: Crew | None = None
 
     @property
     def party(self) -> Party:

@@ -9,12 +9,13 @@ the end of all leases would not help holds up nobody, nor does one that waits fo
 without devices has slots of its own and waits behind no device.
 
 The runs of a batch start one at a time, as its gates allow; one that waits for a gate holds up nobody. A batch says
-itself how many run at once, so it takes no slots.
+itself how many run at once, so it takes no slots. Nor does one hold up anybody that waits for others of its crew.
 
 Jobs that were suspended for want of room stand in the same line. A head that may preempt has the cheapest jobs of
 lower priority make room for it; while they do, it waits, and nobody else is asked.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
@@ -22,6 +23,8 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.counts import Counts, limit_reached
+from gpuyard.core.crew import anywhere, spread
 from gpuyard.core.learning import Estimate
 from gpuyard.core.model import Claim, Holder, Need, Ticket
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Line, Party
@@ -50,7 +53,8 @@ class View(Struct, frozen=True, kw_only=True):
 
     `estimate` says how long a job takes, `ends_after` the earliest time at which a running one may be over and
     `ends_about` the likely one, and `need` what a job needs whose lane leaves that open; all are asked only where it
-    matters. `standings` are those of batches, by their group.
+    matters. `standings` are those of batches, by their group. Nothing of a tag in `stopped` starts; `last_starts` says
+    when one of a crew last did, by its tag.
     """
 
     now: float
@@ -68,6 +72,8 @@ class View(Struct, frozen=True, kw_only=True):
     ends_about: Callable[[int], float | None] = lambda _: None
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need
     standings: Mapping[int, Standing] = {}
+    stopped: frozenset[str] = frozenset()
+    last_starts: Mapping[str, float] = {}
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -122,7 +128,7 @@ class _Planner:
         self._line = Line(view.queues, view.used, view.now, about=about)
         self._kept_for_head: Board | None = None
         self._tickets = in_line(view.tickets)
-        self._counts = _Counts(view.running)
+        self._counts = Counts(view.running)
         ours = {run.lease_id for run in view.running}
         leases = view.placement.leases
         self._all_is_ours = bool(leases) and not view.tickets and all(lease.id in ours for lease in leases)
@@ -135,6 +141,7 @@ class _Planner:
         self._looked_at: dict[int, int] = {}
         self._unplaceable: set[Need] = set()
         self._has_paced = False
+        self._last_starts = dict(view.last_starts)
 
     @cached_property
     def _board(self) -> Board:
@@ -159,9 +166,15 @@ class _Planner:
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         refusal = self._refuse(lane)
         need = lane.need if refusal or not lane.sizes_each else self._view.need(lane, candidate.job_id)
-        if lane.pace is not None and need.devices and not refusal:
-            need, refusal = self._narrow(lane, need)
-        choice = refusal or self._place(lane, need, candidate)
+        ways: Sequence[Need] = (need,)
+        if need.devices and not refusal:
+            if lane.pace is not None:
+                need, refusal = self._narrow(lane, need)
+                ways = (need,)
+            elif lane.crew is not None:
+                ways, refusal = self._spread(lane, need)
+                need = anywhere(ways) if ways else need
+        choice = refusal or self._place(lane, need, ways, candidate)
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
@@ -186,6 +199,8 @@ class _Planner:
         )
         if not lane.resumes:  # it counts as running already
             self._counts.add(lane.tag, lane.group, lane.need.devices, is_paced=lane.pace is not None)
+            self._counts.place(lane.tag, (share.device_id for share in claim.shares))
+            self._last_starts[lane.tag] = self._view.now
         self._has_paced = self._has_paced or lane.pace is not None
         for board in self._boards() if claim.shares else ():
             board.take(claim, self._holder(candidate.job_id), _name(candidate.job_id))
@@ -208,17 +223,21 @@ class _Planner:
             return tuple(reason for reason in self._view.shut if reason.kind is not ReasonKind.PAUSED)
         if self._view.shut:
             return self._view.shut
+        if lane.tag in self._view.stopped:
+            return (plain(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
         limits, counts = self._view.limits, self._counts
         most = limits.tags.get(lane.tag)
         if most is not None and counts.tags.get(lane.tag, 0) >= most:
-            return (_limit(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
+            return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
         if lane.group_limit is not None and counts.groups.get(lane.group, 0) >= lane.group_limit:
             what = "jobs of its array" if lane.pace is None else "runs of its batch"
-            return (_limit(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
+            return (limit_reached(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
         if lane.pace is not None:
             return self._refuse_run(lane)
+        if lane.crew is not None and self._view.now < (at := self._next_start(lane)):
+            return (plain(ReasonKind.STAGGERED, f"the next one may start in {at - self._view.now:.1f} s"),)
         if not lane.need.devices and counts.without_devices >= limits.cpu_jobs:
-            return (_limit(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
+            return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
         return ()
 
     def _refuse_run(self, lane: Lane) -> Refusal:
@@ -240,15 +259,30 @@ class _Planner:
             return need, tuple(why for why in closed.values() if why is not None)
         return (replace(need, only=left) if len(left) < len(rooms) else need), ()
 
-    def _place(self, lane: Lane, need: Need, candidate: Candidate) -> Claim | Refusal:
+    def _next_start(self, lane: Lane) -> float:
+        """The earliest time for the next one of its crew."""
+        assert lane.crew is not None
+        return self._last_starts.get(lane.tag, -math.inf) + lane.crew.stagger_s
+
+    def _spread(self, lane: Lane, need: Need) -> tuple[Sequence[Need], Refusal]:
+        assert lane.crew is not None
+        rooms = list(self._board.could_do(need))
+        if len(rooms) < need.devices:
+            return (need,), ()
+        ways = spread(need, lane.crew, rooms, self._counts.on.get(lane.tag, {}))
+        what = "tasks of its workspace on one GPU"
+        return ways, () if ways else (limit_reached(ReasonKind.TAG_LIMIT, what, lane.crew.most_per_device),)
+
+    def _place(self, lane: Lane, need: Need, ways: Sequence[Need], candidate: Candidate) -> Claim | Refusal:
         if not need.devices:
             return tuple(host_refusals(need, self._view.placement.snapshot.host)) or Claim(shares=())
         if lane.id != self._about and (self._head or self._all_is_ours) and not self._board.has_room():
             return ()  # one who asks why is told; to find the words at each step would cost more than the step
         self._keep_for_those_ahead(lane)
-        claim = self._find(need, candidate)
-        if claim is not None:
-            return claim
+        for way in ways:
+            claim = self._find(way, candidate)
+            if claim is not None:
+                return claim
         is_asked = lane.id == self._about or lane.id not in self._holds
         return tuple(self._kept.explain(need)) if is_asked else ()
 
@@ -328,30 +362,6 @@ class _Planner:
 
 def _name(job_id: int) -> str:
     return f"job {job_id}"
-
-
-class _Counts:
-    """How many run already, the starts of this plan included."""
-
-    def __init__(self, running: Sequence[Running]) -> None:
-        self.tags: dict[str, int] = {}
-        self.groups: dict[int | None, int] = {}
-        self.without_devices = 0
-        for run in running:
-            self.add(run.tag, run.group, run.devices, is_paced=run.is_paced)
-
-    def add(self, tag: str, group: int | None, devices: int, *, is_paced: bool) -> None:
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.groups[group] = self.groups.get(group, 0) + 1
-        self.without_devices += not devices and not is_paced
-
-
-def _limit(kind: ReasonKind, what: str, most: int) -> Reason:
-    if most == 1:
-        text = f"one of the {what} may run at a time, and one does"
-    else:
-        text = f"{most} {what} may run at once, and as many do" if most else f"{what} may not run now: their limit is 0"
-    return Reason(kind=kind, text=text, had=float(most), needed=float(most))
 
 
 def estimate_start(view: View, lane: Lane, ahead: int, likely_s: float | None) -> float | None:

@@ -91,7 +91,7 @@ def crowded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
     if packing.max_jobs_per_device is not None and room.takers >= packing.max_jobs_per_device:
         return ReasonKind.TOO_MANY
     is_loaded = _exceeds(room.load_percent + (need.load_percent or 0.0), packing.max_load_percent)
-    return ReasonKind.LOADED if is_loaded else None
+    return ReasonKind.LOADED if is_loaded and not need.ignores_load else None
 
 
 def _strangers(device: Device) -> ReasonKind | None:

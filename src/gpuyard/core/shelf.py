@@ -59,7 +59,7 @@ class Shelf:
     def _first(self, need: Need, packing: Packing, start: int) -> Room | None:
         """Of those from there on."""
         least = -math.inf if need.memory_mb is None else need.memory_mb
-        most = math.inf if packing.max_load_percent is None else packing.max_load_percent
+        most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
         most -= (need.load_percent or 0.0) - _ROUNDING
         roomy = (offer[-1] for offer in self._offers[start:] if offer[1] >= least and offer[4] <= most)
         return next((room for room in roomy if not crowded(need, room, packing)), None)

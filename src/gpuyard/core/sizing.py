@@ -2,7 +2,7 @@
 out.
 
 - Declared values win. A job that declared nothing and of which nothing is known is given all that is free on a device,
-  where that is a large part of it, and teaches. Nobody joins it until it has settled.
+  where that is a large part of it, and teaches. Nobody joins it until it has settled. One of a crew is given its share.
 - It has settled once it has been seen for a while without growing: then its lease is for what it uses with a wide
   margin, and never for more than before.
 - A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.jobs import Attempt, Growth, Job, Usage
 from gpuyard.core.learning import Profile, memory_of, speaks_for_others
 from gpuyard.core.model import Device, Need, Share
@@ -60,6 +61,8 @@ def need_of(
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
     if memory_mb is None and job.spec.learns_memory:
+        if job.spec.crew is not None and _can_be_shared(need, job.spec.crew, cards):
+            return replace(need, part=1.0 / job.spec.crew.most_per_device, is_exclusive=False)
         memory_mb = _first_run_mb(need, program, cards, first_run_part)
         need = replace(need, takes_rest=memory_mb is not None)
     if memory_mb is None:
@@ -67,6 +70,11 @@ def need_of(
     if _takes_all(memory_mb, need, cards):
         return _alone(need, cards)
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
+
+
+def _can_be_shared(need: Need, crew: Crew, cards: "Cards") -> bool:
+    sizes = cards.suiting(need).sizes
+    return crew.most_per_device > 1 and bool(sizes) and sizes[-1] > 0
 
 
 class Suiting(Struct, frozen=True, kw_only=True):

@@ -17,11 +17,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.jobs import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.model import Need, Vendor
 from gpuyard.core.options import Options
 from gpuyard.core.pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, Pace
 from gpuyard.core.selection import Selection, parse_selection
+from gpuyard.core.tasks import Task
 from gpuyard.errors import UserError
 
 MOST_JOBS = 1_000_000
@@ -38,7 +40,7 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A submission as it comes in. `token` makes it count once, however often it is sent; `configuration` is a digest
-    of the files that its command names."""
+    of the files that its command names. A workspace's has a `task` and a `crew`."""
 
     cwd: str
     environment: dict[str, str]
@@ -48,6 +50,8 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     list: str | None = None
     table: str | None = None
     options: dict[str, Any] = {}
+    task: Task | None = None
+    crew: Crew | None = None
 
 
 class Element(Struct, frozen=True, kw_only=True):
@@ -101,6 +105,8 @@ def parse_submission(asked: Asked) -> Submission:
         preempts=is_urgent,
         on_preempt=options.choice("on-preempt", OnPreempt) or OnPreempt.SUSPEND,
         pace=pace,
+        crew=asked.crew,
+        task=asked.task,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))

@@ -4,11 +4,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuyard.core.jobs import Attempt, Job
 from gpuyard.core.learning import Profile, memory_of, speaks_for_others
 from gpuyard.core.lifecycle import WAITING
 from gpuyard.core.model import Need
 from gpuyard.core.preallocation import preallocates
+from gpuyard.core.refusals import unsuitable
+from gpuyard.core.room import capacity
 from gpuyard.daemon import shape
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.evidence import loaded_libraries, read_tail
@@ -46,8 +50,12 @@ def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
 
 
 def _need(yard: Yard, job: Job) -> Need:
-    controller, snapshot = yard.controller, yard.looks.latest.snapshot
-    return controller.desk.lessons.need(job.id, snapshot.usable_devices(), controller.rules.first_run_part)
+    controller, devices = yard.controller, yard.looks.latest.snapshot.usable_devices()
+    need = controller.desk.lessons.need(job.id, devices, controller.rules.first_run_part)
+    if need.part is None:
+        return need
+    suiting = [size for each in devices if unsuitable(need, each) is None and (size := capacity(each)) is not None]
+    return replace(need, memory_mb=need.part * min(suiting, default=0.0))  # the least that it may be
 
 
 def _basis(job: Job, known: Profile | None) -> str:

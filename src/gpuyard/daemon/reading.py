@@ -1,6 +1,7 @@
 """What a request says, made into values; UserError for what cannot be understood."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from gpuyard.core.lifecycle import JobState
@@ -55,6 +56,13 @@ def read_priority(body: dict[str, Any]) -> int:
     if abs(priority) > 1_000_000:
         raise UserError(f"the priority {priority} is out of range", hint="give it from -1,000,000 to 1,000,000")
     return priority
+
+
+def read_tag(asked: Mapping[str, Any]) -> str:
+    tag = asked.get("tag")
+    if not isinstance(tag, str) or not tag:
+        raise UserError("which tag is meant?", hint="say it as tag=night")
+    return tag
 
 
 def read_words(body: dict[str, Any]) -> list[str] | None:

@@ -18,7 +18,7 @@ from gpuyard.core.selection import Selection, format_ids, parse_selection
 from gpuyard.core.shape import iso_time
 from gpuyard.core.submission import Submission, decode_asked, parse_submission
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon import batches, learned, places, shape, telling
+from gpuyard.daemon import batches, learned, places, shape, tasks, telling
 from gpuyard.daemon.http import Refused, Request, Response
 from gpuyard.daemon.reading import (
     read_body,
@@ -26,6 +26,7 @@ from gpuyard.daemon.reading import (
     read_priority,
     read_selection,
     read_state,
+    read_tag,
     read_whole,
     read_words,
 )
@@ -71,6 +72,9 @@ class Routes:
             ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
             ("POST", "/clean"): self._clean,
             ("POST", "/stop"): self._end,
+            ("GET", "/tasks"): lambda asked: tasks.standing(yard, read_tag(asked.query)),
+            ("POST", "/tags/stop"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=True),
+            ("POST", "/tags/go"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=False),
             ("GET", "/estimates"): self._estimates,
             ("POST", "/estimates/forget"): lambda asked: learned.forget(yard, read_words(read_body(asked))),
         }
@@ -158,6 +162,11 @@ class Routes:
         self._yard.requests.set_paused(paused=paused, draining=draining)
         self._yard.wake()
         return {**self._standing(), "running": self._under_way()}
+
+    def _stop_tag(self, tag: str, *, stopped: bool) -> Answer:
+        self._yard.requests.set_stopped(tag, stopped=stopped)
+        self._yard.wake()
+        return {"tag": tag, "stopped": stopped}
 
     def _end(self, _: Request) -> Answer:
         asyncio.get_running_loop().call_soon(self._stop)

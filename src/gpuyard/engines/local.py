@@ -29,6 +29,7 @@ from msgspec import Struct
 from gpuyard.core.jobs import Attempt
 from gpuyard.engines import evidence, journal, keeper, logs, tree
 from gpuyard.engines.connection import Connection, connect
+from gpuyard.engines.tasks import words_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared
 
@@ -71,14 +72,15 @@ class LocalEngine:
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder` holds `journal`, `logs` and `keepers`. Jobs get the umask that this process has at the first one."""
+        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get our umask as it is at the first one."""
         folder = folder.absolute()
         self.queue = str(folder)
         self._logs = f"{folder}/logs"
         self._keepers_at = f"{folder}/keepers"
+        self._sessions_at = f"{folder}/sessions"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # one that is there may be more than ours
-            for place in (self._logs, self._keepers_at):
+            for place in (self._logs, self._keepers_at, self._sessions_at):
                 _make_private(Path(place))
             self._journal = _open_journal(folder / "journal")
         except OSError as error:
@@ -132,8 +134,8 @@ class LocalEngine:
                 os.mkdir(launch.folder)
         content = keeper.frame(
             (
-                f"{launch.job_id}.{launch.attempt}", lease_descriptor is not None, launch.command, environment,
-                launch.cwd, log, launch.stdin or "",
+                f"{launch.job_id}.{launch.attempt}", lease_descriptor is not None, words_of(launch, self._sessions_at),
+                environment, launch.cwd, log, launch.stdin or "",
             )
         )  # fmt: skip
         things = journal.Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)

@@ -109,6 +109,11 @@ class Catalogue:
         query = f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"  # noqa: S608
         return self._jobs(query, (first, last, limit))
 
+    def tagged(self, tag: str, limit: int) -> list[Job]:
+        """The last of them, in the order of their ids."""
+        query = f"SELECT {rows.JOB_COLUMNS} FROM jobs WHERE tag = ? ORDER BY id DESC LIMIT ?"  # noqa: S608
+        return self._jobs(query, (tag, limit))[::-1]
+
     def submission_of(self, first_id: int) -> tuple[int, int, str | None] | None:
         """The first and last id of the submission whose first job this is, and its token."""
         query = "SELECT first_id, last_id, token FROM submissions WHERE first_id = ? AND is_complete"

@@ -4,6 +4,7 @@ Reads are cheap however many jobs wait: ready jobs are found lane by lane, the f
 """
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
@@ -65,6 +66,10 @@ class JobStore:
     def set_setting(self, name: str, value: str) -> None:
         self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
         self._settings = None
+
+    def stopped_tags(self) -> frozenset[str]:
+        """Tags of which nothing starts until somebody says so."""
+        return frozenset(json.loads(self.setting("stopped_tags") or "[]"))
 
     def counts(self) -> dict[JobState, int]:
         found = dict(self._execute("SELECT state, jobs FROM counts").fetchall())
@@ -338,6 +343,10 @@ class JobStore:
             "WHERE first_id = ?"
         )
         at: float | None = self._execute(query, (group,)).fetchone()[0]
+        return at
+
+    def last_start_of(self, tag: str) -> float | None:
+        at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
         return at
 
     # What was used and learned

@@ -21,6 +21,8 @@ ATTEMPT_COLUMNS = (
     "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
     "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage"
 )
+# What lanes and their needs have had since later schemas.
+_NEWER = ("pace", "crew", "part", "ignores_load")
 
 
 def spec_to_text(spec: JobSpec) -> str:
@@ -36,8 +38,10 @@ def lane_to_text(lane: Lane) -> str:
     """Without its id; the same text is the same lane."""
     shape = to_builtins(lane)
     del shape["id"]
-    if lane.pace is None:
-        del shape["pace"]  # as those were written that were there before batches
+    for newer in (shape, shape["need"]):  # as those were written that were there before these
+        for name in _NEWER:
+            if not newer.get(name):
+                newer.pop(name, None)
     return json.dumps(shape, sort_keys=True)
 
 
@@ -174,4 +178,5 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         sizes_each=job.spec.learns_memory,
         preempts=job.spec.preempts,
         pace=job.spec.pace,
+        crew=job.spec.crew,
     )

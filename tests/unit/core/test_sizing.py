@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.jobs import Attempt, Growth, Job, JobSpec, Usage
 from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
@@ -55,6 +56,23 @@ def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alo
     assert first_run(*CARDS) == (12 * GB, False)
     assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == (0.9 * CARD, False), "the smallest can give it too"
     assert first_run(*CARDS, part=1.0) == (None, True)
+
+
+def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
+    three = job(crew=Crew(most_per_device=3))
+    need = need_of(three, None, None, CARDS)
+    assert (need.part, need.memory_mb, need.is_exclusive, need.takes_rest) == (1 / 3, None, False, False)
+    learned = need_of(three, seen(4000.0), None, CARDS)
+    assert learned.part is None
+    assert learned.memory_mb is not None
+    grown = need_of(job(growth=Growth(count=1, memory_mb=9 * GB), crew=Crew(most_per_device=3)), None, None, CARDS)
+    assert (grown.part, grown.memory_mb) == (None, 9 * GB)
+
+
+def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
+    assert need_of(job(crew=Crew(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    unknown = card(0, used=None, memory_total_mb=None)
+    assert need_of(job(crew=Crew(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
 def test_where_nobody_can_see_who_holds_what_only_one_that_is_alone_teaches() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gpuyard.core.model import Claim, Holder, Lease, Share, Ticket
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 ME = Holder(uid=os.getuid(), user="me", pid=os.getpid())
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, or mount a small disk")
 
@@ -35,6 +35,9 @@ class Child:
     def hear(self) -> Any:
         assert self._here.poll(DEADLINE_S), "the child says nothing"
         return self._here.recv()
+
+    def has_spoken(self) -> bool:
+        return self._here.poll()
 
     def tell(self, word: Any) -> None:
         self._here.send(word)

@@ -43,7 +43,7 @@ def sleeper(lease_id: str = "", user: int | None = None) -> Iterator[int]:
 def stranger() -> Iterator[int]:
     """A process whose parent is not ours."""
     shell = subprocess.Popen(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
-    told, _ = shell.communicate(timeout=30)
+    told, _ = shell.communicate(timeout=90)
     try:
         yield int(told)
     finally:

@@ -22,7 +22,7 @@ from tests.unit.probes.samples_amd import (
 )
 
 PutTool = Callable[[str, str], None]
-HANG = "exec sleep 60"
+HANG = "exec sleep 600"
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_hanging_amd_smi_is_given_up_in_time(stand_in: AmdSmiStandIn) -> None:
     started = time.monotonic()
     with pytest.raises(ProbeTimeout):
         AmdSmi().read(0.3)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 60
 
 
 def test_a_read_that_ran_out_of_time_leaves_the_next_one_less_to_do(stand_in: AmdSmiStandIn) -> None:
@@ -186,7 +186,7 @@ def test_the_calls_of_one_read_share_its_time(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("static", HANG)
     started = time.monotonic()
     reading = AmdSmi().read(1.5)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 60
     assert [problem.kind for problem in reading.problems] == ["timeout", "timeout"]
     assert reading.devices[0].power_draw_w == 205.0
 
@@ -228,9 +228,9 @@ def test_radeontop_is_ended_after_one_sample(put_tool: PutTool, tmp_path: Path) 
     (tmp_path / "out").write_text(RADEONTOP)
     put_tool("radeontop", f"cat out\n{HANG}")
     started = time.monotonic()
-    (device,) = RadeonTop().read(20).devices
+    (device,) = RadeonTop().read(200).devices
     assert device.utilization_percent == 12.5
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def test_radeontop_that_may_not_see_the_card_is_refused(put_tool: PutTool) -> None:

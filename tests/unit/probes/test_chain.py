@@ -179,7 +179,7 @@ def test_a_call_that_still_hangs_is_not_made_again_until_it_came_back(stuck: Stu
 
 
 def _wait_for(condition: Callable[[], bool], clock: FakeClock) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
         clock.time += 100
@@ -187,9 +187,9 @@ def _wait_for(condition: Callable[[], bool], clock: FakeClock) -> None:
 
 def test_while_another_tool_could_answer_the_first_leaves_it_some_time() -> None:
     first, second = ScriptedProbe("nvml", crash("nvml")), ScriptedProbe("sh", Reading())
-    chain(first, second).read(2)
-    assert first.timeouts[0] == pytest.approx(1.2, abs=0.1)
-    assert second.timeouts[0] == pytest.approx(2.0, abs=0.1)
+    chain(first, second).read(2000)
+    assert first.timeouts[0] == pytest.approx(1200, abs=100)
+    assert second.timeouts[0] == pytest.approx(2000, abs=100)
 
 
 def test_a_slow_call_is_still_believed_where_nobody_else_answers(stuck: StuckProbe) -> None:
@@ -230,5 +230,5 @@ def test_a_device_missing_from_the_fallback_s_list_is_gone_too_where_its_place_t
 
 def test_a_tool_that_is_not_there_takes_no_time_from_the_others() -> None:
     first, absent = ScriptedProbe("nvml", Reading()), ScriptedProbe("no-such-tool", missing("no-such-tool"))
-    chain(first, absent).read(2)
-    assert first.timeouts[0] == pytest.approx(2.0, abs=0.1)
+    chain(first, absent).read(2000)
+    assert first.timeouts[0] == pytest.approx(2000, abs=100)

@@ -140,8 +140,8 @@ def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
     install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
     add_card(tmp_path, 1, "0000:03:00.0", "0x56a5")
     began = time.monotonic()
-    (device,) = IntelGpuTop(tmp_path).read(20.0).devices
-    assert time.monotonic() - began < 10.0
+    (device,) = IntelGpuTop(tmp_path).read(200.0).devices
+    assert time.monotonic() - began < 60.0
     assert (device.id, device.pci_bus_id, device.name) == ("0000:03:00.0", "0000:03:00.0", "Intel Arc A380 Graphics")
     assert device.utilization_percent == 37.25
 

@@ -63,7 +63,7 @@ def test_a_machine_with_several_vendors_shows_them_all() -> None:
 def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: SlowTool) -> None:
     clock = FakeClock()
     chains = [Chain(Vendor.AMD, [slow], clock), Chain(Vendor.NVIDIA, [FixedProbe(Vendor.NVIDIA)], clock)]
-    machine = Machine(chains, FixedHost(), clock, 0.2)
+    machine = Machine(chains, FixedHost(), clock, 1.5)
     for _ in range(2):
         snapshot = machine.snapshot()
         assert [device.id for device in snapshot.devices] == ["nvidia-0"]

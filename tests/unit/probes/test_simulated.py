@@ -83,7 +83,7 @@ def test_however_a_process_dies_its_memory_is_free(
 ) -> None:
     process = hold(5000)
     process.send_signal(ending)
-    process.wait(30)
+    process.wait(90)
     assert devices.read(1).devices[0].memory_used_mb == 0
     assert not list(devices.folder.glob("*.share"))
 

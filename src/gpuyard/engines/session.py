@@ -1,0 +1,325 @@
+"""The runner: it is started in place of a task's program, runs it on a terminal of its own, and minds its marker.
+
+    the keeper ── the runner ── the program            tmux ── a viewer (`viewer.py`)
+                      └──────────── a socket ──────────────────────┘
+
+- The program is the runner's child: its lease, its status, signals to it and its log are as safe as any other job's.
+  A session of tmux's is a window onto it. tmux may be missing, fail or be killed: the program goes on.
+- The runner ends when the program has, with a status that tells the queue what it amounts to (`session_end.py`). No
+  signal but SIGKILL ends it before: what is meant for the task reaches the program too.
+- A session that is closed by hand ends the task, as people expect. One that vanishes is opened again, a few times.
+- A program that goes on after its marker is given a time of grace, and is then ended.
+- The record of its end, a file, is written at the beginning and at the end; whoever finds no result in it asks the
+  queue.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpuyard.engines import viewer
+from gpuyard.engines.private import PrivateFileError
+from gpuyard.engines.session_end import COMPLETED, FAILED, TERMINATED, Conclusion, conclude
+from gpuyard.engines.session_logs import Output, open_log, printable, tell, write_whole
+from gpuyard.engines.session_loop import Loop
+from gpuyard.engines.session_program import Program
+from gpuyard.engines.session_view import Audience, Listeners
+from gpuyard.engines.tmux import Tmux, TmuxError
+
+_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session import main; main()"
+_KILL_AFTER_S = 10.0
+_OPEN_AGAIN_AFTER_S = 1.0
+_MOST_OPENED_AGAIN = 3
+_LEAST_CHECK_S = 0.01
+_DRAINED_WITHIN_S = 2.0
+# Signals to all processes of an attempt are meant for the program, but for those that stop all of them. And faults are
+# our own.
+_SURVIVED = signal.valid_signals() - {
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
+}  # fmt: skip
+
+
+class Spec(NamedTuple):
+    """The task and its attempt. All paths are absolute; `variable` is one more that names its devices."""
+
+    command: list[str]
+    key: str
+    job: int
+    attempt: int
+    sockets: str
+    config: str
+    workspace: str
+    owner: str
+    gpu: str
+    session: str | None
+    marker: str
+    record: str
+    closes_session: bool = False
+    log: str | None = None
+    other_log: str | None = None
+    scheduler_log: str | None = None
+    variable: str | None = None
+    check_s: float = 30.0
+    delay_s: float = 0.5
+
+
+def command(spec: Mapping[str, object]) -> tuple[str, ...]:
+    """The words that start a runner; `spec` has the fields of a Spec."""
+    return viewer.isolated(_CODE, json.dumps(spec))
+
+
+class Runner:
+    def __init__(self, spec: Spec, environment: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._loop = Loop()
+        self._signals: set[int] = set()
+        self._wire = _lay_wire(self._signals)
+        self._loop.watch(self._wire, self._heed)
+        self._program = Program(spec.command, environment)
+        self._tmux = Tmux(environment, hidden=spec.variable)
+        self._outputs = [Output(1, "the job's log")]
+        self._audience: Audience | None = None
+        self._log: str | None = None
+        self._session: str | None = None
+        self._times_opened = 0
+        self._notes: list[str] = []
+        self._started_at = time.time()
+        self._old_marker = _identity(spec.marker)
+        self._status: int | None = None
+        self._was_stopped = False
+        self._was_closed = False
+        self._overstayed = False
+
+    def run(self) -> int:
+        self._open_log()
+        if self._spec.session is not None and self._let_viewers_in():
+            self._open_session()
+        self._record()
+        self._loop.watch(self._program.fileno(), self._attend)
+        self._loop.after(self._spec.delay_s, self._start)
+        while self._status is None:
+            self._loop.turn()
+        return self._finish(self._status)
+
+    # Before it starts
+
+    def _open_log(self) -> None:
+        spec = self._spec
+        if spec.log is None:
+            return
+        try:
+            log, self._log = open_log(spec.log, spec.other_log)
+        except PrivateFileError as error:
+            self._tell(f"no log of its own: {error.message}")
+            return
+        self._outputs.append(Output(log, self._log))
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
+        self._outputs[-1].write(os.fsencode(f"--- {printable(about)} ---\n"))
+
+    def _let_viewers_in(self) -> bool:
+        listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._miss_session)
+        try:
+            self._audience = Audience(self._loop, self._spec.sockets, self._spec.key, listeners)
+        except OSError as error:
+            self._tell(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
+            return False
+        return True
+
+    def _open_session(self) -> None:
+        words = viewer.command(self._spec.sockets, self._spec.key)
+        try:
+            self._session = self._tmux.open_session(self._spec.session or "", self._spec.owner, words)
+        except TmuxError as error:
+            self._session = None
+            self._tell(f"no session: {error.message}")
+
+    def _start(self) -> None:
+        """Not where it was told to stop before."""
+        if self._status is None:
+            self._program.start()
+            self._event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
+            self._check_marker()
+
+    # While it runs
+
+    def _attend(self, event: int) -> None:
+        if event & select.POLLOUT:
+            self._type()
+        self._pass_on(self._program.read())
+
+    def _pass_on(self, output: bytes) -> None:
+        for each in self._outputs:
+            each.write(output)
+        if self._audience is not None and output:
+            self._audience.show(output)
+
+    def _type(self, keys: bytes = b"") -> None:
+        waits = self._program.type(keys)
+        self._loop.want_to_write(self._program.fileno(), wants=waits)
+
+    def _heed(self, _: int) -> None:
+        os.read(self._wire, 4096)
+        self._was_stopped = signal.SIGTERM in self._signals
+        if self._program.pid is not None:
+            self._status = self._program.status()
+        elif self._was_stopped:
+            self._status = TERMINATED
+
+    def _check_marker(self) -> None:
+        check_s = max(self._spec.check_s, _LEAST_CHECK_S)
+        if self._has_marker():
+            self._loop.after(2 * check_s, self._end_overstayer)
+        else:
+            self._loop.after(check_s, self._check_marker)
+
+    def _has_marker(self) -> bool:
+        """One that an earlier run left says nothing of this one."""
+        return _identity(self._spec.marker) not in (None, self._old_marker)
+
+    def _end_overstayer(self) -> None:
+        if not self._has_marker():
+            self._check_marker()
+            return
+        self._overstayed = True
+        self._tell("it goes on after its marker, and is ended")
+        self._end_with(signal.SIGTERM)
+
+    def _close(self) -> None:
+        self._was_closed = True
+        self._tell("its session was closed, and it is ended")
+        if self._program.pid is None:
+            self._status = 128 + signal.SIGHUP
+        self._end_with(signal.SIGHUP)
+
+    def _end_with(self, signum: int) -> None:
+        self._program.signal(signum)
+        self._loop.after(_KILL_AFTER_S, lambda: self._program.signal(signal.SIGKILL))
+
+    def _miss_session(self) -> None:
+        if self._times_opened < _MOST_OPENED_AGAIN and not self._was_closed:
+            self._times_opened += 1
+            self._loop.after(_OPEN_AGAIN_AFTER_S, self._open_again)
+
+    def _open_again(self) -> None:
+        self._open_session()
+        self._record()
+
+    # After its end
+
+    def _finish(self, status: int) -> int:
+        self._drain()
+        end = conclude(
+            status,
+            has_marker=self._overstayed or self._has_marker(),
+            overstayed=self._overstayed,
+            was_stopped=self._was_stopped,
+            was_closed=self._was_closed,
+        )
+        marker_by = "program" if self._has_marker() else None
+        if end.writes_marker and self._write_marker():
+            marker_by = "gpuyard"
+        self._notes += [text for text in (end.note, *(each.problem for each in self._outputs)) if text]
+        self._record(end, status, marker_by)
+        self._say_farewell(end, status)
+        return end.status
+
+    def _drain(self) -> None:
+        """What it wrote last; not what somebody it left behind may write forever."""
+        deadline = time.monotonic() + _DRAINED_WITHIN_S
+        while time.monotonic() < deadline and (output := self._program.read()):
+            self._pass_on(output)
+        for each in self._outputs:
+            each.finish()
+
+    def _write_marker(self) -> bool:
+        spec = self._spec
+        text = f"exited with status 0 and wrote no marker; written by gpuyard (job {spec.job}, attempt {spec.attempt})"
+        try:
+            write_whole(spec.marker, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(spec.config)} {text}\n")
+        except OSError as error:
+            self._tell(f"its marker {spec.marker} cannot be written: {error.strerror}")
+            return False
+        return True
+
+    def _say_farewell(self, end: Conclusion, status: int) -> None:
+        self._event(f"{end.result}{f' with status {status}' if end.result == FAILED else ''}")
+        seconds = time.time() - self._started_at
+        if self._audience is not None:
+            text = f"[{self._spec.config} {end.result}, status {status}, after {seconds:.0f} s]"
+            self._audience.end(status, f"\r\n{printable(text)}\r\n")
+        if self._spec.closes_session and end.result == COMPLETED and self._session is not None:
+            self._close_session(self._session)
+
+    def _close_session(self, name: str) -> None:
+        try:
+            self._tmux.kill_session(name, self._spec.owner)
+        except TmuxError as error:
+            self._tell(f"its session could not be closed: {error.message}")
+
+    # What is told
+
+    def _tell(self, text: str) -> None:
+        if text in self._notes:
+            return
+        self._notes.append(text)
+        self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
+
+    def _event(self, text: str) -> None:
+        if self._spec.scheduler_log is None:
+            return
+        try:
+            tell(self._spec.scheduler_log, f"{self._spec.config} {text}")
+        except PrivateFileError as error:
+            self._tell(error.message)
+
+    def _record(self, end: Conclusion | None = None, status: int | None = None, marker_by: str | None = None) -> None:
+        content = {
+            "job": self._spec.job,
+            "attempt": self._spec.attempt,
+            "config": self._spec.config,
+            "session": self._session,
+            "log": self._log,
+            "started_at": self._started_at,
+            "ended_at": None if end is None else time.time(),
+            "status": status,
+            "result": None if end is None else end.result,
+            "note": "; ".join(self._notes) or None,
+            "marker_by": marker_by,
+        }
+        try:
+            write_whole(self._spec.record, json.dumps(content) + "\n")
+        except OSError as error:
+            self._tell(f"{self._spec.record} cannot be written: {error.strerror}")
+
+
+def _lay_wire(signals: set[int]) -> int:
+    """A descriptor that is readable when a signal has come; which ones did is noted."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    for signum in _SURVIVED:
+        signal.signal(signum, lambda number, _: signals.add(number))
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """Which file it is, and how it was left; `None` where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def main() -> None:
+    said = json.loads(sys.argv[1])
+    spec = Spec(**{name: said[name] for name in Spec._fields if name in said})
+    sys.exit(Runner(spec, os.environ).run())

@@ -1,0 +1,26 @@
+"""What the keeper starts in place of a task's program: the runner that shows it in a session and minds its marker."""
+
+from msgspec import to_builtins
+
+from gpuyard.core.tasks import session_on
+from gpuyard.engines import session
+from gpuyard.ports import Launch
+
+
+def words_of(launch: Launch, sockets: str) -> tuple[str, ...]:
+    """`sockets` is a folder for what the runner and those who look at it have to say to each other."""
+    task = launch.task
+    if task is None:
+        return launch.command
+    return session.command(
+        {
+            **to_builtins(task),
+            "command": list(launch.command),
+            "key": f"{launch.job_id}.{launch.attempt}",
+            "job": launch.job_id,
+            "attempt": launch.attempt,
+            "sockets": sockets,
+            "gpu": launch.place,
+            "session": session_on(task, launch.place),
+        }
+    )

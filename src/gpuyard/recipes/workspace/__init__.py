@@ -1,0 +1,1 @@
+"""A workspace: a folder of configs that becomes a finished sweep, each config a job of the queue."""

@@ -1,0 +1,208 @@
+"""How a workspace stands: each config by its marker first, then by its job; and how long the rest may take."""
+
+import heapq
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from gpuyard.daemon.patient import PatientClient
+from gpuyard.recipes.workspace.choosing import configs_of
+from gpuyard.recipes.workspace.names import config_name, tag_of
+from gpuyard.recipes.workspace.settings import Loaded
+from gpuyard.recipes.workspace.sweep import marker_of, record_of
+
+_TAIL_BYTES = 4096
+_LIVE = {
+    "running": "running",
+    "stopping": "stopping",
+    "suspending": "suspended",
+    "suspended": "suspended",
+    "resuming": "suspended",
+}
+_OTHERS = {
+    "queued": "waiting",
+    "blocked": "waiting",
+    "delayed": "retrying",
+    "held": "held",
+    "succeeded": "completed",
+    "failed": "failed",
+    "rejected": "failed",
+    "cancelled": "stopped",
+}
+_UNDER_WAY = frozenset({"running", "finishing", "stopping", "suspended"})
+_WAITING = frozenset({"waiting", "retrying", "held"})
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """`note` is a reason, or what is remarkable about its end."""
+
+    config: str
+    state: str
+    gpu: str | None = None
+    seconds: float | None = None
+    memory_mb: float | None = None
+    attempt: int = 0
+    job: int | None = None
+    session: str | None = None
+    log: str | None = None
+    last_line: str | None = None
+    note: str | None = None
+    likely_s: float | None = None
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """`left_s` is how long the rest may take, where that is known; `why` is what the next one waits for."""
+
+    workspace: str
+    task_name: str
+    tag: str
+    rows: tuple[Row, ...]
+    is_stopped: bool = False
+    is_paused: bool = False
+    left_s: float | None = None
+    why: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return len(self.rows)
+
+    @property
+    def completed(self) -> int:
+        return self._count({"completed"})
+
+    @property
+    def running(self) -> int:
+        return self._count(_UNDER_WAY)
+
+    @property
+    def waiting(self) -> int:
+        return self._count(_WAITING)
+
+    @property
+    def failed(self) -> int:
+        return self._count({"failed"})
+
+    @property
+    def not_started(self) -> int:
+        """Those that were stopped before they were done, too."""
+        return self._count({"not started", "stopped"})
+
+    @property
+    def is_over(self) -> bool:
+        return not self.running and not self.waiting
+
+    def _count(self, states: Iterable[str]) -> int:
+        wanted = set(states)
+        return sum(row.state in wanted for row in self.rows)
+
+
+def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
+    tag = tag_of(loaded.workspace)
+    told = queue.get("/tasks", {"tag": tag})
+    tasks = {task["config"]: task for task in told["tasks"]}
+    names = [config_name(path) for path in configs_of(loaded.settings)]
+    gone = [name for name, task in tasks.items() if name not in names and not task["is_finished"]]
+    rows = tuple(_row(loaded, name, tasks.get(name)) for name in [*names, *gone])
+    return Standing(
+        workspace=str(loaded.workspace),
+        task_name=loaded.settings.task_name,
+        tag=tag,
+        rows=rows,
+        is_stopped=told["stopped"],
+        is_paused=told["paused"],
+        left_s=left_s(rows),
+        why=_why(told, tasks),
+    )
+
+
+def _row(loaded: Loaded, config: str, task: dict[str, Any] | None) -> Row:
+    is_marked = os.path.lexists(marker_of(loaded.settings, config))
+    if task is None:
+        return Row(config=config, state="completed" if is_marked else "not started")
+    record = _record(record_of(loaded.workspace, config), task)
+    state = _state(task, is_marked=is_marked)
+    indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
+    return Row(
+        config=config,
+        state=state,
+        gpu=",".join(indexes) or None,
+        seconds=task["elapsed_s"],
+        memory_mb=task["peak_mb"] if task["memory_mb"] is None else task["memory_mb"],
+        attempt=task["attempt"],
+        job=task["id"],
+        session=record.get("session"),
+        log=record.get("log") or task["log"],
+        last_line=_last_line(task["log"]),
+        note=_note(task, record, state, is_marked=is_marked),
+        likely_s=task["likely_s"],
+    )
+
+
+def _state(task: dict[str, Any], *, is_marked: bool) -> str:
+    if task["is_live"]:
+        return "finishing" if is_marked else _LIVE[task["state"]]
+    return "completed" if is_marked else _OTHERS[task["state"]]
+
+
+def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
+    if state == "completed":
+        if not is_marked:
+            return "its marker is gone: start runs it again"
+        told: str | None = record.get("note")
+        return None if record.get("marker_by") == "gpuyard" else told  # the marker says so itself
+    reason: str | None = task["reason"]
+    return reason
+
+
+def _record(path: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """What the task's last attempt left behind; nothing where that is another's."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    is_its_own = isinstance(record, dict) and (record.get("job"), record.get("attempt")) == (
+        task["id"],
+        task["attempt"],
+    )
+    return record if is_its_own else {}
+
+
+def _last_line(log: str | None) -> str | None:
+    """What it wrote last, as a terminal would show it: of a line that was written over, the last."""
+    try:
+        with open(log or "", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    return lines[-1].strip() if lines else None
+
+
+def _why(told: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> str | None:
+    if told["paused"]:
+        return "the queue is paused: `gpuyard unpause` lets it go on"
+    waiting = [task for task in tasks.values() if task["is_waiting"] and task["reason"]]
+    first = min(waiting, key=lambda task: (task["state"] != "queued", -task["priority"], task["id"]), default=None)
+    return None if first is None else f"{first['config']} waits: {first['reason']}"
+
+
+def left_s(rows: Sequence[Row]) -> float | None:
+    """If the rest takes as long as its like did, as many at a time as now; `None` where anything of that is unknown."""
+    under_way = [row for row in rows if row.state in _UNDER_WAY]
+    waiting = [row for row in rows if row.state in _WAITING]
+    if not under_way and not waiting:
+        return 0.0
+    if not under_way or any(row.likely_s is None for row in (*under_way, *waiting)):
+        return None
+    ends = [max(0.0, (row.likely_s or 0.0) - (row.seconds or 0.0)) for row in under_way]
+    heapq.heapify(ends)
+    for row in waiting:
+        heapq.heapreplace(ends, ends[0] + (row.likely_s or 0.0))
+    return max(ends)

@@ -1,0 +1,361 @@
+"""A sweep: the configs of a workspace as jobs of the queue, started, stopped and ended.
+
+The queue is the only record of what was started: `start` asks it what is there, and adds what is not. A config whose
+marker exists is done. Of two who start the same workspace at once, one waits for the other.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.core.crew import Crew
+from gpuyard.core.tasks import Task
+from gpuyard.daemon.client import Client, connect
+from gpuyard.engines.tmux import Tmux, TmuxError
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.workspace.choosing import choose, devices_for
+from gpuyard.recipes.workspace.logbook import note, scheduler_log
+from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
+from gpuyard.recipes.workspace.program import environment_of, path_for, words_before_config
+from gpuyard.recipes.workspace.settings import Loaded, Settings, TaskOptions, load_task_options
+
+OWN_FOLDER = ".gpuyard"
+NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows what one writes"
+_ENDS_WITHIN_S = 20.0
+_JOBS_OWN = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})
+
+
+class Submitted(Struct, frozen=True, kw_only=True):
+    config: str
+    job: int
+    gpu: str | None = None
+
+
+class Skipped(Struct, frozen=True, kw_only=True):
+    config: str
+    why: str
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """`session` shows how it goes on."""
+
+    tag: str
+    submitted: tuple[Submitted, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    refused: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    session: str | None = None
+
+
+class Stopped(Struct, frozen=True, kw_only=True):
+    cancelled: int
+    running: int
+
+
+class Killed(Struct, frozen=True, kw_only=True):
+    """`left` are configs whose tasks have not ended in time."""
+
+    ended: int
+    left: tuple[str, ...]
+    sessions: tuple[str, ...]
+
+
+class _Planned(Struct, frozen=True, kw_only=True):
+    path: Path
+    config: str
+    options: TaskOptions
+    devices: str | None
+
+
+def marker_of(settings: Settings, config: str) -> Path:
+    return Path(settings.output_dir) / f"{config}_completed.txt"
+
+
+def record_of(workspace: Path, config: str) -> Path:
+    return workspace / OWN_FOLDER / "ends" / f"{config}.json"
+
+
+def start(loaded: Loaded, configs: str | None, gpus: str | None, *, is_rerun: bool) -> Started:
+    """Submits what is neither done nor under way. UserError, and nothing submitted, where the workspace is wrong."""
+    sweep = _Sweep(loaded)
+    planned, notes = sweep.plan(configs, gpus)
+    with _locked(loaded.workspace), connect(start=True) as queue:
+        return sweep.submit(queue, planned, notes, is_rerun=is_rerun)
+
+
+class _Sweep:
+    def __init__(self, loaded: Loaded) -> None:
+        self._workspace, self._settings = loaded.workspace, loaded.settings
+        self._config_file = loaded.path
+        self._tag = tag_of(loaded.workspace)
+        self._tmux = Tmux(os.environ) if loaded.settings.sessions == "tmux" else None
+        self._has_tmux = self._tmux is not None and self._tmux.is_there()
+
+    def plan(self, configs: str | None, gpus: str | None) -> tuple[list[_Planned], list[str]]:
+        """All that can be wrong is found here."""
+        settings = self._settings
+        if settings.engine != "local":
+            raise UserError(f"engine: '{settings.engine}' cannot be used yet", hint="leave it out, or write local")
+        paths = choose(settings, configs)
+        devices, notes = devices_for(settings, len(paths), gpus)
+        self._environment = environment_of(settings)
+        self._words = words_before_config(settings, self._workspace, self._environment)
+        if self._tmux is not None and not self._has_tmux:
+            notes.append(NO_TMUX)
+        planned = []
+        for path, device in zip(paths, devices, strict=True):
+            options = load_task_options(path)
+            if gpus and options.gpus is not None and options.gpus != 1:
+                raise UserError(f"{path.name} asks for {options.gpus} GPUs, and one is named for it")
+            planned.append(_Planned(path=path, config=config_name(path), options=options, devices=device))
+        _make_folders(self._workspace, settings)
+        return planned, notes
+
+    def submit(self, queue: Client, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
+        known = {task["config"]: task for task in _tasks(queue, self._tag)}
+        queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
+        submitted: list[Submitted] = []
+        skipped: list[Skipped] = []
+        refused: list[Skipped] = []
+        for each in planned:
+            why = self._why_not(each, known.get(each.config), is_rerun=is_rerun)
+            if why is not None:
+                skipped.append(Skipped(config=each.config, why=why))
+                continue
+            try:
+                with _unmarked(marker_of(self._settings, each.config)):
+                    job = self._submit_one(queue, each)
+            except UserError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
+                continue
+            submitted.append(Submitted(config=each.config, job=job, gpu=each.devices))
+            note(self._settings, f"{each.config} queued as job {job}")
+        if submitted and self._settings.notify is not None:
+            self._submit_notice(queue, [each.job for each in submitted])
+        return Started(
+            tag=self._tag,
+            submitted=tuple(submitted),
+            skipped=tuple(skipped),
+            refused=tuple(refused),
+            notes=tuple(notes),
+            session=self._open_view() if submitted or any(task["is_live"] for task in known.values()) else None,
+        )
+
+    def _why_not(self, each: _Planned, task: dict[str, Any] | None, *, is_rerun: bool) -> str | None:
+        if task is not None and not task["is_finished"]:
+            return f"{'it runs' if task['is_live'] else 'it waits'} already, as job {task['id']}"
+        marker = marker_of(self._settings, each.config)
+        if is_rerun or not os.path.lexists(marker):
+            return None
+        return f"completed: {os.path.relpath(marker, self._workspace)} is there"
+
+    def _submit_one(self, queue: Client, each: _Planned) -> int:
+        settings = self._settings
+        config_path = path_for(str(each.path), settings)
+        marker = str(marker_of(settings, each.config))
+        environment = {**self._environment, "GPUYARD_MARKER": marker, **each.options.env}
+        return self._post(
+            queue,
+            command=(*self._words, config_path),
+            environment=environment,
+            options=self._options(each),
+            task=msgspec.to_builtins(self._task(each, marker)),
+            crew=msgspec.to_builtins(Crew(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)),
+            configuration=_digest(each.path),
+        )
+
+    def _options(self, each: _Planned) -> dict[str, Any]:
+        settings, own = self._settings, each.options
+        vram_mb = settings.vram_mb if own.vram_mb is None else own.vram_mb
+        timeout_s = settings.timeout_s if own.timeout_s is None else own.timeout_s
+        has_gpu = own.gpus != 0
+        options = {
+            "name": slug(each.config),
+            "tag": self._tag,
+            "gpus": own.gpus,
+            "vram": f"{vram_mb}M" if vram_mb is not None and has_gpu else None,
+            "device": each.devices if has_gpu else None,
+            "priority": settings.priority if own.priority is None else own.priority,
+            "retries": settings.max_retries if settings.auto_restart_failed else 0,
+            "time-limit": None if timeout_s is None else f"{timeout_s}s",
+            "on-reboot": "requeue",
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _task(self, each: _Planned, marker: str) -> Task:
+        settings, config = self._settings, each.config
+        logs = f"{settings.log_dir}/train_logs" if settings.enable_logging else None
+        return Task(
+            workspace=str(self._workspace),
+            config=config,
+            owner=f"{self._tag}/{hashlib.blake2b(os.fsencode(config), digest_size=4).hexdigest()}",
+            marker=marker,
+            record=str(record_of(self._workspace, config)),
+            session=session_name(settings.worker_prefix, config) if self._has_tmux else None,
+            closes_session=settings.cleanup_on_complete,
+            log=f"{logs}/{config}.log" if logs else None,
+            other_log=f"{logs}/{self._tag}_{config}.log" if logs else None,
+            scheduler_log=scheduler_log(settings),
+            variable=settings.cuda_visible_devices_var,
+            check_s=settings.check_interval,
+            delay_s=settings.command_delay,
+        )
+
+    def _submit_notice(self, queue: Client, jobs: list[int]) -> None:
+        """What comes when all of these are over."""
+        words = (
+            sys.executable,
+            "-P",
+            "-m",
+            "gpuyard.recipes.workspace.notice",
+            str(self._workspace),
+            self._config_file,
+        )
+        options = {"gpus": 0, "after-any": ",".join(map(str, jobs)), "name": f"{slug(self._settings.task_name)}-notice"}
+        self._post(queue, command=words, environment=self._environment, options=options)
+
+    def _post(
+        self,
+        queue: Client,
+        *,
+        command: Sequence[str],
+        environment: dict[str, str],
+        options: dict[str, Any],
+        **others: Any,
+    ) -> int:
+        body = {
+            "token": secrets.token_hex(16),
+            "command": list(command),
+            "cwd": self._settings.work_dir,
+            "environment": environment,
+            "options": options,
+            **others,
+        }
+        return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
+
+    def _open_view(self) -> str | None:
+        """In a session of its own, once."""
+        if self._tmux is None or not self._has_tmux:
+            return None
+        settings = self._settings
+        set_here = [f"{name}={value}" for name, value in os.environ.items() if _is_for_view(name)]
+        words = [sys.executable, "-P", "-m", "gpuyard", "workspace", "--workspace", str(self._workspace)]
+        words += ["--config", self._config_file, "status", "--watch"]
+        name = scheduler_session(settings.task_name, settings.scheduler_session_suffix)
+        try:
+            return self._tmux.open_session(name, f"{self._tag}/scheduler", ["/usr/bin/env", *set_here, *words])
+        except TmuxError as error:
+            note(settings, f"no session for the view: {error}")
+            return None
+
+
+def stop(loaded: Loaded) -> Stopped:
+    """What runs comes to its end; nothing new starts, whatever becomes of it."""
+    tag = tag_of(loaded.workspace)
+    with _locked(loaded.workspace), connect(start=True) as queue:
+        queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
+        tasks = _tasks(queue, tag)
+        cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
+        running = sum(task["is_live"] for task in tasks)
+    note(loaded.settings, f"stopped: {running} running, {cancelled} no longer waiting")
+    return Stopped(cancelled=cancelled, running=running)
+
+
+def kill_all(loaded: Loaded) -> Killed:
+    """Ends all that runs or waits, and closes the sessions."""
+    tag = tag_of(loaded.workspace)
+    with _locked(loaded.workspace), connect(start=True) as queue:
+        tasks = [task for task in _tasks(queue, tag) if not task["is_finished"]]
+        _cancel(queue, tasks)
+        left = _wait_for(queue, tag, {task["id"] for task in tasks})
+    tmux = Tmux(os.environ)
+    sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
+    note(loaded.settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
+    return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
+
+
+def _tasks(queue: Client, tag: str) -> list[dict[str, Any]]:
+    tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
+    return tasks
+
+
+def _cancel(queue: Client, tasks: Sequence[dict[str, Any]]) -> int:
+    if not tasks:
+        return 0
+    ids = ",".join(str(task["id"]) for task in tasks)
+    return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
+
+
+def _wait_for(queue: Client, tag: str, ids: set[int]) -> tuple[str, ...]:
+    """Those that are still there after the time in which they are made to end."""
+    if ids:
+        asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}
+        queue.request("GET", "/wait", asked)
+    return tuple(task["config"] for task in _tasks(queue, tag) if task["id"] in ids and not task["is_finished"])
+
+
+def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:
+    owned = [(name, owner) for owner, names in tmux.owned_sessions(f"{tag}/").items() for name in names]
+    for name, owner in owned:
+        tmux.kill_session(name, owner)
+    return tuple(sorted(name for name, _ in owned))
+
+
+def _is_for_view(name: str) -> bool:
+    """What says where the queue and the package are; never what says that we are a job."""
+    return name.startswith(("GPUYARD_", "XDG_", "PYTHONPATH")) and name not in _JOBS_OWN
+
+
+@contextlib.contextmanager
+def _unmarked(marker: Path) -> Iterator[None]:
+    """One that runs again is not completed, from before it could start; one that is refused is as it was."""
+    aside = marker.with_name(f".{marker.name}.before")
+    try:
+        if os.path.lexists(marker):
+            marker.replace(aside)
+    except OSError as error:
+        raise EnvironmentFault(f"{marker} cannot be removed: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if os.path.lexists(aside):
+            aside.replace(marker)
+        raise
+    aside.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _make_folders(workspace: Path, settings: Settings) -> None:
+    folders = [workspace / OWN_FOLDER / "ends", Path(settings.output_dir)]
+    for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"{folder} cannot be made: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _locked(workspace: Path) -> Iterator[None]:
+    (workspace / OWN_FOLDER).mkdir(exist_ok=True)
+    descriptor = os.open(workspace / OWN_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

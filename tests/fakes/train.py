@@ -1,0 +1,99 @@
+"""A small training script, as a workspace's task: `python train.py --config_path configs/NAME.yml`.
+
+It fits a line through noisy points by gradient descent, says how far it is, and leaves the marker NAME_completed.txt.
+What else it does stands in its YAML:
+
+    seed, epochs, lr    what is trained
+    gate                a pipe that it waits at after its last epoch, until somebody opens it
+    memory_mb           what it holds of the memory of a simulated GPU meanwhile
+    fails               how many of its first runs end with status 1
+    leaves_marker       false: it leaves none
+    lingers             it goes on for ever after its marker
+    status              what it exits with
+
+In its working directory it appends a line of JSON to `starts` when it starts, and to `ends` when it leaves its marker.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--config_path", type=Path, required=True)
+    path: Path = parser.parse_args().config_path
+    config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    earlier = sum(json.loads(line)["config"] == path.stem for line in append("starts", path.stem)) - 1
+    with memory_held(config.get("memory_mb")):
+        slope, offset = train(config)
+        if "gate" in config:
+            say("at the gate")
+            Path(config["gate"]).read_bytes()
+    if earlier < config.get("fails", 0):
+        sys.exit("it did not converge")
+    if config.get("leaves_marker", True):
+        marker_of(path).write_text(f"slope {slope:.3f}, offset {offset:.3f}\n")
+        append("ends", path.stem)
+    while config.get("lingers"):
+        signal.pause()
+    sys.exit(config.get("status", 0))
+
+
+def train(config: dict[str, Any]) -> tuple[float, float]:
+    rng = np.random.default_rng(config["seed"])
+    x = rng.normal(size=200)
+    y = 3.0 * x + 1.0 + rng.normal(scale=0.1, size=200)
+    slope = offset = 0.0
+    for epoch in range(1, config["epochs"] + 1):
+        error = slope * x + offset - y
+        slope -= config["lr"] * float((error * x).mean())
+        offset -= config["lr"] * float(error.mean())
+        say(f"epoch {epoch}: loss {float((error**2).mean()):.4f}")
+    return slope, offset
+
+
+def marker_of(path: Path) -> Path:
+    return Path(os.environ.get("GPUYARD_MARKER") or f"out/{path.stem}_completed.txt")
+
+
+def append(name: str, config: str) -> list[str]:
+    """All lines that are there then."""
+    about = {"config": config, "pid": os.getpid(), "words": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    with open(name, "ab", buffering=0) as file:  # in one piece, as others append to it
+        file.write(json.dumps(about).encode() + b"\n")
+    return Path(name).read_text(encoding="utf-8").splitlines()
+
+
+@contextlib.contextmanager
+def memory_held(megabytes: float | None) -> Iterator[None]:
+    if megabytes is None:
+        yield
+        return
+    from gpuyard.errors import SimulatedOutOfMemory
+    from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
+
+    devices = SimulatedDevices()
+    with Usage(devices) as usage:
+        try:
+            usage.allocate(visible_device_ids(devices, os.environ)[0], megabytes)
+        except SimulatedOutOfMemory as error:
+            sys.exit(f"torch.OutOfMemoryError: {error}")
+        yield
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - what a training script does
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""A task under its runner, without a session: how it ends, and what it leaves."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
+from tests.integration.session_fixture import Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures are found where they are named
+
+MARK = "mkdir -p ../out; echo done > ../out/exp1_completed.txt"
+
+
+def ended(task: Task) -> tuple[int, str | None, int | None]:
+    """What the queue is told, what it amounts to, and the program's own status."""
+    status = task.wait()
+    record = task.record()
+    assert record["ended_at"] >= record["started_at"]
+    return status, record["result"], record["status"]
+
+
+def scheduler_log(tasks: Tasks) -> list[str]:
+    """Without the times."""
+    return [line[20:] for line in (tasks.folder / "logs/TASK_scheduler.log").read_text(errors="replace").splitlines()]
+
+
+def log_of(task: Task, name: str = "log") -> list[str]:
+    return Path(task.spec[name]).read_text().splitlines()
+
+
+# How it ends
+
+
+def test_a_task_that_writes_its_marker_and_exits_0_is_completed(tasks: Tasks) -> None:
+    task = tasks.sh(MARK)
+    assert ended(task) == (0, "completed", 0)
+    assert task.marker.read_text() == "done\n"
+    record = task.record()
+    assert (record["marker_by"], record["note"]) == ("program", None)
+    assert (record["job"], record["attempt"], record["config"], record["session"]) == (1, 1, "exp1", None)
+    assert record["log"] == task.spec["log"]
+    assert scheduler_log(tasks) == ["exp1 started on gpu0 (job 1, attempt 1)", "exp1 completed"]
+
+
+def test_a_task_that_writes_its_marker_and_fails_is_completed_and_flagged(tasks: Tasks) -> None:
+    task = tasks.sh(f"{MARK}; exit 5")
+    assert ended(task) == (0, "completed", 5)
+    assert task.record()["note"] == "it ended with status 5 after its marker"
+
+
+def test_a_task_that_exits_0_without_a_marker_is_completed_and_its_marker_says_who_wrote_it(tasks: Tasks) -> None:
+    task = tasks.sh("true")
+    assert ended(task) == (0, "completed", 0)
+    assert "exited with status 0 and wrote no marker; written by gpuyard (job 1, attempt 1)" in task.marker.read_text()
+    assert task.record()["marker_by"] == "gpuyard"
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)])
+def test_a_task_that_fails_without_a_marker_has_failed_with_its_status(tasks: Tasks, script: str, status: int) -> None:
+    task = tasks.sh(script)
+    assert ended(task) == (status, "failed", status)
+    assert not task.marker.exists()
+    assert scheduler_log(tasks)[-1] == f"exp1 failed with status {status}"
+
+
+def test_a_task_that_is_told_to_stop_and_then_exits_0_is_stopped_and_not_completed(tasks: Tasks) -> None:
+    task = tasks.sh("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    task.wait_to_say("up")
+    task.send(signal.SIGTERM)
+    assert ended(task) == (143, "stopped", 0)
+    assert "saved" in task.said()
+    assert not task.marker.exists()
+    assert scheduler_log(tasks)[-1] == "exp1 stopped"
+
+
+def test_a_task_that_is_told_to_stop_and_does_is_stopped(tasks: Tasks) -> None:
+    task = tasks.sh("echo up; exec sleep 600")
+    task.wait_to_say("up")
+    task.send(signal.SIGTERM)
+    assert ended(task) == (143, "stopped", 143)
+
+
+def test_a_task_that_writes_its_marker_when_it_is_told_to_stop_is_completed(tasks: Tasks) -> None:
+    task = tasks.sh(f"trap '{MARK}; exit 3' TERM; echo up; while :; do sleep 0.05; done")
+    task.wait_to_say("up")
+    task.send(signal.SIGTERM)
+    assert ended(task) == (0, "completed", 3)
+
+
+def test_a_task_that_is_told_to_stop_before_it_starts_does_not_start(tasks: Tasks) -> None:
+    task = tasks.sh("echo ran", delay_s=600.0)
+    wait_for(Path(task.spec["record"]).exists, "the record")
+    assert task.record()["result"] is None
+    os.kill(task.runner, signal.SIGTERM)
+    assert ended(task) == (143, "stopped", 143)
+    assert "ran" not in task.said()
+
+
+def test_a_task_that_goes_on_after_its_marker_is_ended_after_a_time_of_grace_and_completed(tasks: Tasks) -> None:
+    task = tasks.sh(f"{MARK}; exec sleep 600")
+    assert ended(task) == (0, "completed", 143)
+    assert "ended by gpuyard: it went on after its marker" in task.record()["note"]
+
+
+def test_a_task_that_ends_within_its_time_of_grace_is_left_alone(tasks: Tasks, pipe: Path) -> None:
+    task = tasks.sh(f"{MARK}; read x < {pipe}", check_s=30.0)
+    wait_for(task.marker.exists, "the marker")
+    let_go(pipe)
+    assert ended(task) == (0, "completed", 0)
+    assert task.record()["note"] is None
+
+
+def test_an_earlier_runs_marker_says_nothing_of_this_one(tasks: Tasks, pipe: Path) -> None:
+    first = tasks.sh(MARK)
+    assert ended(first) == (0, "completed", 0)
+    second = tasks.sh(f"echo up; read x < {pipe}; exit 4", check_s=0.01)
+    second.wait_to_say("up")
+    let_go(pipe)
+    assert ended(second) == (4, "failed", 4)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM])
+def test_no_signal_to_the_runner_alone_ends_a_task(tasks: Tasks, pipe: Path, signum: int) -> None:
+    task = tasks.sh(f"echo up; read x < {pipe}; exit 6")
+    task.wait_to_say("up")
+    os.kill(task.runner, signum)
+    let_go(pipe)
+    assert ended(task) == (6, "failed", 6)
+
+
+# How it starts
+
+
+def test_a_program_that_is_not_there_has_status_127_and_its_log_says_so(tasks: Tasks) -> None:
+    task = tasks.start("no-such-program")
+    assert ended(task) == (127, "failed", 127)
+    assert "gpuyard: there is no program no-such-program" in log_of(task)
+
+
+def test_a_program_that_cannot_be_executed_has_status_126_and_its_log_says_so(tasks: Tasks, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("text")
+    task = tasks.start(str(tmp_path / "data.txt"))
+    assert ended(task) == (126, "failed", 126)
+    assert f"gpuyard: {tmp_path}/data.txt cannot be executed: Permission denied" in log_of(task)
+
+
+def test_a_script_that_does_not_say_what_runs_it_is_run_by_the_shell(tasks: Tasks, tmp_path: Path) -> None:
+    (tmp_path / "work/script").write_text('echo "ran with $1"\n')
+    (tmp_path / "work/script").chmod(0o700)
+    task = tasks.start("./script", "a word")
+    assert task.wait() == 0
+    assert "ran with a word" in log_of(task)
+
+
+def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks: Tasks) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "assert all(map(os.isatty, (0, 1, 2)))\n"
+        "assert os.getsid(0) == os.getpid() == os.tcgetpgrp(0)\n"
+        "assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "ignored = {one.name for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN}\n"
+        "print(sorted(ignored), os.environ['TERM'], os.getcwd())\n"
+    )
+    task = tasks.start(sys.executable, "-c", script, environment={"TERM": "dumb"})
+    assert task.wait() == 0, task.said()
+    # Python itself ignores these two.
+    assert f"['SIGPIPE', 'SIGXFSZ'] screen-256color {tasks.folder}/work" in log_of(task)
+
+
+def test_hostile_names_are_data(tasks: Tasks) -> None:
+    words = ["a b", "'\"", "$(touch owned)", "`touch owned`", "-x", ";", "größe\udcff", "#(touch owned)", "", "\\;"]
+    for number, name in enumerate(("a b'\"", "$(touch owned)", "-x;", "größe\n", "\udcff")):
+        task = tasks.start("printf", "<%s>", *words, config=name)
+        assert ended(task) == (0, "completed", 0)
+        assert task.record()["config"] == name
+        assert "".join(f"<{word}>" for word in words) in Path(task.spec["log"]).read_text(errors="surrogateescape")
+        assert task.marker.exists()
+        assert len(scheduler_log(tasks)) == 2 * (number + 1)
+    assert not (tasks.folder / "work/owned").exists()
+
+
+# What it writes
+
+
+def test_what_it_writes_is_in_both_logs_and_each_attempt_begins_with_a_line_of_its_own(tasks: Tasks) -> None:
+    assert tasks.sh("echo one; exit 1").wait() == 1
+    task = tasks.sh("echo two; exit 1", attempt=2, job=1, key="1.2")
+    assert task.wait() == 1
+    lines = log_of(task)
+    assert (lines[1], lines[3]) == ("one", "two")
+    assert lines[0].startswith("--- exp1, job 1, attempt 1, on gpu0, ")
+    assert lines[2].startswith("--- exp1, job 1, attempt 2, on gpu0, ")
+    assert task.said() == "two\n"
+
+
+def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
+    task = tasks.sh("true")
+    assert task.wait() == 0
+    for name in ("log", "scheduler_log"):
+        assert Path(task.spec[name]).stat().st_mode & 0o777 == 0o600
+    assert Path(task.spec["log"]).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, pipe: Path) -> None:
+    first = tasks.sh(f"echo first; read x < {pipe}")
+    first.wait_to_say("first")
+    second = tasks.sh("echo second", record=str(tasks.folder / "other.json"))
+    assert second.wait() == 0
+    let_go(pipe)
+    assert first.wait() == 0
+    assert log_of(first)[1:] == ["first"]
+    assert log_of(second, "other_log")[1:] == ["second"]
+    assert second.record()["log"] == second.spec["other_log"]
+
+
+def test_without_another_log_it_is_told_and_the_task_runs(tasks: Tasks, pipe: Path) -> None:
+    first = tasks.sh(f"echo first; read x < {pipe}")
+    first.wait_to_say("first")
+    second = tasks.sh("echo second", other_log=None, record=str(tasks.folder / "other.json"))
+    assert second.wait() == 0
+    let_go(pipe)
+    assert first.wait() == 0
+    assert f"{first.spec['log']} is written by another task" in second.record()["note"]
+    assert "second" in second.said()
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / "victim")
+
+
+@pytest.mark.parametrize("lay", [_link, os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["log", "scheduler_log"])
+def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Tasks, name: str, lay: Any) -> None:
+    folder = tasks.folder / "own"
+    folder.mkdir(mode=0o700)
+    lay(folder / "a.log")
+    task = tasks.sh("echo text", **{name: str(folder / "a.log")})
+    assert ended(task) == (0, "completed", 0)
+    assert f"{folder}/a.log cannot be written" in task.record()["note"]
+    assert "text" in task.said()
+    assert not (folder / "victim").exists()
+
+
+def test_a_full_disk_leaves_out_output_and_nothing_else(tasks: Tasks) -> None:
+    task = tasks.sh("yes | head -c 200000; echo the end; exit 3", limit=1 << 16)
+    assert ended(task) == (3, "failed", 3)
+    assert f"some of the output is missing in {task.spec['log']}: File too large" in task.record()["note"]
+    assert Path(task.spec["log"]).stat().st_size == 1 << 16
+
+
+def test_a_jobs_log_that_takes_nothing_does_not_hold_the_task_up(tasks: Tasks) -> None:
+    task = tasks.sh("yes | head -c 200000", output="/dev/full")
+    assert ended(task) == (0, "completed", 0)
+    assert "the job's log: No space left on device" in task.record()["note"]
+    assert len(log_of(task)) == 100_001
+
+
+def test_a_record_and_a_marker_that_cannot_be_written_are_told(tasks: Tasks) -> None:
+    (tasks.folder / "file").write_text("")
+    task = tasks.sh("true", record=str(tasks.folder / "file/exp1.json"), marker=str(tasks.folder / "file/exp1.txt"))
+    assert task.wait() == 0
+    assert f"gpuyard: its marker {tasks.folder}/file/exp1.txt cannot be written" in task.said()
+    assert f"gpuyard: {tasks.folder}/file/exp1.json cannot be written" in task.said()
+
+
+# What it leaves behind
+
+
+def test_somebody_left_behind_on_the_terminal_does_not_keep_the_task_alive(tasks: Tasks, pipe: Path) -> None:
+    task = tasks.sh(f"(trap '' HUP; echo $$ > ../left; read x < {pipe}; echo late) & echo on its own; exit 2")
+    assert ended(task) == (2, "failed", 2)
+    assert "on its own" in log_of(task)
+    let_go(pipe)
+
+
+def test_somebody_left_behind_who_writes_on_and_on_does_not_keep_the_task_alive(tasks: Tasks) -> None:
+    task = tasks.sh("(trap '' HUP; exec yes) & exit 2")
+    assert ended(task) == (2, "failed", 2)
+
+
+def test_no_socket_is_left_behind(tasks: Tasks) -> None:
+    task = tasks.sh("true", session="TASK_exp1_gpu0")
+    assert task.wait() == 0
+    assert os.listdir(tasks.folder / "sockets") == []
+
+
+def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Tasks, pipe: Path) -> None:
+    lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lease, fcntl.LOCK_EX)
+    task = tasks.sh(f"(trap '' HUP; echo up; read x < {pipe}) & wait", lease=lease)
+    os.close(lease)
+    task.wait_to_say("up")
+    os.kill(task.program(), signal.SIGKILL)
+    assert task.wait() == 137
+    taker = subprocess.Popen(["flock", str(tasks.folder / "lease"), "true"])
+    assert subprocess.call(["flock", "-n", str(tasks.folder / "lease"), "true"]) == 1
+    let_go(pipe)
+    assert taker.wait(60) == 0
+
+
+def test_a_killed_runner_takes_its_program_along_and_leaves_the_record_without_a_result(tasks: Tasks) -> None:
+    task = tasks.sh("echo up; exec sleep 600")
+    task.wait_to_say("up")
+    program = task.program()
+    os.kill(task.runner, signal.SIGKILL)
+    wait_until_gone(program, "the program")
+    assert task.record()["result"] is None

@@ -1,0 +1,337 @@
+"""A task in a session of a real tmux: what people see and type there, and what becomes of it when tmux does not last."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
+from tests.integration.session_fixture import OwnTmux, Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures
+from tests.integration.terminal import Terminal
+
+pytestmark = pytest.mark.needs("tmux")
+
+NAME = "TASK_exp1_gpu0"
+WAITS = "echo up; read x; echo got $x; exit 3"
+
+
+def shown(tasks: Tasks, script: str = WAITS, **other: object) -> Task:
+    """A task that is up and whose session shows it."""
+    task = tasks.sh(script, **{"session": NAME, **other})
+    wait_for(lambda: Path(task.spec["record"]).exists() and task.record()["session"], "the session")
+    tasks.tmux.wait_to_see(task.record()["session"], "up")
+    return task
+
+
+@contextlib.contextmanager
+def attached(tmux: OwnTmux, name: str = NAME) -> Iterator[Terminal]:
+    terminal = Terminal(["tmux", "-u", "attach-session", "-t", f"={name}"], {**tmux.environment, "TMUX": ""})
+    yield terminal
+    terminal.close()
+
+
+# What people see and type
+
+
+def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks)
+    tmux("send-keys", "-t", f"={NAME}:", "hällo", "Enter")
+    assert task.wait() == 3
+    tmux.wait_to_see(NAME, "got hällo")
+    assert "got hällo" in task.said()
+    assert task.record()["session"] == NAME
+
+
+def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks, "echo up; exec sleep 600")
+    tmux("send-keys", "-t", f"={NAME}:", "C-c")
+    assert task.wait() == 130
+    assert (task.record()["result"], task.record()["status"]) == ("failed", 130)
+
+
+def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks, "echo up; seq -f 'line %g.' 6000; read x")
+    tmux.wait_to_see(NAME, "line 6000.")
+    assert [f"line {number}." for number in range(1, 6001)] == tmux.screen(NAME).split("\n")[1:6001]
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    assert task.wait() == 0
+
+
+def test_the_last_screen_stays_and_says_how_it_ended(tasks: Tasks, tmux: OwnTmux) -> None:
+    assert tasks.sh("echo the last words; exit 4", session=NAME).wait() == 4
+    tmux.wait_for_dead_pane(NAME)
+    tmux.wait_to_see(NAME, "the last words\n\n[exp1 failed, status 4, after ")
+
+
+def test_a_session_is_closed_after_completion_where_that_is_wanted(tasks: Tasks, tmux: OwnTmux) -> None:
+    tmux("new-session", "-d", "-s", "mine", "cat")
+    assert tasks.sh("true", session=NAME, closes_session=True).wait() == 0
+    assert tmux.sessions() == ["mine"]
+
+
+def test_a_session_is_not_closed_after_a_failure(tasks: Tasks, tmux: OwnTmux) -> None:
+    assert tasks.sh("echo why; exit 1", session=NAME, closes_session=True).wait() == 1
+    tmux.wait_to_see(NAME, "why")
+
+
+def test_the_size_of_the_window_reaches_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks, "trap 'stty size' WINCH; echo up; while :; do read x && exit; done")
+    tmux("resize-window", "-t", f"={NAME}:", "-x", "111", "-y", "33")
+    task.wait_to_say("33 111")
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    assert task.wait() == 0
+
+
+def test_a_person_who_is_attached_stays_for_the_next_attempt(tasks: Tasks, tmux: OwnTmux) -> None:
+    shown(tasks, "echo up; read x; exit 1")
+    with attached(tmux) as terminal:
+        terminal.read_until("up")
+        terminal.type("\r")
+        terminal.read_until("[exp1 failed, status 1")
+        tmux.wait_for_dead_pane(NAME)
+        second = tasks.sh("echo the second; read x; echo got $x; exit 2", session=NAME, attempt=2, key="1.2")
+        terminal.read_until("the second")
+        terminal.type("it\r")
+        terminal.read_until("got it")
+        assert second.wait() == 2
+    assert tmux.sessions() == [NAME]
+    assert second.record()["session"] == NAME
+
+
+# Whose session it is
+
+
+def test_a_name_that_is_somebody_elses_is_left_to_them(tasks: Tasks, tmux: OwnTmux) -> None:
+    tmux("new-session", "-d", "-s", NAME, "echo theirs; exec cat")
+    task = shown(tasks)
+    other = shown(tasks, "echo up; read x", owner="other/1", config="exp2")
+    assert task.record()["session"] == f"{NAME}-2"
+    assert other.record()["session"] == f"{NAME}-3"
+    assert "theirs" in tmux.screen(NAME)
+
+
+def test_a_session_that_lost_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks)
+    os.kill(task.runner, signal.SIGKILL)
+    tmux.wait_for_dead_pane(NAME)
+    assert "this task was killed" in tmux.screen(NAME)
+    again = tasks.sh("echo again; read x", session=NAME)
+    tmux.wait_to_see(NAME, "again")
+    assert again.record()["session"] == NAME
+    assert tmux.sessions() == [NAME]
+
+
+def test_what_a_person_runs_in_a_session_of_ours_is_not_killed_for_the_next_task(tasks: Tasks, tmux: OwnTmux) -> None:
+    shown(tasks, "echo up; read x")
+    tmux("split-window", "-t", f"={NAME}:", "echo by hand; exec cat")
+    first = tmux("list-panes", "-t", f"={NAME}:", "-F", "#{pane_pid}").split()
+    again = tasks.sh("echo again; read x", session=NAME)
+    tmux.wait_to_see(NAME, "again")
+    assert again.record()["session"] == NAME
+    assert set(first) < set(tmux("list-panes", "-s", "-t", f"={NAME}", "-F", "#{pane_pid}").split())
+
+
+@pytest.mark.parametrize("name", ["a b'\"", "$(touch owned)", "-x", "größe;", "a:b.c", "#(touch owned)", "実験 #{pid}"])
+def test_hostile_names_are_data(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
+    sockets = tasks.folder / f"{name};"
+    sockets.mkdir()
+    task = shown(tasks, session=name, sockets=str(sockets), config=name)
+    session = task.record()["session"]
+    assert tmux.sessions() == [session]
+    tmux("send-keys", "-t", f"={session}:", "Enter")
+    assert task.wait() == 3
+    tmux.wait_to_see(session, f"[{name} failed, status 3")
+    assert not list(tasks.folder.rglob("owned"))
+
+
+# What tmux is given
+
+
+def test_a_server_that_is_started_for_a_task_inherits_nothing_of_it(tasks: Tasks, tmux: OwnTmux) -> None:
+    lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
+    own = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "MY_DEVICES": "0",
+        "GPUYARD_QUEUE": "/queue",
+        "TMUX": "/nowhere,1,0",
+        "KEPT": "1",
+    }
+    task = shown(tasks, environment=own, variable="MY_DEVICES", lease=lease)
+    assert os.readlink(f"/proc/{task.program()}/fd/8") == str(tasks.folder / "lease")
+    inherited = tmux("show-environment", "-g").splitlines()
+    assert "KEPT=1" in inherited
+    assert not [line for line in inherited if line.startswith(("GPUYARD_", "CUDA_", "MY_DEVICES", "TMUX="))]
+    for pid in (tmux.server(), tmux.viewer(NAME)):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert not [each for each in environment if each.startswith((b"GPUYARD_", b"CUDA_", b"MY_DEVICES"))]
+        descriptors = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        assert not [each for each in descriptors if each.startswith(str(tasks.folder))]
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    os.close(lease)
+
+
+def test_a_persons_settings_are_no_hindrance(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
+    settings = (
+        "set -g default-command false\nset -g destroy-unattached on\nset -g history-limit 5\nset -g base-index 7\n"
+        "set -g pane-base-index 3\nset -g renumber-windows on\nset -g remain-on-exit off\nset -g status off\n"
+    )
+    (tmp_path / ".tmux.conf").write_text(settings)
+    task = shown(tasks, "echo up; seq -f 'line %g.' 500; exit 3")
+    assert task.wait() == 3
+    tmux.wait_to_see(NAME, "[exp1 failed, status 3")
+    assert "line 1.\n" in tmux.screen(NAME)
+    assert tmux("show-options", "-g", "history-limit") == "history-limit 5"
+
+
+def test_a_new_window_in_the_session_is_in_the_tasks_directory(tasks: Tasks, tmux: OwnTmux) -> None:
+    shown(tasks)
+    tmux("new-window", "-t", f"={NAME}:", "pwd; exec cat")
+    tmux.wait_to_see(NAME, f"{tasks.folder}/work")
+
+
+# What becomes of it when tmux does not last
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("word", ["kill-session", "kill-pane"])
+def test_a_session_that_a_person_closes_ends_the_task(tasks: Tasks, tmux: OwnTmux, word: str, is_last: bool) -> None:
+    """Also the last one, with which tmux itself ends."""
+    task = shown(tasks)
+    if not is_last:
+        tmux("new-session", "-d", "-s", "mine", "cat")
+    server = tmux.server()
+    tmux(word, "-t", f"={NAME}:")
+    assert task.wait() == 129
+    assert (task.record()["result"], task.record()["status"]) == ("failed", 129)
+    assert "its session was closed" in task.record()["note"]
+    if is_last:
+        wait_until_gone(server, "tmux")
+    assert tmux.sessions() == ([] if is_last else ["mine"])
+
+
+def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks, "trap 'mkdir ../out; touch ../out/exp1_completed.txt; exit 1' HUP; echo up; read x")
+    tmux("kill-session", "-t", f"={NAME}")
+    assert task.wait() == 0
+    assert (task.record()["result"], task.record()["status"]) == ("completed", 1)
+
+
+@pytest.mark.parametrize("how", ["kill -9", "kill", "kill-server"])
+def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks, tmux: OwnTmux, how: str) -> None:
+    task = shown(tasks)
+    server = tmux.server()
+    if how == "kill-server":
+        tmux("kill-server")
+    else:
+        os.kill(server, signal.SIGKILL if how == "kill -9" else signal.SIGTERM)
+    wait_until_gone(server, "tmux")
+    tmux.wait_to_see(NAME, "up")
+    assert tmux.server() != server
+    tmux("send-keys", "-t", f"={NAME}:", "again", "Enter")
+    assert task.wait() == 3
+    assert "got again" in task.said()
+    tmux.wait_to_see(NAME, "[exp1 failed, status 3")
+    assert task.record()["note"] is None
+
+
+def test_many_tasks_go_on_without_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
+    """They all start a new one at once, and there is one."""
+    names = [f"TASK_exp{number}_gpu0" for number in range(4)]
+    each = [
+        shown(tasks, f"echo up {number}; read x < {pipe}.{number}", session=name, config=f"exp{number}", owner=name)
+        for number, name in enumerate(names)
+    ]
+    for number in range(4):
+        os.mkfifo(f"{pipe}.{number}")
+    os.kill(tmux.server(), signal.SIGKILL)
+    wait_for(lambda: sorted(tmux.sessions()) == names, "new sessions")
+    for number, name in enumerate(names):
+        tmux.wait_to_see(name, f"up {number}")
+        let_go(Path(f"{pipe}.{number}"))
+    assert [task.wait() for task in each] == [0] * 4
+    assert all(task.marker.exists() for task in each)
+
+
+def test_a_killed_viewer_is_replaced_in_its_session(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks)
+    viewer = tmux.viewer(NAME)
+    with attached(tmux) as terminal:
+        terminal.read_until("up")
+        os.kill(viewer, signal.SIGKILL)
+        wait_for(lambda: tmux.viewer(NAME) != viewer, "another viewer")
+        tmux.wait_to_see(NAME, "up")
+        terminal.type("it\r")
+        terminal.read_until("got it")
+    assert task.wait() == 3
+    assert tmux.sessions() == [NAME]
+
+
+def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks)
+    for _ in range(4):
+        wait_for(tmux.sessions, "a session")
+        tmux.wait_to_see(NAME, "up")
+        viewer = tmux.viewer(NAME)
+        os.kill(tmux.server(), signal.SIGKILL)
+        wait_until_gone(viewer, "the viewer")
+    assert not task.is_over()
+    os.kill(task.program(), signal.SIGKILL)
+    assert task.wait() == 137
+    assert tmux.sessions() == []
+
+
+def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/echo").symlink_to("/bin/echo")
+    task = tasks.start("echo", "ran", session=NAME, environment={"PATH": str(tmp_path / "bin")})
+    assert task.wait() == 0
+    assert task.record()["note"] == "no session: tmux is not installed; it wrote no marker itself"
+    assert task.record()["session"] is None
+    assert "gpuyard: no session: tmux is not installed\nran\n" in task.said()
+
+
+def test_a_tmux_that_does_not_work_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tmux").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    (tmp_path / "bin/tmux").chmod(0o700)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    task = tasks.sh("echo ran", session=NAME, environment={"PATH": path})
+    assert task.wait() == 0
+    assert "no session: tmux: broken" in task.record()["note"]
+
+
+def test_a_folder_for_sockets_that_is_missing_is_told_and_the_task_runs(tasks: Tasks) -> None:
+    task = tasks.sh("echo ran", session=NAME, sockets=f"{tasks.folder}/nowhere")
+    assert task.wait() == 0
+    assert f"no session: {tasks.folder}/nowhere cannot be used: No such file" in task.record()["note"]
+
+
+# Much output
+
+
+@pytest.mark.parametrize("stops_viewer", [False, True])
+def test_nothing_of_much_output_is_lost_and_a_viewer_does_not_hold_it_up(
+    tasks: Tasks, tmux: OwnTmux, stops_viewer: bool
+) -> None:
+    script = "echo up; read x; yes 0123456789 | head -c 50600000; echo the end; read x"
+    task = shown(tasks, script)
+    viewer = tmux.viewer(NAME)
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    if stops_viewer:
+        task.wait_to_say("0123")
+        os.kill(viewer, signal.SIGSTOP)
+    ended = subprocess.run(
+        ["sh", "-c", 'until tail -c 100 "$1" | grep -q "the end"; do sleep 0.1; done', "sh", task.spec["log"]],
+        timeout=90,
+    )
+    assert ended.returncode == 0
+    with open(task.spec["log"], "rb") as file:
+        assert file.read().count(b"0123456789\n") == 4_600_000
+    os.kill(viewer, signal.SIGCONT)
+    tmux.wait_to_see(NAME, "the end")
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    assert task.wait() == 0

@@ -1,0 +1,119 @@
+"""Whoever sees to a workspace's tasks may be killed: what can go on goes on, what died is run again if so configured,
+and nothing is done or counted twice."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.queue_fixture import is_gone
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    Workspaces,
+    kill9,
+    tmux,
+    until,
+    workspace,
+    workspaces,
+)
+
+pytestmark = pytest.mark.needs("tmux")
+
+CONFIGS = ("exp1", "exp2", "exp3")
+
+
+def sessions_of(ws: Workspace, *configs: str) -> set[str]:
+    rows = ws.rows()
+    return {rows[config]["session"] for config in configs}
+
+
+def until_seen(ws: Workspace, names: set[str]) -> None:
+    until(lambda: names <= ws.session_names(), f"the sessions {names}")
+    for name in names:
+        ws.tmux.wait_to_see(name, "at the gate")
+
+
+def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_the_other_and_together(
+    workspaces: Workspaces,
+) -> None:
+    ws, yard = workspaces.make(), workspaces.yard
+    ws.add_gated(*CONFIGS, "exp4", "exp5")
+    ws.do("start", "exp1,exp2,exp3", "0,0,1")
+    ws.until_running(*CONFIGS)
+    names, pids = sessions_of(ws, *CONFIGS), [ws.program(config) for config in CONFIGS]
+    assert names == {"T_exp1_gpu0", "T_exp2_gpu0", "T_exp3_gpu1"}
+    until_seen(ws, names)
+
+    yard.kill9()
+    kill9(ws.tmux.server())
+    until_seen(ws, names)  # again, with no daemon there
+    yard.start()
+    ws.let_go("exp1")
+    ws.until_state("exp1", "succeeded")
+
+    ws.do("start", "exp4,exp5", "0,0")
+    ws.until_running("exp4")
+    left = sessions_of(ws, "exp2", "exp3", "exp4")
+    until_seen(ws, left)
+    os.kill(ws.tmux.server(), signal.SIGKILL)
+    yard.kill9()
+    yard.start()
+    until_seen(ws, left)
+    assert {config: task["state"] for config, task in ws.tasks().items()} == {
+        "exp1": "succeeded", "exp2": "running", "exp3": "running", "exp4": "running", "exp5": "queued",
+    }  # fmt: skip
+    assert not any(map(is_gone, pids[1:]))
+
+    ws.let_go("exp2", "exp3", "exp4", "exp5")
+    rows = ws.until_over()
+    assert {(row["state"], row["attempt"]) for row in rows.values()} == {("completed", 1)}
+    for told in (ws.starts(), ws.ends()):
+        assert sorted(each["config"] for each in told) == [*CONFIGS, "exp4", "exp5"]
+    assert ws.markers() == {*CONFIGS, "exp4", "exp5"}
+    assert ws.scheduler_log().count(" completed\n") == 5
+
+
+VICTIMS: dict[str, Callable[[Workspace], int]] = {
+    "program": lambda ws: ws.program("exp"),
+    "runner": lambda ws: ws.runner("exp"),
+    "keeper": lambda ws: ws.keeper("exp"),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(victim: str, workspaces: Workspaces) -> None:
+    again = workspaces.make("again", auto_restart_failed=True, max_retries=1)
+    once = workspaces.make("once")
+    for ws in (again, once):
+        ws.add_gated("exp")
+        ws.do("start")
+        ws.until_running("exp")
+    programs = [ws.program("exp") for ws in (again, once)]
+    for pid in {VICTIMS[victim](ws) for ws in (again, once)}:
+        kill9(pid)
+
+    once.until_state("exp", "failed")
+    again.until_started("exp", times=2)
+    until(lambda: all(map(is_gone, programs)), "the end of what had lost its runner")
+    assert again.tasks()["exp"]["attempt"] == 2
+    # In the session that the first attempt had, where that one is told of as well.
+    again.tmux.wait_to_see(again.rows()["exp"]["session"], "at the gate")
+    again.let_go("exp")
+    assert again.until_over()["exp"]["state"] == "completed"
+    assert (len(again.starts()), len(again.ends()), again.markers()) == (2, 1, {"exp"})
+    row = once.rows()["exp"]
+    assert (row["state"], row["attempt"], once.markers()) == ("failed", 1, set())
+    assert len(once.starts()) == 1
+
+
+def test_what_was_killed_is_run_again_by_the_next_start(workspace: Workspace) -> None:
+    workspace.add_gated("exp")
+    workspace.do("start")
+    kill9(workspace.program("exp"))
+    workspace.until_state("exp", "failed")
+    assert "exp  job 2\n" in workspace.do("start")
+    workspace.until_started("exp", times=2)
+    workspace.let_go("exp")
+    row = workspace.until_over()["exp"]
+    assert (row["state"], row["attempt"], row["job"]) == ("completed", 1, 2)

@@ -1,0 +1,204 @@
+"""How a sweep runs: started once however often it is asked for, stopped, killed and gone on with; what is run again, and
+what counts as completed."""
+
+import subprocess
+
+import pytest
+
+from tests.integration.queue_fixture import Yard, is_gone
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    Workspaces,
+    kill9,
+    tmux,
+    until,
+    workspace,
+    workspaces,
+)
+
+pytestmark = pytest.mark.needs("tmux")
+
+
+def states(ws: Workspace) -> dict[str, str]:
+    return {config: row["state"] for config, row in ws.rows().items()}
+
+
+# Started once
+
+
+def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspace) -> None:
+    workspace.add_gated("exp1", "exp2", "exp3")
+    both = [
+        subprocess.Popen([workspace.folder / "scheduler.sh", "start"], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [each.communicate(timeout=90)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0]
+    lines = [line for text in told for line in text.splitlines() if line.startswith("exp")]
+    assert sum(" skipped: " in line for line in lines) == 3
+    assert len(lines) == 6
+    workspace.until_running("exp1", "exp2", "exp3")
+    again = workspace.do("start")
+    for number in (1, 2, 3):
+        assert f"exp{number}  skipped: it runs already, as job {number}\n" in again
+    assert "Nothing to do: 3 configs, all completed or under way.\n" in again
+    workspace.let_go("exp1", "exp2", "exp3")
+    workspace.until_over()
+    assert sorted(each["config"] for each in workspace.starts()) == ["exp1", "exp2", "exp3"]
+
+
+def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: Workspace) -> None:
+    workspace.add("exp1", "exp2", "exp3")
+    workspace.marker("exp2").write_text("done elsewhere\n")
+    told = workspace.do("start")
+    assert "exp2  skipped: completed: out/exp2_completed.txt is there\n" in told
+    assert workspace.until_over()["exp2"]["state"] == "completed"
+    assert {each["config"] for each in workspace.starts()} == {"exp1", "exp3"}
+    assert "Nothing to do: 3 configs" in workspace.do("start")
+
+    workspace.do("start", "exp1.yml,exp2.yml", "--rerun")
+    workspace.until_started("exp1", times=2)
+    workspace.until_started("exp2")
+    assert set(states(workspace)) == {"exp1", "exp2", "exp3"}
+    workspace.until_over()
+    assert len(workspace.ends("exp1")) == 2
+    assert workspace.marker("exp2").read_text().startswith("slope ")
+
+
+# Stopped, killed and gone on with
+
+
+def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(workspace: Workspace) -> None:
+    workspace.configure(max_jobs_per_gpu=1, auto_restart_failed=True)
+    workspace.add_gated("exp1", "exp2", fails=1)
+    workspace.add("exp3", "exp4")
+    workspace.do("start")
+    workspace.until_running("exp1", "exp2")
+    assert workspace.do("stop").startswith("Stopped: 2 tasks still run, to the end; 2 waiting tasks will not start.\n")
+    workspace.let_go("exp1")
+    # It failed, and to run it again would be a new start.
+    until(lambda: "was stopped" in (workspace.tasks()["exp1"]["reason"] or ""), "what it waits for")
+    assert states(workspace) == {"exp1": "waiting", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
+    assert "Stopped: what runs comes to its end, and nothing new starts" in workspace.do("status")
+    assert "exp3  job 5\nexp4  job 6\n" in workspace.do("start")
+    workspace.let_go("exp2")
+    workspace.let_go("exp1", "exp2")
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+    assert {config: len(workspace.starts(config)) for config in workspace.tasks()} == {
+        "exp1": 2, "exp2": 2, "exp3": 1, "exp4": 1,
+    }  # fmt: skip
+
+
+def test_kill_all_ends_what_runs_and_what_waits_and_start_begins_anew(workspace: Workspace) -> None:
+    workspace.configure(max_jobs_per_gpu=1, gpu_count=1, auto_restart_failed=True)
+    workspace.add_gated("exp1")
+    workspace.add("exp2")
+    workspace.do("start")
+    workspace.until_running("exp1")
+    processes = [workspace.program("exp1"), workspace.runner("exp1")]
+    assert workspace.do("kill-all") == "2 tasks ended, 2 sessions closed.\n"
+    until(lambda: all(map(is_gone, processes)), "the end of its processes")
+    assert states(workspace) == {"exp1": "stopped", "exp2": "stopped"}
+    assert (workspace.session_names(), workspace.markers()) == (set(), set())
+    assert workspace.do("kill-all") == "0 tasks ended, 0 sessions closed.\n"
+    workspace.do("start")
+    workspace.until_started("exp1", times=2)
+    workspace.let_go("exp1")
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+
+
+# Run again
+
+
+def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) -> None:
+    workspace.configure(auto_restart_failed=True, max_retries=2)
+    workspace.add("late", fails=2)
+    workspace.add("good")
+    workspace.do("start")
+    rows = workspace.until_over()
+    assert {config: (row["state"], row["attempt"]) for config, row in rows.items()} == {
+        "late": ("completed", 3), "good": ("completed", 1),
+    }  # fmt: skip
+    assert (len(workspace.starts("late")), len(workspace.ends("late"))) == (3, 1)
+    assert workspace.scheduler_log().count("late failed with status 1\n") == 2
+    assert workspace.log("late").count("it did not converge") == 2
+
+
+def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs_it_again(workspace: Workspace) -> None:
+    workspace.add("exp1", fails=1)
+    workspace.do("start")
+    row = workspace.until_over()["exp1"]
+    assert (row["state"], row["attempt"], row["last_line"]) == ("failed", 1, "it did not converge")
+    assert f"exp1 failed: its log is {workspace.folder}/logs/train_logs/exp1.log\n" in workspace.do("status")
+    assert workspace.markers() == set()
+    assert "exp1  job 2\n" in workspace.do("start")
+    assert workspace.until_over()["exp1"]["state"] == "completed"
+
+
+def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: Workspace, own_yard: Yard) -> None:
+    workspace.configure(gpu_count=1)
+    workspace.add_gated("first", memory_mb=8 * 1024)
+    workspace.add("greedy", memory_mb=18 * 1024)
+    workspace.do("start", "first")
+    until(lambda: "at the gate" in workspace.log("first"), "its memory")
+    workspace.do("start", "greedy")
+    until(lambda: len(own_yard.job(2)["attempts"]) == 1 and own_yard.state(2) in ("delayed", "queued"), "its failure")
+    failed = own_yard.job(2)
+    assert failed["attempts"][0]["outcome"] == "out_of_memory"
+    assert (failed["retries"], failed["failures"]) == (0, 0)
+    assert failed["growth"]["memory_mb"] > 12 * 1024
+    workspace.let_go("first")
+    row = workspace.until_over()["greedy"]
+    assert (row["state"], own_yard.job(2)["failures"]) == ("completed", 0)
+    assert row["attempt"] == len(workspace.starts("greedy")) > 1
+
+
+# What counts as completed
+
+
+def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
+    workspace.add("plain")
+    workspace.add("grumbles", status=3)
+    workspace.add("forgets", leaves_marker=False)
+    workspace.add("lingers", lingers=True)
+    workspace.add("breaks", leaves_marker=False, status=3)
+    workspace.do("start")
+    rows = workspace.until_over()
+    assert {config: (row["state"], row["note"]) for config, row in rows.items()} == {
+        "plain": ("completed", None),
+        "grumbles": ("completed", "it ended with status 3 after its marker"),
+        "forgets": ("completed", "it wrote no marker itself"),
+        "lingers": ("completed", "it goes on after its marker, and is ended; ended by gpuyard: it went on after its marker"),
+        "breaks": ("failed", "exit status 3"),
+    }
+    assert workspace.markers() == {"plain", "grumbles", "forgets", "lingers"}
+    assert "written by gpuyard (job " in workspace.marker("forgets").read_text()
+    assert workspace.marker("lingers").read_text().startswith("slope ")
+    assert "it ended with status 3 after its marker" in workspace.do("status")
+    assert {row["attempt"] for row in rows.values()} == {1}
+
+
+def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_yard: Yard) -> None:
+    """Even where it then ends with status 0."""
+    script = workspace.folder / "train.py"
+    gentle = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    head, future, rest = script.read_text().partition("import argparse\n")
+    script.write_text(f"{head}{gentle}{future}{rest}")
+    workspace.add_gated("exp1")
+    workspace.do("start")
+    until(lambda: "at the gate" in own_yard.log_of(1), "the task at its gate")
+    own_yard.post("/jobs/cancel", ids="1")
+    assert workspace.until_over()["exp1"]["state"] == "stopped"
+    assert workspace.markers() == set()
+
+
+def test_a_session_that_is_closed_by_hand_ends_its_task(workspace: Workspace) -> None:
+    workspace.add_gated("exp1", "exp2")
+    workspace.do("start", "exp1,exp2", "0")
+    for config in ("exp1", "exp2"):
+        workspace.tmux.wait_to_see(f"T_{config}_gpu0", "at the gate")
+    workspace.tmux("kill-session", "-t", "=T_exp1_gpu0")
+    workspace.until_state("exp1", "failed")
+    workspace.let_go("exp2")
+    workspace.until_over()
+    assert workspace.markers() == {"exp2"}

@@ -1,0 +1,154 @@
+"""What people do with workspaces: all configs over all GPUs, chosen ones on chosen GPUs, many to a GPU, and several
+workspaces side by side."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpuyard.leases.ledger import open_ledger
+from tests.integration.queue_fixture import is_gone
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    Workspaces,
+    gpu_of,
+    tmux,
+    until,
+    workspace,
+    workspaces,
+)
+
+pytestmark = pytest.mark.needs("tmux")
+
+
+def seen_devices(ws: Workspace) -> dict[str, str]:
+    """The devices that the programs were shown."""
+    return {each["config"]: each["env"]["CUDA_VISIBLE_DEVICES"] for each in ws.starts()}
+
+
+def stays_even(ws: Workspace, gpus: int) -> bool:
+    """Whether at no time one of the GPUs had more than one task more than another, as they started one by one."""
+    counts = [0] * gpus
+    for task in sorted(ws.tasks().values(), key=lambda task: (task["started_at"] or "~", task["id"])):
+        for index in task["gpu_indexes"]:
+            counts[index] += 1
+        if max(counts) - min(counts) > 1:
+            return False
+    return True
+
+
+def test_all_configs_are_spread_evenly_and_a_gpu_that_is_done_early_takes_the_next_ones(workspace: Workspace) -> None:
+    configs = [f"exp{number}" for number in range(1, 7)]
+    workspace.add_gated(*configs)
+    assert "exp6  job 6\n" in workspace.do("start")
+    workspace.until_running(*configs[:4])
+    assert workspace.per_gpu() == {0: 2, 1: 2}
+    assert stays_even(workspace, 2)
+    on_one = [config for config, task in workspace.tasks().items() if task["gpu_indexes"] == [1]]
+    workspace.let_go(*on_one)
+    workspace.until_running("exp5", "exp6")
+    assert workspace.per_gpu() == {0: 2, 1: 2}
+    devices = seen_devices(workspace)
+    assert len(set(devices.values())) == 2
+    assert devices["exp5"] == devices["exp6"] == devices[on_one[0]]
+    names = {config: row["session"] for config, row in workspace.rows().items()}
+    assert {config: [gpu_of(name)] for config, name in names.items()} == {
+        config: task["gpu_indexes"] for config, task in workspace.tasks().items()
+    }
+    assert set(names.values()) | {"T_scheduler"} == workspace.session_names()
+    workspace.let_go(*set(configs) - set(on_one))
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+    assert workspace.markers() == set(configs)
+    assert Counter(each["config"] for each in workspace.starts()) == dict.fromkeys(configs, 1)
+
+
+def test_three_gpus_have_numbers_of_tasks_that_differ_by_one_at_most(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
+    ws = workspaces.make()
+    configs = [f"exp{number}" for number in range(5)]
+    ws.add_gated(*configs)
+    ws.do("start")
+    ws.until_running(*configs)
+    assert sorted(ws.per_gpu().values()) == [1, 2, 2]
+    assert stays_even(ws, 3)
+    assert len(set(seen_devices(ws).values())) == 3
+    ws.let_go(*configs)
+    ws.until_over()
+    assert ws.markers() == set(configs)
+
+
+def test_chosen_configs_run_on_the_gpus_that_were_given_for_them(workspace: Workspace) -> None:
+    workspace.add_gated("heavy", "light", "test", "other")
+    told = workspace.do("start", "heavy.yml,light.yml,test.yml", "1,0,0")
+    assert "heavy  job 1, GPU 1\nlight  job 2, GPU 0\ntest   job 3, GPU 0\n" in told
+    workspace.until_running("heavy", "light", "test")
+    assert {config: task["gpu_indexes"] for config, task in workspace.tasks().items()} == {
+        "heavy": [1], "light": [0], "test": [0],
+    }  # fmt: skip
+    assert workspace.session_names() == {"T_heavy_gpu1", "T_light_gpu0", "T_test_gpu0", "T_scheduler"}
+    assert workspace.rows()["other"]["state"] == "not started"
+    # The third on one GPU waits, though the other one has room.
+    workspace.do("start", "other", "0")
+    until(lambda: workspace.tasks()["other"]["reason"], "what it waits for")
+    assert workspace.tasks()["other"]["reason"] == "2 tasks of its workspace on one GPU may run at once, and as many do"
+    workspace.let_go("light")
+    workspace.until_running("other")
+    assert workspace.tasks()["other"]["gpu_indexes"] == [0]
+    workspace.let_go("heavy", "test", "other")
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+
+
+def test_eight_configs_run_at_once_on_two_gpus_that_take_four_each_and_two_more_wait(workspace: Workspace) -> None:
+    configs = [f"exp{number:02}" for number in range(10)]
+    workspace.configure(max_jobs_per_gpu=4)
+    workspace.add_gated(*configs)
+    workspace.do("start")
+    workspace.until_running(*configs[:8])
+    assert workspace.per_gpu() == {0: 4, 1: 4}
+    shares = [share for lease in open_ledger().leases() for share in lease.shares]
+    assert Counter(share.memory_mb for share in shares) == {24 * 1024 / 4: 8}
+    status = workspace.status()
+    assert (status["counts"]["running"], status["counts"]["waiting"]) == (8, 2)
+    assert status["why"] == "exp08 waits: 4 tasks of its workspace on one GPU may run at once, and as many do"
+    assert "exp08 waits: 4 tasks of its workspace on one GPU may run at once" in workspace.do("status")
+    workspace.let_go(*configs)
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+    assert workspace.markers() == set(configs)
+
+
+def test_three_workspaces_with_the_same_names_in_them_do_not_meet(workspaces: Workspaces) -> None:
+    shared = str(workspaces.place / "logs of all")
+    one, two, three = (workspaces.make(name, log_dir=shared, vram="3G") for name in ("one", "two", "three"))
+    for number, ws in enumerate((one, two, three)):
+        ws.add_gated("a", "b", seed=number)
+        ws.do("start")
+        ws.until_running("a", "b")
+    names = [ws.session_names() for ws in (one, two, three)]
+    assert len(set.union(*names)) == sum(map(len, names)) == 9
+    logs = {row["log"] for ws in (one, two, three) for row in ws.rows().values()}
+    assert len(logs) == 6
+    assert {Path(log).parent for log in logs} == {Path(shared) / "train_logs"}
+
+    others = [ws.program(config) for ws in (two, three) for config in ("a", "b")]
+    assert one.do("kill-all") == "2 tasks ended, 3 sessions closed.\n"
+    assert [row["state"] for row in one.rows().values()] == ["stopped", "stopped"]
+    assert one.session_names() == set()
+    assert [two.session_names(), three.session_names()] == names[1:]
+
+    three.add_gated("c", "d", seed=2)
+    assert "2 tasks still run" in two.do("stop")
+    three.do("start")
+    three.until_running("c", "d")
+    assert not any(map(is_gone, others))
+
+    two.let_go("a", "b")
+    three.let_go("a", "b", "c", "d")
+    assert {row["state"] for row in two.until_over().values()} == {"completed"}
+    assert {row["state"] for row in three.until_over().values()} == {"completed"}
+    assert (one.markers(), two.markers(), three.markers()) == (set(), {"a", "b"}, {"a", "b", "c", "d"})
+    assert two.marker("a").read_text() == two.marker("b").read_text() != three.marker("a").read_text()
+    for ws in (two, three):
+        for row in ws.rows().values():
+            assert "epoch 2: loss" in Path(row["log"]).read_text()

@@ -1,0 +1,257 @@
+"""Workspaces for a test: a queue, a tmux and simulated GPUs of its own, and a real training script that they run."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from gpuyard.recipes.workspace.names import tag_of
+from tests.fakes import train
+from tests.fakes.queue_command import run
+from tests.integration.queue_fixture import Yard, is_gone
+from tests.integration.session_fixture import OwnTmux
+from tests.integration.terminal import Terminal
+
+BIN = Path(sys.executable).parent
+SETTINGS = {"task_name": "T", "startup_delay": 0, "command_delay": 0, "check_interval": 0.2, "log_dir": "logs"}
+TRAINING = {"seed": 7, "epochs": 2, "lr": 0.1}
+DEADLINE_S = 90.0
+_GPU = re.compile(r"_gpu(\d+)")
+_LOOK_EVERY_S = 0.03  # a task is three processes, and they need the machine more than those who wait for them
+
+
+def until(is_so: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        select.select([], [], [], _LOOK_EVERY_S)
+
+
+class Workspace:
+    """Its configs may stand at gates: those run until the test lets them go."""
+
+    def __init__(self, folder: Path, yard: Yard, tmux: OwnTmux, **settings: Any) -> None:
+        """Made as a user makes it."""
+        self.folder, self.tmux = folder, tmux
+        self._yard = yard
+        self._gates: dict[str, Path] = {}
+        made = run("workspace", "init", str(folder))
+        assert made.returncode == 0, made.stderr
+        shutil.copy(train.__file__, folder / "train.py")
+        self.configure(**settings)
+
+    @property
+    def tag(self) -> str:
+        return tag_of(self.folder)
+
+    def configure(self, **settings: Any) -> None:
+        """What its configuration says from now on."""
+        text = yaml.safe_dump({**SETTINGS, **settings}, allow_unicode=True)
+        (self.folder / "scheduler_config.yml").write_text(text, encoding="utf-8")
+
+    def add(self, *configs: str, **content: Any) -> None:
+        for config in configs:
+            text = yaml.safe_dump({**TRAINING, **content}, allow_unicode=True)
+            (self.folder / "configs" / f"{config}.yml").write_text(text, encoding="utf-8")
+
+    def add_gated(self, *configs: str, **content: Any) -> None:
+        for config in configs:
+            gate = self._gates[config] = self.folder / f"gate{len(self._gates)}"
+            os.mkfifo(gate)
+            self.add(config, gate=str(gate), **content)
+
+    # What is typed
+
+    def scheduler(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [self.folder / "scheduler.sh", *words],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=self.folder,
+            env={**os.environ, "COLUMNS": "300"},
+        )  # fmt: skip
+
+    def do(self, *words: str) -> str:
+        done = self.scheduler(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> Any:
+        return json.loads(self.do("status", "--json"))
+
+    def rows(self) -> dict[str, Any]:
+        return {row["config"]: row for row in self.status()["tasks"]}
+
+    # What its tasks do
+
+    def starts(self, config: str | None = None) -> list[Any]:
+        return self._told("starts", config)
+
+    def ends(self, config: str | None = None) -> list[Any]:
+        """One for each marker that was left."""
+        return self._told("ends", config)
+
+    def _told(self, name: str, config: str | None) -> list[Any]:
+        path = self.folder / name
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        told = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [each for each in told if config in (None, each["config"])]
+
+    def until_started(self, *configs: str, times: int = 1) -> None:
+        for config in configs:
+            until(lambda: len(self.starts(config)) >= times, f"the start of {config}")  # noqa: B023 - it is asked at once
+
+    def let_go(self, *configs: str) -> None:
+        for config in configs:
+            until(lambda: _is_opened(self._gates[config]), f"{config} at its gate")  # noqa: B023 - it is asked at once
+
+    def program(self, config: str) -> int:
+        """The pid of its last start."""
+        self.until_started(config)
+        return int(self.starts(config)[-1]["pid"])
+
+    def runner(self, config: str) -> int:
+        return psutil.Process(self.program(config)).ppid()
+
+    def keeper(self, config: str) -> int:
+        return psutil.Process(self.runner(config)).ppid()
+
+    # How they stand
+
+    def tasks(self) -> dict[str, Any]:
+        """As the queue has them."""
+        return {task["config"]: task for task in self._yard.get("/tasks", tag=self.tag)["tasks"]}
+
+    def until_state(self, config: str, *states: str) -> Any:
+        until(lambda: self.tasks()[config]["state"] in states, f"{config} {' or '.join(states)}")
+        return self.tasks()[config]
+
+    def until_running(self, *configs: str) -> None:
+        """And at work: their programs have started."""
+        for config in configs:
+            self.until_state(config, "running")
+        self.until_started(*configs)
+
+    def until_over(self) -> dict[str, Any]:
+        """The rows of its status then."""
+        until(lambda: all(task["is_finished"] for task in self.tasks().values()), "the end of all tasks")
+        return self.rows()
+
+    def per_gpu(self) -> Counter[int]:
+        """How many run on each."""
+        return Counter(index for task in self.tasks().values() if task["is_live"] for index in task["gpu_indexes"])
+
+    # What they leave
+
+    def marker(self, config: str) -> Path:
+        return self.folder / "out" / f"{config}_completed.txt"
+
+    def markers(self) -> set[str]:
+        return {path.name.removesuffix("_completed.txt") for path in (self.folder / "out").iterdir()}
+
+    def log(self, config: str) -> str:
+        """Nothing before it has one."""
+        path = self.folder / "logs/train_logs" / f"{config}.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def scheduler_log(self) -> str:
+        return (self.folder / "logs/T_scheduler.log").read_text(encoding="utf-8")
+
+    def sessions(self) -> dict[str, list[str]]:
+        """Those of its tasks in tmux, by their marks."""
+        listed = self.tmux("list-sessions", "-F", "#{@gpuyard} #{session_name}").splitlines()
+        pairs = [line.split(" ", 1) for line in listed]
+        return {owner: [n for o, n in pairs if o == owner] for owner, _ in pairs if owner.startswith(f"{self.tag}/")}
+
+    def session_names(self) -> set[str]:
+        return {name for names in self.sessions().values() for name in names}
+
+
+class Workspaces:
+    """All of one test; the queue starts with the first."""
+
+    def __init__(self, place: Path, yard: Yard, tmux: OwnTmux) -> None:
+        self.place, self.yard, self.tmux = place, yard, tmux
+
+    def make(self, name: str = "sweep", **settings: Any) -> Workspace:
+        if self.yard.daemon is None:
+            self.yard.start()
+        return Workspace(self.place / name, self.yard, self.tmux, **settings)
+
+    @contextlib.contextmanager
+    def attached(self, session: str) -> Iterator[Terminal]:
+        """A person who looks at it."""
+        terminal = Terminal(["tmux", "-u", "attach", "-t", f"={session}"], self.tmux.environment)
+        try:
+            yield terminal
+        finally:
+            terminal.close()
+
+
+def gpu_of(session: str) -> int:
+    found = _GPU.search(session)
+    assert found is not None, session
+    return int(found[1])
+
+
+def kill9(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid), f"the end of {pid}")
+
+
+def kill_server(tmux: OwnTmux) -> None:
+    kill9(tmux.server())
+
+
+def _is_opened(gate: Path) -> bool:
+    """As soon as somebody waits there, who then goes on."""
+    try:
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def _with_tmux(tmux: OwnTmux) -> dict[int, str]:
+    """The processes that know of it: its servers, and what runs in them."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMUX_TMPDIR") == tmux.place and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process.name()
+    return found
+
+
+@pytest.fixture
+def tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTmux]:
+    """One that every program of the test finds; nothing of it is left."""
+    tmux = OwnTmux(own_home.parent)
+    for name, value in tmux.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TMUX", raising=False)
+    yield tmux
+    tmux.close()
+    until(lambda: not _with_tmux(tmux), f"the end of all that ran in tmux: {_with_tmux(tmux)}")
+
+
+@pytest.fixture
+def workspaces(tmux: OwnTmux, own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    return Workspaces(own_yard.home.parent, own_yard, tmux)
+
+
+@pytest.fixture
+def workspace(workspaces: Workspaces) -> Workspace:
+    return workspaces.make()

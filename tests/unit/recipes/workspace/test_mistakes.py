@@ -1,0 +1,153 @@
+"""A mistake in a configuration is told with its file, its line, its key, and what was probably meant."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, load
+
+
+def complaint(folder: Path, content: str | bytes) -> UserError:
+    path = folder / CONFIG_FILE
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError) as caught:
+        load(folder)
+    assert caught.value.message.startswith(f"{path}:")
+    return caught.value
+
+
+def told(folder: Path, content: str | bytes) -> str:
+    """Without the folder: `LINE: what`."""
+    return complaint(folder, content).message.replace(f"{folder / CONFIG_FILE}:", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("max_job_per_gpu", "max_jobs_per_gpu"),
+        ("Max-Retries", "max_retries"),
+        ("timout", "timeout"),
+        ("outputdir", "output_dir"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, wrong: str, meant: str) -> None:
+    error = complaint(tmp_path, f"task_name: a\n{wrong}: 2\n")
+    assert error.message.endswith(f"{CONFIG_FILE}:2: there is no key `{wrong}`")
+    assert error.hint == f"did you mean `{meant}`?"
+
+
+def test_a_key_like_no_other_is_refused_with_all_there_are(tmp_path: Path) -> None:
+    hint = complaint(tmp_path, "zzz: 2\n").hint
+    assert hint is not None
+    assert "task_name, work_dir" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("max_jobs_per_gpu: many", "`max_jobs_per_gpu` takes a whole number of 1 or more, not 'many'"),
+        ("max_jobs_per_gpu: 0", "`max_jobs_per_gpu` takes a whole number of 1 or more, not '0'"),
+        ("max_jobs_per_gpu: 1.5", "`max_jobs_per_gpu` takes a whole number of 1 or more, not '1.5'"),
+        ("max_retries: -1", "`max_retries` takes a whole number of 0 or more, not '-1'"),
+        ("max_retries: [1]", "`max_retries` takes a whole number of 0 or more, not a list"),
+        ("gpu_count: 0", "`gpu_count` takes `all` or a whole number of 1 or more, not '0'"),
+        ("gpu_count: {}", "`gpu_count` takes `all` or a whole number of 1 or more, not keys with values"),
+        ("check_interval: 0", "`check_interval` takes a time of more than 0, such as 30, 30s or 4h, not '0'"),
+        ("startup_delay: -1", "`startup_delay` takes a time such as 30, 30s or 4h, not '-1'"),
+        ("timeout: soon", "`timeout` takes a time such as 30, 30s or 4h, not 'soon'"),
+        ("vram: lots", "`vram` takes a size such as 8G, or a number of MB, not 'lots'"),
+        ("vram: 0", "`vram` takes a size such as 8G, or a number of MB, not '0'"),
+        ("enable_logging: maybe", "`enable_logging` takes true or false, not 'maybe'"),
+        ("engine: cloud", "`engine` takes local, slurm or ray, not 'cloud'"),
+        ("sessions: screen", "`sessions` takes tmux or none, not 'screen'"),
+        ("priority: high", "`priority` takes a whole number from -1000000 to 1000000, not 'high'"),
+        ("task_name: a/b", "`task_name` takes a name of at most 180 bytes in one line, without `/`, not 'a/b'"),
+        ("work_dir: [a]", "`work_dir` takes text, not a list"),
+        ("work_dir: !include x", "`work_dir` takes text, not a value with the tag !include"),
+        (
+            "cuda_visible_devices_var: 2x",
+            "`cuda_visible_devices_var` takes the name of an environment variable, not '2x'",
+        ),
+        ("env: text", "`env` takes names of environment variables with their values, each name once, not 'text'"),
+        ("env: {a b: 1}", "`env` takes names of environment variables with their values, each name once, not 'a b'"),
+        ("env: {A: 1, A: 2}", "`env` takes names of environment variables with their values, each name once, not 'A'"),
+        ("env: {A: [1]}", "`env` takes names of environment variables with their values, each name once, not a list"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_what_the_key_takes(tmp_path: Path, line: str, what: str) -> None:
+    assert told(tmp_path, f"# first\n\n{line}\n") == f"3: {what}"
+
+
+@pytest.mark.parametrize("text", ["make | tee log", "it's", "a > b", "\"''\"", "[]", "[a, [b]]", "{a: b}"])
+def test_what_only_a_shell_could_run_is_no_command(tmp_path: Path, text: str) -> None:
+    assert told(tmp_path, f"notify: {text}\n").startswith("1: `notify` takes a command")
+
+
+@pytest.mark.parametrize("text", ["/data/*.yml", "../*.yml", "[a]"])
+def test_a_pattern_is_one_of_file_names(tmp_path: Path, text: str) -> None:
+    assert "`config_pattern` takes a pattern of file names" in told(tmp_path, f"config_pattern: {text}\n")
+
+
+def test_a_mistake_in_a_block_is_told_at_its_own_line(tmp_path: Path) -> None:
+    assert told(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    assert told(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` was given on line 1 already"
+
+
+def test_all_mistakes_are_told_at_once_the_first_line_first(tmp_path: Path) -> None:
+    lines = complaint(tmp_path, "max_retries: x\ntask_nam: a\nvram: y\n").message.splitlines()
+    path = tmp_path / CONFIG_FILE
+    assert lines == [
+        f"{path}:1: `max_retries` takes a whole number of 0 or more, not 'x'",
+        f"{path}:2: there is no key `task_nam` (did you mean `task_name`?)",
+        f"{path}:3: `vram` takes a size such as 8G, or a number of MB, not 'y'",
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n"])
+def test_what_is_not_keys_with_values_is_refused(tmp_path: Path, text: str) -> None:
+    assert "should be keys with values" in told(tmp_path, text)
+
+
+def test_a_list_is_no_key(tmp_path: Path) -> None:
+    assert told(tmp_path, "? [a]\n: 1\n") == "1: a list cannot be a key"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("task_name: a\nenv: {A: 1\n", 3), ("a: b: c\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'b\n\n\n", 4)],
+)
+def test_what_is_no_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    assert told(tmp_path, text).startswith(f"{line}: this is not YAML: ")
+
+
+def test_a_tab_is_called_a_tab(tmp_path: Path) -> None:
+    error = complaint(tmp_path, "task_name: a\nenv:\n\tA: 1\n")
+    assert f"{CONFIG_FILE}:3: " in error.message
+    assert error.hint == "indent with spaces, not with tabs"
+
+
+def test_what_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert told(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: this is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: \x01\n", "[" * 100_000, "a: " + "{a: " * 50_000, "&a [*a]\n", 'task_name: "\\0"\n']
+)
+def test_what_no_person_writes_is_refused_like_any_mistake(tmp_path: Path, text: str) -> None:
+    assert complaint(tmp_path, text)
+
+
+def test_no_tag_is_ever_obeyed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    assert "tag" in told(tmp_path, f"work_dir: !!python/object/apply:os.mkdir ['{trace}']\n")
+    assert not trace.exists()
+
+
+def test_a_file_that_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).mkdir()
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        load(tmp_path)
