@@ -33,7 +33,7 @@ class OwnTmux:
     """A server that no other test sees; its socket's path has to be short."""
 
     def __init__(self, home: Path) -> None:
-        self.place = tempfile.mkdtemp(prefix="gy")
+        self.place = tempfile.mkdtemp(prefix="gy", dir="/tmp")
         self.environment = {"TMUX_TMPDIR": self.place, "HOME": str(home)}
 
     def __call__(self, *words: str) -> str:

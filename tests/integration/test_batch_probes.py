@@ -64,3 +64,10 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
     for bound in unknown:
         assert batch.yard.daemon.log.count(f"{bound} is not enforced") == 1
     assert batch.yard.daemon.log.count("is not enforced") == len(unknown)
+
+
+def test_a_job_starts_also_where_every_look_at_the_machine_takes_long(batch: Batch, tools: Tools) -> None:
+    answer = f"/bin/cat <<'END'\n{CARD.format(**WHOLE)}END"
+    tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/sleep 0.5\n{answer}\n")
+    batch.yard.start(quiet_daemon())
+    assert batch.yard.wait(batch.yard.submit("/bin/true"))["succeeded"] == 1

@@ -159,7 +159,7 @@ def test_a_job_has_the_daemons_umask_and_its_log_is_private_all_the_same(folder:
         os.umask(before)
     assert int(log_of(folder, 1), 8) == umask
     places = [folder, *folder.rglob("*")]
-    assert len(places) == 7
+    assert len(places) == 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in places if path.is_dir()} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in places if not path.is_dir()} == {0o600}
     engine.close()

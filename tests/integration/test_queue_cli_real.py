@@ -41,11 +41,19 @@ def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Pat
     assert "submitted" in run("story", "1").stdout.splitlines()[2]
 
 
-def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts() -> None:
-    job_id = submit("--retries", "1", "--", "sh", "-c", "echo try; exit 3")
-    followed = run("logs", "-f", job_id)
-    assert (followed.returncode, followed.stdout) == (0, "try\ntry\n")
-    assert "--- attempt 2 ---" in followed.stderr
+def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    stay = f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}"
+    job_id = submit("--retries", "1", "--", "sh", "-c", f"echo try $GPUYARD_ATTEMPT; {stay}; exit 3")
+    command = [*GPUYARD, "logs", "-f", job_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "try 1\n"
+        gate.write_text("go\n")
+        told, errors = follower.communicate(timeout=90)
+    assert (follower.returncode, told) == (0, "try 2\n")
+    assert "--- attempt 2 ---" in errors
     waited = run("wait", job_id)
     assert waited.returncode == 1
     assert f"gpuyard: {job_id} failed: exit status 3\n" in waited.stderr

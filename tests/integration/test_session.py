@@ -206,10 +206,15 @@ def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
     assert Path(task.spec["log"]).parent.stat().st_mode & 0o777 == 0o700
 
 
+def others(tasks: Tasks) -> dict[str, str]:
+    """As of a task of the same name in another workspace that has the same folder for logs."""
+    return {"record": f"{tasks.folder}/other.json", "marker": f"{tasks.folder}/other.txt"}
+
+
 def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
     first.wait_to_say("first")
-    second = tasks.sh("echo second", record=str(tasks.folder / "other.json"))
+    second = tasks.sh("echo second", **others(tasks))
     assert second.wait() == 0
     let_go(pipe)
     assert first.wait() == 0
@@ -221,7 +226,7 @@ def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, 
 def test_without_another_log_it_is_told_and_the_task_runs(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
     first.wait_to_say("first")
-    second = tasks.sh("echo second", other_log=None, record=str(tasks.folder / "other.json"))
+    second = tasks.sh("echo second", other_log=None, **others(tasks))
     assert second.wait() == 0
     let_go(pipe)
     assert first.wait() == 0
@@ -246,6 +251,7 @@ def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Ta
     assert not (folder / "victim").exists()
 
 
+@pytest.mark.usefixtures("unmeasured")  # whose files would be too large
 def test_a_full_disk_leaves_out_output_and_nothing_else(tasks: Tasks) -> None:
     task = tasks.sh("yes | head -c 200000; echo the end; exit 3", limit=1 << 16)
     assert ended(task) == (3, "failed", 3)
@@ -271,15 +277,20 @@ def test_a_record_and_a_marker_that_cannot_be_written_are_told(tasks: Tasks) -> 
 # What it leaves behind
 
 
+def left_behind(script: str) -> str:
+    """One that ends when another one is there that hears nothing of its end."""
+    return f"(trap '' HUP; touch ../up; {script}) & until [ -e ../up ]; do sleep 0.01; done; echo on its own; exit 2"
+
+
 def test_somebody_left_behind_on_the_terminal_does_not_keep_the_task_alive(tasks: Tasks, pipe: Path) -> None:
-    task = tasks.sh(f"(trap '' HUP; echo $$ > ../left; read x < {pipe}; echo late) & echo on its own; exit 2")
+    task = tasks.sh(left_behind(f"read x < {pipe}; echo late"))
     assert ended(task) == (2, "failed", 2)
     assert "on its own" in log_of(task)
     let_go(pipe)
 
 
 def test_somebody_left_behind_who_writes_on_and_on_does_not_keep_the_task_alive(tasks: Tasks) -> None:
-    task = tasks.sh("(trap '' HUP; exec yes) & exit 2")
+    task = tasks.sh(left_behind("exec yes"))
     assert ended(task) == (2, "failed", 2)
 
 

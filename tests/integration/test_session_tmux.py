@@ -1,9 +1,8 @@
-"""A task in a session of a real tmux: what people see and type there, and what becomes of it when tmux does not last."""
+"""A task in a session of a real tmux: what people see and type there, and what becomes of it when tmux is gone."""
 
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +45,15 @@ def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks:
     assert task.record()["session"] == NAME
 
 
+def test_much_that_is_typed_before_the_program_reads_waits_for_it(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
+    task = shown(tasks, f"stty raw -echo; echo up; read x < {pipe}; head -c 20000 | tr -d x | wc -c")
+    for _ in range(4):  # tmux takes no more at once
+        tmux("send-keys", "-l", "-t", f"={NAME}:", 2_500 * "xy")
+    let_go(pipe)
+    assert task.wait() == 0
+    assert "10000" in task.said()
+
+
 def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "echo up; exec sleep 600")
     tmux("send-keys", "-t", f"={NAME}:", "C-c")
@@ -56,7 +64,7 @@ def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
 def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "echo up; seq -f 'line %g.' 6000; read x")
     tmux.wait_to_see(NAME, "line 6000.")
-    assert [f"line {number}." for number in range(1, 6001)] == tmux.screen(NAME).split("\n")[1:6001]
+    assert [f"line {number}." for number in range(1, 6001)] == tmux.screen(NAME).split("\n")[2:6002]
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     assert task.wait() == 0
 
@@ -187,13 +195,12 @@ def test_a_persons_settings_are_no_hindrance(tasks: Tasks, tmux: OwnTmux, tmp_pa
     assert tmux("show-options", "-g", "history-limit") == "history-limit 5"
 
 
-def test_a_new_window_in_the_session_is_in_the_tasks_directory(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_new_windows_of_the_session_are_in_the_tasks_directory(tasks: Tasks, tmux: OwnTmux) -> None:
     shown(tasks)
-    tmux("new-window", "-t", f"={NAME}:", "pwd; exec cat")
-    tmux.wait_to_see(NAME, f"{tasks.folder}/work")
+    assert tmux("display-message", "-p", "-t", f"={NAME}:", "#{session_path}") == f"{tasks.folder}/work"
 
 
-# What becomes of it when tmux does not last
+# What becomes of it when tmux is gone
 
 
 @pytest.mark.parametrize("is_last", [True, False])
@@ -211,6 +218,15 @@ def test_a_session_that_a_person_closes_ends_the_task(tasks: Tasks, tmux: OwnTmu
     if is_last:
         wait_until_gone(server, "tmux")
     assert tmux.sessions() == ([] if is_last else ["mine"])
+
+
+def test_a_session_that_is_closed_before_the_task_starts_ends_it(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = tasks.sh("echo ran", session=NAME, delay_s=600.0)
+    tmux.wait_to_see(NAME, "--- exp1, job 1, attempt 1, on gpu0, ")
+    tmux("kill-session", "-t", f"={NAME}")
+    assert task.wait() == 129
+    assert task.record()["result"] == "failed"
+    assert "ran" not in task.said()
 
 
 def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks: Tasks, tmux: OwnTmux) -> None:
@@ -241,12 +257,12 @@ def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks
 def test_many_tasks_go_on_without_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
     """They all start a new one at once, and there is one."""
     names = [f"TASK_exp{number}_gpu0" for number in range(4)]
+    for number in range(4):
+        os.mkfifo(f"{pipe}.{number}")
     each = [
         shown(tasks, f"echo up {number}; read x < {pipe}.{number}", session=name, config=f"exp{number}", owner=name)
         for number, name in enumerate(names)
     ]
-    for number in range(4):
-        os.mkfifo(f"{pipe}.{number}")
     os.kill(tmux.server(), signal.SIGKILL)
     wait_for(lambda: sorted(tmux.sessions()) == names, "new sessions")
     for number, name in enumerate(names):
@@ -313,25 +329,42 @@ def test_a_folder_for_sockets_that_is_missing_is_told_and_the_task_runs(tasks: T
 # Much output
 
 
-@pytest.mark.parametrize("stops_viewer", [False, True])
-def test_nothing_of_much_output_is_lost_and_a_viewer_does_not_hold_it_up(
-    tasks: Tasks, tmux: OwnTmux, stops_viewer: bool
-) -> None:
-    script = "echo up; read x; yes 0123456789 | head -c 50600000; echo the end; read x"
-    task = shown(tasks, script)
-    viewer = tmux.viewer(NAME)
+def last_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 100))
+        return file.read()
+
+
+FLOOD = "echo up; read x; yes 0123456789 | head -c 50600000; echo the end; read x"
+
+
+def wait_for_all_of_it(task: Task) -> None:
+    wait_for(lambda: last_of(task.spec["log"]).endswith(b"the end\n"), "the end of the output")
+    assert Path(task.spec["log"]).read_bytes().count(b"0123456789\n") == 4_600_000
+
+
+def test_nothing_of_much_output_is_lost(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = shown(tasks, FLOOD)
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
-    if stops_viewer:
-        task.wait_to_say("0123")
-        os.kill(viewer, signal.SIGSTOP)
-    ended = subprocess.run(
-        ["sh", "-c", 'until tail -c 100 "$1" | grep -q "the end"; do sleep 0.1; done', "sh", task.spec["log"]],
-        timeout=90,
-    )
-    assert ended.returncode == 0
-    with open(task.spec["log"], "rb") as file:
-        assert file.read().count(b"0123456789\n") == 4_600_000
-    os.kill(viewer, signal.SIGCONT)
+    wait_for_all_of_it(task)
     tmux.wait_to_see(NAME, "the end")
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    assert task.wait() == 0
+
+
+def test_a_session_that_takes_nothing_does_not_hold_the_task_up_and_is_shown_the_last_of_it(
+    tasks: Tasks, tmux: OwnTmux
+) -> None:
+    task = shown(tasks, FLOOD)
+    server = tmux.server()
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    task.wait_to_say("0123")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        wait_for_all_of_it(task)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    tmux.wait_to_see(NAME, "the end")
+    assert "[some of the output is left out here; the log has all of it]" in tmux.screen(NAME)
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     assert task.wait() == 0

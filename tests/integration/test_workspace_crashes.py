@@ -12,10 +12,10 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     Workspace,
     Workspaces,
     kill9,
-    tmux,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
     until,
-    workspace,
-    workspaces,
 )
 
 pytestmark = pytest.mark.needs("tmux")

@@ -1,5 +1,5 @@
-"""How a sweep runs: started once however often it is asked for, stopped, killed and gone on with; what is run again, and
-what counts as completed."""
+"""How a sweep runs: started once however often it is asked for, stopped, killed and gone on with; what is run again,
+and what counts as completed."""
 
 import subprocess
 
@@ -8,12 +8,10 @@ import pytest
 from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
-    Workspaces,
-    kill9,
-    tmux,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
     until,
-    workspace,
-    workspaces,
 )
 
 pytestmark = pytest.mark.needs("tmux")
@@ -76,11 +74,11 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
     workspace.until_running("exp1", "exp2")
     assert workspace.do("stop").startswith("Stopped: 2 tasks still run, to the end; 2 waiting tasks will not start.\n")
     workspace.let_go("exp1")
-    # It failed, and to run it again would be a new start.
-    until(lambda: "was stopped" in (workspace.tasks()["exp1"]["reason"] or ""), "what it waits for")
-    assert states(workspace) == {"exp1": "waiting", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
+    workspace.until_state("exp1", "failed")  # to run it again would be a new start
+    assert workspace.rows()["exp1"]["note"].endswith("its workspace was stopped, so it is not run again")
+    assert states(workspace) == {"exp1": "failed", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
     assert "Stopped: what runs comes to its end, and nothing new starts" in workspace.do("status")
-    assert "exp3  job 5\nexp4  job 6\n" in workspace.do("start")
+    assert "exp1  job 5\nexp3  job 6\nexp4  job 7\n" in workspace.do("start")
     workspace.let_go("exp2")
     workspace.let_go("exp1", "exp2")
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
@@ -144,7 +142,7 @@ def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: 
     workspace.do("start", "greedy")
     until(lambda: len(own_yard.job(2)["attempts"]) == 1 and own_yard.state(2) in ("delayed", "queued"), "its failure")
     failed = own_yard.job(2)
-    assert failed["attempts"][0]["outcome"] == "out_of_memory"
+    assert failed["attempts"][0]["outcome"] == "out-of-memory"
     assert (failed["retries"], failed["failures"]) == (0, 0)
     assert failed["growth"]["memory_mb"] > 12 * 1024
     workspace.let_go("first")
@@ -167,8 +165,11 @@ def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
     assert {config: (row["state"], row["note"]) for config, row in rows.items()} == {
         "plain": ("completed", None),
         "grumbles": ("completed", "it ended with status 3 after its marker"),
-        "forgets": ("completed", "it wrote no marker itself"),
-        "lingers": ("completed", "it goes on after its marker, and is ended; ended by gpuyard: it went on after its marker"),
+        "forgets": ("completed", None),
+        "lingers": (
+            "completed",
+            "it goes on after its marker, and is ended; ended by gpuyard: it went on after its marker",
+        ),
         "breaks": ("failed", "exit status 3"),
     }
     assert workspace.markers() == {"plain", "grumbles", "forgets", "lingers"}
@@ -186,7 +187,7 @@ def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, ow
     script.write_text(f"{head}{gentle}{future}{rest}")
     workspace.add_gated("exp1")
     workspace.do("start")
-    until(lambda: "at the gate" in own_yard.log_of(1), "the task at its gate")
+    until(lambda: "at the gate" in workspace.log("exp1"), "the task at its gate")
     own_yard.post("/jobs/cancel", ids="1")
     assert workspace.until_over()["exp1"]["state"] == "stopped"
     assert workspace.markers() == set()

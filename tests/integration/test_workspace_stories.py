@@ -12,10 +12,10 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     Workspace,
     Workspaces,
     gpu_of,
-    tmux,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
     until,
-    workspace,
-    workspaces,
 )
 
 pytestmark = pytest.mark.needs("tmux")
@@ -91,8 +91,8 @@ def test_chosen_configs_run_on_the_gpus_that_were_given_for_them(workspace: Work
     assert workspace.rows()["other"]["state"] == "not started"
     # The third on one GPU waits, though the other one has room.
     workspace.do("start", "other", "0")
-    until(lambda: workspace.tasks()["other"]["reason"], "what it waits for")
-    assert workspace.tasks()["other"]["reason"] == "2 tasks of its workspace on one GPU may run at once, and as many do"
+    full = "2 tasks of its workspace on one GPU may run at once, and as many do"
+    until(lambda: workspace.tasks()["other"]["reason"] == full, "what it waits for")
     workspace.let_go("light")
     workspace.until_running("other")
     assert workspace.tasks()["other"]["gpu_indexes"] == [0]

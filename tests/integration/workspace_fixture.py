@@ -46,9 +46,10 @@ class Workspace:
 
     def __init__(self, folder: Path, yard: Yard, tmux: OwnTmux, **settings: Any) -> None:
         """Made as a user makes it."""
-        self.folder, self.tmux = folder, tmux
+        self.folder, self.work_dir, self.tmux = folder, folder, tmux
         self._yard = yard
         self._gates: dict[str, Path] = {}
+        self._let_go: dict[str, int] = {}
         made = run("workspace", "init", str(folder))
         assert made.returncode == 0, made.stderr
         shutil.copy(train.__file__, folder / "train.py")
@@ -104,18 +105,23 @@ class Workspace:
         return self._told("ends", config)
 
     def _told(self, name: str, config: str | None) -> list[Any]:
-        path = self.folder / name
+        path = self.work_dir / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         told = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [each for each in told if config in (None, each["config"])]
 
     def until_started(self, *configs: str, times: int = 1) -> None:
-        for config in configs:
-            until(lambda: len(self.starts(config)) >= times, f"the start of {config}")  # noqa: B023 - it is asked at once
+        until(lambda: all(len(self.starts(each)) >= times for each in configs), f"the start of {', '.join(configs)}")
 
     def let_go(self, *configs: str) -> None:
+        """Each as soon as it stands at its gate; one that was let go before, when it has started again."""
         for config in configs:
-            until(lambda: _is_opened(self._gates[config]), f"{config} at its gate")  # noqa: B023 - it is asked at once
+            self._let_one_go(config)
+
+    def _let_one_go(self, config: str) -> None:
+        gate, before = self._gates[config], self._let_go.get(config, 0)
+        until(lambda: len(self.starts(config)) > before and _is_opened(gate), f"{config} at its gate")
+        self._let_go[config] = len(self.starts(config))
 
     def program(self, config: str) -> int:
         """The pid of its last start."""
@@ -192,7 +198,8 @@ class Workspaces:
 
     @contextlib.contextmanager
     def attached(self, session: str) -> Iterator[Terminal]:
-        """A person who looks at it."""
+        """A person who looks at it, as soon as it is there."""
+        until(lambda: session in self.tmux.sessions(), f"the session {session}")
         terminal = Terminal(["tmux", "-u", "attach", "-t", f"={session}"], self.tmux.environment)
         try:
             yield terminal
@@ -234,8 +241,8 @@ def _with_tmux(tmux: OwnTmux) -> dict[int, str]:
     return found
 
 
-@pytest.fixture
-def tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTmux]:
+@pytest.fixture(name="tmux")
+def make_tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTmux]:
     """One that every program of the test finds; nothing of it is left."""
     tmux = OwnTmux(own_home.parent)
     for name, value in tmux.environment.items():
@@ -246,12 +253,12 @@ def tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTmux]:
     until(lambda: not _with_tmux(tmux), f"the end of all that ran in tmux: {_with_tmux(tmux)}")
 
 
-@pytest.fixture
-def workspaces(tmux: OwnTmux, own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+@pytest.fixture(name="workspaces")
+def make_workspaces(tmux: OwnTmux, own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     return Workspaces(own_yard.home.parent, own_yard, tmux)
 
 
-@pytest.fixture
-def workspace(workspaces: Workspaces) -> Workspace:
+@pytest.fixture(name="workspace")
+def make_workspace(workspaces: Workspaces) -> Workspace:
     return workspaces.make()

@@ -185,6 +185,9 @@ class Desk:
         self._follow(job, outcome, verdict or judge(job, outcome), now)
 
     def _follow(self, job: Job, outcome: Outcome, verdict: Verdict, now: float) -> None:
+        if verdict.event is JobEvent.RETRY and job.spec.tag in self.store.stopped_tags():
+            text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so it is not run again"
+            verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
         self.store.change(
             job.id,

@@ -174,6 +174,7 @@ class _Planner:
             elif lane.crew is not None:
                 ways, refusal = self._spread(lane, need)
                 need = anywhere(ways) if ways else need
+        refusal = refusal or self._refuse_too_soon(lane)
         choice = refusal or self._place(lane, need, ways, candidate)
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
@@ -234,8 +235,6 @@ class _Planner:
             return (limit_reached(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
         if lane.pace is not None:
             return self._refuse_run(lane)
-        if lane.crew is not None and self._view.now < (at := self._next_start(lane)):
-            return (plain(ReasonKind.STAGGERED, f"the next one may start in {at - self._view.now:.1f} s"),)
         if not lane.need.devices and counts.without_devices >= limits.cpu_jobs:
             return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
         return ()
@@ -259,10 +258,12 @@ class _Planner:
             return need, tuple(why for why in closed.values() if why is not None)
         return (replace(need, only=left) if len(left) < len(rooms) else need), ()
 
-    def _next_start(self, lane: Lane) -> float:
-        """The earliest time for the next one of its crew."""
-        assert lane.crew is not None
-        return self._last_starts.get(lane.tag, -math.inf) + lane.crew.stagger_s
+    def _refuse_too_soon(self, lane: Lane) -> Refusal:
+        """Some time passes between two of a crew."""
+        if lane.crew is None:
+            return ()
+        left_s = self._last_starts.get(lane.tag, -math.inf) + lane.crew.stagger_s - self._view.now
+        return (plain(ReasonKind.STAGGERED, f"the next one may start in {left_s:.1f} s"),) if left_s > 0 else ()
 
     def _spread(self, lane: Lane, need: Need) -> tuple[Sequence[Need], Refusal]:
         assert lane.crew is not None

@@ -43,7 +43,7 @@ class Shelf:
 
     def best(self, need: Need, packing: Packing) -> Room | None:
         """For a job that needs one device and shares it."""
-        slows_nobody = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT - _load(need), math.inf))
+        slows_nobody = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
         return self._fullest(need, packing, slows_nobody) or self._first(need, packing, slows_nobody)
 
     def _fullest(self, need: Need, packing: Packing, end: int) -> Room | None:
@@ -67,8 +67,13 @@ class Shelf:
 
 def unfitness(need: Need, room: Room) -> tuple[float, float, int, str]:
     """How much it would slow others, then how much room would be left over."""
-    crowding = max(0.0, room.expected_percent + _load(need) - _COMFORTABLE_PERCENT) if room.promises else 0.0
-    return crowding, room.free_mb if room.free_mb is not None else math.inf, room.device.index or 0, room.device.id
+    crowding = room.expected_percent + _load(need) - _COMFORTABLE_PERCENT if room.promises else 0.0
+    return (
+        crowding if crowding > _ROUNDING else 0.0,
+        room.free_mb if room.free_mb is not None else math.inf,
+        room.device.index or 0,
+        room.device.id,
+    )
 
 
 def _load(need: Need) -> float:

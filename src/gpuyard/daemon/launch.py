@@ -26,7 +26,7 @@ _POLL_S = 0.005
 _LAST_LINES = 10
 
 
-def start_daemon(command: Sequence[str] | None = None, *, timeout_s: float = 10.0) -> None:
+def start_daemon(command: Sequence[str] | None = None, *, timeout_s: float = 60.0) -> None:
     """Returns when a daemon, this one or another's, accepts connections."""
     from gpuyard.daemon.lock import running_pid
 

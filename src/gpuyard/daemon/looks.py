@@ -41,7 +41,8 @@ class Looks:
         return self._clock.now()
 
     def age(self) -> float:
-        """Seconds since the latest look was begun."""
+        """Seconds since the latest look was there. How long it took does not count: where looks take longer than they
+        may be old, nothing would ever start."""
         return float("inf") if self._looked_at is None else self._clock.monotonic() - self._looked_at
 
     def request(self) -> "asyncio.Future[Look]":
@@ -62,10 +63,9 @@ class Looks:
     def _run(self) -> None:
         while self._asked.wait() and not self._is_over:
             self._asked.clear()
-            began = self._clock.monotonic()
             look = self._look()
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._arrive, look, began)
+                self._loop.call_soon_threadsafe(self._arrive, look)
 
     def _look(self) -> Look:
         try:
@@ -77,8 +77,8 @@ class Looks:
         loads = {device_id: smoothed.utilization_percent for device_id, smoothed in sample.devices.items()}
         return Look(snapshot=sample.snapshot, cpu_percent=sample.cpu_percent, loads=loads, ram_mb=self._measure_ram())
 
-    def _arrive(self, look: Look, began: float) -> None:
-        self.latest, self._looked_at = look, began
+    def _arrive(self, look: Look) -> None:
+        self.latest, self._looked_at = look, self._clock.monotonic()
         waiting, self._under_way = self._under_way, None
         if waiting is not None and not waiting.done():
             waiting.set_result(look)

@@ -34,6 +34,7 @@ from gpuyard.engines.tmux import Tmux, TmuxError
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session import main; main()"
 _KILL_AFTER_S = 10.0
 _OPEN_AGAIN_AFTER_S = 1.0
+_FIRST_VIEWER_WITHIN_S = 20.0
 _MOST_OPENED_AGAIN = 3
 _LEAST_CHECK_S = 0.01
 _DRAINED_WITHIN_S = 2.0
@@ -97,8 +98,12 @@ class Runner:
         self._overstayed = False
 
     def run(self) -> int:
-        self._open_log()
-        if self._spec.session is not None and self._let_viewers_in():
+        if self._spec.session is not None:
+            self._let_viewers_in()
+        if self._spec.log is not None:
+            self._open_log(self._spec.log)
+        self._announce()
+        if self._audience is not None:
             self._open_session()
         self._record()
         self._loop.watch(self._program.fileno(), self._attend)
@@ -109,28 +114,30 @@ class Runner:
 
     # Before it starts
 
-    def _open_log(self) -> None:
-        spec = self._spec
-        if spec.log is None:
-            return
+    def _open_log(self, path: str) -> None:
         try:
-            log, self._log = open_log(spec.log, spec.other_log)
+            log, self._log = open_log(path, self._spec.other_log)
         except PrivateFileError as error:
             self._tell(f"no log of its own: {error.message}")
-            return
-        self._outputs.append(Output(log, self._log))
-        when = time.strftime("%Y-%m-%d %H:%M:%S")
-        about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
-        self._outputs[-1].write(os.fsencode(f"--- {printable(about)} ---\n"))
+        else:
+            self._outputs.append(Output(log, self._log))
 
-    def _let_viewers_in(self) -> bool:
+    def _announce(self) -> None:
+        """Where several attempts follow each other; the job's log has one alone."""
+        spec, when = self._spec, time.strftime("%Y-%m-%d %H:%M:%S")
+        about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
+        line = os.fsencode(f"--- {printable(about)} ---\r\n")
+        for each in self._outputs[1:]:
+            each.write(line)
+        if self._audience is not None:
+            self._audience.show(line)
+
+    def _let_viewers_in(self) -> None:
         listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._miss_session)
         try:
             self._audience = Audience(self._loop, self._spec.sockets, self._spec.key, listeners)
         except OSError as error:
             self._tell(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
-            return False
-        return True
 
     def _open_session(self) -> None:
         words = viewer.command(self._spec.sockets, self._spec.key)
@@ -192,6 +199,8 @@ class Runner:
         self._end_with(signal.SIGTERM)
 
     def _close(self) -> None:
+        if self._status is not None:
+            return
         self._was_closed = True
         self._tell("its session was closed, and it is ended")
         if self._program.pid is None:
@@ -253,7 +262,8 @@ class Runner:
         seconds = time.time() - self._started_at
         if self._audience is not None:
             text = f"[{self._spec.config} {end.result}, status {status}, after {seconds:.0f} s]"
-            self._audience.end(status, f"\r\n{printable(text)}\r\n")
+            patience_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
+            self._audience.end(status, f"\r\n{printable(text)}\r\n", patience_s)
         if self._spec.closes_session and end.result == COMPLETED and self._session is not None:
             self._close_session(self._session)
 

@@ -32,6 +32,7 @@ class Program:
         self._untyped = bytearray()
         self.resize(_ROWS, _COLUMNS)
         self.pid: int | None = None
+        self._has_ended = False
 
     def fileno(self) -> int:
         return self._ours
@@ -71,6 +72,8 @@ class Program:
 
     def signal(self, signum: int) -> None:
         """To its group, and to the one that has the terminal's foreground, as when a terminal is closed."""
+        if self._has_ended:  # its number may be another's by now
+            return
         groups = {self.pid}
         with contextlib.suppress(OSError):
             groups.add(os.tcgetpgrp(self._ours))
@@ -86,6 +89,7 @@ class Program:
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
+        self._has_ended = True
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else BY_SIGNAL - code
 

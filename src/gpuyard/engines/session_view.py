@@ -41,6 +41,7 @@ class Audience:
         self._door = _listen(folder, f"{key}.sock")
         self._viewers: dict[int, _Viewer] = {}
         self._last = bytearray()
+        self._is_awaited = True
         loop.watch(self._door.fileno(), self._let_in)
 
     def show(self, output: bytes) -> None:
@@ -51,9 +52,12 @@ class Audience:
             each.send(viewer.OUTPUT, output)
             self._push(each)
 
-    def end(self, status: int, text: str) -> None:
-        deadline = time.monotonic() + _LAST_WORDS_WITHIN_S
+    def end(self, status: int, text: str, patience_s: float) -> None:
+        """Waits so long for the first one to come: a task may end before its session can show it."""
+        if self._is_awaited:
+            select.select([self._door.fileno()], [], [], patience_s)
         self._let_in(select.POLLIN)
+        deadline = time.monotonic() + _LAST_WORDS_WITHIN_S
         for each in self._viewers.values():
             each.end(bytes([status]) + os.fsencode(text), self._remembered(), deadline)
         self._door.close()
@@ -65,6 +69,7 @@ class Audience:
             link, _ = self._door.accept()
         except OSError:  # nobody waits any more, or no more files can be opened
             return
+        self._is_awaited = False
         newcomer = _Viewer(link)
         self._viewers[link.fileno()] = newcomer
         self._loop.watch(link.fileno(), lambda event: self._attend(newcomer, event))

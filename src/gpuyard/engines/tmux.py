@@ -38,6 +38,9 @@ class _Session(NamedTuple):
     owner: str
     name: str
 
+    def is_of(self, owner: str) -> bool:
+        return bool(self.owner) and self.owner == owner
+
 
 class Tmux:
     def __init__(self, environment: Mapping[str, str], *, hidden: str | None = None) -> None:
@@ -68,7 +71,7 @@ class Tmux:
                     if candidate not in sessions:
                         raise
                     continue  # somebody else was faster
-            elif there.owner == owner:
+            elif there.is_of(owner):
                 self._use_again(there, command)
             else:
                 continue
@@ -78,7 +81,7 @@ class Tmux:
     def kill_session(self, name: str, owner: str) -> bool:
         """False where that owner has no such session."""
         there = self._sessions().get(name)
-        if there is None or there.owner != owner:
+        if there is None or not there.is_of(owner):
             return False
         self._do(["kill-session", "-t", there.id])
         return True

@@ -192,7 +192,7 @@ def _lay_wire() -> int:
 def _raw_terminal() -> Iterator[None]:
     try:
         before = termios.tcgetattr(0)
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSANOW)  # what was typed already is kept
     except termios.error:
         yield
         return

@@ -1,9 +1,7 @@
 """The scheduler's log of a workspace: a line for whatever becomes of its tasks."""
 
-import os
-import time
-
-from gpuyard.engines.private import PrivateFileError, open_in_shared
+from gpuyard.engines.private import PrivateFileError
+from gpuyard.engines.session_logs import tell
 from gpuyard.recipes.workspace.settings import Settings
 
 
@@ -14,16 +12,9 @@ def scheduler_log(settings: Settings) -> str | None:
 def note(settings: Settings, text: str) -> str | None:
     """Why it could not be written, where it could not: nothing else depends on it."""
     path = scheduler_log(settings)
-    if path is None:
-        return None
     try:
-        descriptor = open_in_shared(path)
+        if path is not None:
+            tell(path, text)
     except PrivateFileError as error:
-        return str(error)
-    try:
-        os.write(descriptor, os.fsencode(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"))
-    except OSError as error:
-        return f"{path} cannot be written: {error.strerror}"
-    finally:
-        os.close(descriptor)
+        return f"no log of the scheduler: {error}"
     return None

@@ -50,9 +50,9 @@ def _interpreter(settings: Settings, workspace: Path, environment: Mapping[str, 
     """A program on PATH, with words of its own or without; a path to one; or the folder of an environment."""
     text = settings.python_env
     path = os.path.join(workspace, os.path.expanduser(text))
-    if os.path.isdir(path) and os.path.isfile(f"{path}/bin/python"):
-        path = f"{path}/bin/python"
-    if os.path.isfile(path) and (os.sep in text or os.path.isabs(text)):
+    if os.path.isfile(f"{path}/bin/python"):
+        return (_executable(f"{path}/bin/python", environment),)
+    if os.path.isfile(path) and os.sep in text:
         return (_executable(path, environment),)
     try:
         first, *others = shlex.split(text)

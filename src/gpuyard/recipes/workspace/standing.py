@@ -16,6 +16,7 @@ from gpuyard.recipes.workspace.settings import Loaded
 from gpuyard.recipes.workspace.sweep import marker_of, record_of
 
 _TAIL_BYTES = 4096
+_LONGER = 0.1
 _LIVE = {
     "running": "running",
     "stopping": "stopping",
@@ -107,7 +108,7 @@ def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
     tasks = {task["config"]: task for task in told["tasks"]}
     names = [config_name(path) for path in configs_of(loaded.settings)]
     gone = [name for name, task in tasks.items() if name not in names and not task["is_finished"]]
-    rows = tuple(_row(loaded, name, tasks.get(name)) for name in [*names, *gone])
+    rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=told["stopped"]) for name in [*names, *gone])
     return Standing(
         workspace=str(loaded.workspace),
         task_name=loaded.settings.task_name,
@@ -120,12 +121,12 @@ def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
     )
 
 
-def _row(loaded: Loaded, config: str, task: dict[str, Any] | None) -> Row:
+def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> Row:
     is_marked = os.path.lexists(marker_of(loaded.settings, config))
     if task is None:
         return Row(config=config, state="completed" if is_marked else "not started")
     record = _record(record_of(loaded.workspace, config), task)
-    state = _state(task, is_marked=is_marked)
+    state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
     return Row(
         config=config,
@@ -143,10 +144,12 @@ def _row(loaded: Loaded, config: str, task: dict[str, Any] | None) -> Row:
     )
 
 
-def _state(task: dict[str, Any], *, is_marked: bool) -> str:
+def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
     if task["is_live"]:
         return "finishing" if is_marked else _LIVE[task["state"]]
-    return "completed" if is_marked else _OTHERS[task["state"]]
+    if is_marked:
+        return "completed"
+    return "stopped" if is_stopped and task["is_waiting"] else _OTHERS[task["state"]]
 
 
 def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
@@ -193,6 +196,12 @@ def _why(told: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> str | None:
     return None if first is None else f"{first['config']} waits: {first['reason']}"
 
 
+def _rest_s(row: Row) -> float:
+    """One that takes longer than its like did is not about to end for that."""
+    likely_s, seconds = row.likely_s or 0.0, row.seconds or 0.0
+    return max(likely_s - seconds, _LONGER * seconds)
+
+
 def left_s(rows: Sequence[Row]) -> float | None:
     """If the rest takes as long as its like did, as many at a time as now; `None` where anything of that is unknown."""
     under_way = [row for row in rows if row.state in _UNDER_WAY]
@@ -201,7 +210,7 @@ def left_s(rows: Sequence[Row]) -> float | None:
         return 0.0
     if not under_way or any(row.likely_s is None for row in (*under_way, *waiting)):
         return None
-    ends = [max(0.0, (row.likely_s or 0.0) - (row.seconds or 0.0)) for row in under_way]
+    ends = [_rest_s(row) for row in under_way]
     heapq.heapify(ends)
     for row in waiting:
         heapq.heapreplace(ends, ends[0] + (row.likely_s or 0.0))

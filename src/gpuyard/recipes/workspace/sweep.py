@@ -70,10 +70,13 @@ class Killed(Struct, frozen=True, kw_only=True):
 
 
 class _Planned(Struct, frozen=True, kw_only=True):
+    """`devices` are those it may use; `gpu` is the one that was named for it."""
+
     path: Path
     config: str
     options: TaskOptions
     devices: str | None
+    gpu: str | None
 
 
 def marker_of(settings: Settings, config: str) -> Path:
@@ -116,7 +119,8 @@ class _Sweep:
             options = load_task_options(path)
             if gpus and options.gpus is not None and options.gpus != 1:
                 raise UserError(f"{path.name} asks for {options.gpus} GPUs, and one is named for it")
-            planned.append(_Planned(path=path, config=config_name(path), options=options, devices=device))
+            gpu = device if gpus else None
+            planned.append(_Planned(path=path, config=config_name(path), options=options, devices=device, gpu=gpu))
         _make_folders(self._workspace, settings)
         return planned, notes
 
@@ -138,8 +142,10 @@ class _Sweep:
                 hint = f" ({error.hint})" if error.hint else ""
                 refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
                 continue
-            submitted.append(Submitted(config=each.config, job=job, gpu=each.devices))
-            note(self._settings, f"{each.config} queued as job {job}")
+            submitted.append(Submitted(config=each.config, job=job, gpu=each.gpu))
+            problem = note(self._settings, f"{each.config} queued as job {job}")
+            if problem is not None and problem not in notes:
+                notes.append(problem)
         if submitted and self._settings.notify is not None:
             self._submit_notice(queue, [each.job for each in submitted])
         return Started(

@@ -29,7 +29,7 @@ script_path: train.py
 #config_pattern: "*.yml"              # which of the files there are tasks
 #output_dir: out                      # NAME_completed.txt here says that a task is done
 #python_env: python                   # the interpreter: a program on PATH, or a path
-#conda_env: ""                        # a conda environment, by name or path; activated for each task
+#conda_env: ""                        # a conda environment, by name or path; activated at `start`
 #env: {}                              # variables for each task, as {NAME: value}
 
 # Where and when.
@@ -42,7 +42,7 @@ script_path: train.py
 #startup_delay: 1                     # seconds between two starts
 #command_delay: 0.5                   # seconds from a session to its program
 #check_interval: 30                   # seconds between two looks at a marker
-#engine: local                        # local, slurm or ray
+#engine: local                        # local; slurm and ray are to come
 
 # When a task fails, and when all is done.
 #auto_restart_failed: false

@@ -1,0 +1,136 @@
+"""A sweep as people look at it: in the sessions of its tasks, in the scheduler's, and by its status."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.queue_fixture import is_gone
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    Workspaces,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
+    until,
+)
+
+pytestmark = pytest.mark.needs("tmux")
+
+CTRL_C = "\x03"
+
+
+def test_ctrl_c_of_somebody_who_is_attached_interrupts_that_task_alone(
+    workspace: Workspace, workspaces: Workspaces
+) -> None:
+    workspace.add_gated("exp1", "exp2")
+    workspace.do("start", "exp1,exp2", "0")
+    with workspaces.attached("T_exp1_gpu0") as person:
+        person.read_until("at the gate")
+        person.type(CTRL_C)
+        person.read_until("KeyboardInterrupt")
+    workspace.until_state("exp1", "failed")
+    row = workspace.rows()["exp1"]
+    assert (row["state"], row["note"]) == ("failed", "signal 2 (SIGINT)")
+    assert "KeyboardInterrupt" in workspace.log("exp1")
+    # Its session stays with the last screen.
+    workspace.tmux.wait_to_see("T_exp1_gpu0", "[exp1 failed, status 130, after ")
+    workspace.let_go("exp2")
+    workspace.until_over()
+    assert workspace.markers() == {"exp2"}
+
+
+def test_a_session_stays_with_the_last_screen_and_is_used_again(workspace: Workspace) -> None:
+    workspace.add("exp1", epochs=100)
+    workspace.do("start", "exp1", "1")
+    workspace.until_over()
+    workspace.tmux.wait_to_see("T_exp1_gpu1", "[exp1 completed, status 0, after ")
+    assert "epoch 1: loss" in workspace.tmux.screen("T_exp1_gpu1")  # far above: it can be scrolled back to
+    workspace.do("start", "exp1", "1", "--rerun")
+    workspace.until_over()
+    assert workspace.session_names() == {"T_exp1_gpu1", "T_scheduler"}
+
+
+def test_a_session_of_somebody_elses_with_that_name_is_left_alone(workspace: Workspace) -> None:
+    for name in ("T_exp1_gpu0", "T_scheduler"):
+        workspace.tmux("new-session", "-d", "-s", name, "sleep 1000")
+    workspace.add("exp1")
+    told = workspace.do("start", "exp1", "0")
+    assert "tmux attach -t T_scheduler-2\n" in told
+    assert workspace.until_over()["exp1"]["session"] == "T_exp1_gpu0-2"
+    assert workspace.do("kill-all") == "0 tasks ended, 2 sessions closed.\n"
+    assert workspace.tmux.sessions() == ["T_exp1_gpu0", "T_scheduler"]
+
+
+def test_the_schedulers_session_shows_how_the_sweep_stands(workspace: Workspace) -> None:
+    workspace.add_gated("exp1", "exp2")
+    assert "To watch them:  tmux attach -t T_scheduler\n" in workspace.do("start", "exp1")
+    workspace.tmux.wait_to_see("T_scheduler", "● running")
+    assert "exp2" in workspace.tmux.screen("T_scheduler")
+    workspace.let_go("exp1")
+    workspace.tmux.wait_to_see("T_scheduler", "✓ completed")
+    workspace.tmux.wait_to_see("T_scheduler", "1 of 2 done")
+    # It ends with what it shows, and a later start opens it again.
+    workspace.tmux.wait_for_dead_pane("T_scheduler")
+    workspace.do("start")
+    workspace.tmux.wait_to_see("T_scheduler", "● running")
+    workspace.let_go("exp2")
+    workspace.tmux.wait_to_see("T_scheduler", "2 of 2 done")
+
+
+@pytest.fixture
+def lines(workspace: Workspace) -> Iterator[Iterator[str]]:
+    """Of `status --watch` in a pipe, as they come."""
+    workspace.add_gated("exp1", "exp2", "exp3")
+    workspace.configure(max_jobs_per_gpu=2, gpu_count=1)
+    workspace.do("start")
+    workspace.until_running("exp1", "exp2")
+    command = [str(workspace.folder / "scheduler.sh"), "status", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        yield iter(watch.stdout)
+        assert watch.wait(90) == 0
+
+
+def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspace, lines: Iterator[str]) -> None:
+    assert next(lines).startswith("0 of 3 done · 2 running · 1 waiting · time left unknown")
+    status = workspace.status()
+    assert status["counts"] == {
+        "total": 3, "completed": 0, "running": 2, "waiting": 1, "failed": 0, "not_started": 0,
+    }  # fmt: skip
+    assert (status["over"], status["left_s"]) == (False, None)
+    rows = {row["config"]: row for row in status["tasks"]}
+    assert {config: (row["state"], row["gpu"], row["attempt"]) for config, row in rows.items()} == {
+        "exp1": ("running", "0", 1), "exp2": ("running", "0", 1), "exp3": ("waiting", None, 0),
+    }  # fmt: skip
+    assert rows["exp1"]["session"] == "T_exp1_gpu0"
+    assert rows["exp3"]["note"] == "2 tasks of its workspace on one GPU may run at once, and as many do"
+    until(lambda: workspace.rows()["exp1"]["last_line"] == "at the gate", "the last line of its log")
+
+    workspace.let_go("exp1")
+    assert "exp1 completed" in next(line for line in lines if line.startswith("1 of 3 done"))
+    workspace.until_running("exp3")
+    assert workspace.status()["left_s"] is not None  # one like them has been
+    workspace.let_go("exp2", "exp3")
+    workspace.until_over()
+    *_, last = lines
+    assert last.startswith("3 of 3 done: ")
+    after = workspace.status()
+    assert (after["over"], after["left_s"], after["why"]) == (True, 0.0, None)
+    assert {row["state"] for row in after["tasks"]} == {"completed"}
+    assert "3 of 3 done" in workspace.do("status")
+
+
+def test_tasks_go_on_where_nobody_looks(workspace: Workspace, workspaces: Workspaces) -> None:
+    """The daemon and the terminal that they were started from are gone."""
+    workspace.add_gated("exp1")
+    workspace.do("start")
+    workspace.until_running("exp1")
+    program = workspace.program("exp1")
+    workspaces.yard.stop()
+    workspace.let_go("exp1")
+    until(lambda: is_gone(program), "its end")
+    until(workspace.marker("exp1").exists, "its marker")
+    workspaces.yard.start()
+    row = workspace.until_over()["exp1"]
+    assert (row["state"], row["attempt"]) == ("completed", 1)

@@ -1,0 +1,232 @@
+"""What the keys of a workspace, and those of a task's own YAML, come to when it runs."""
+
+import os
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.queue_fixture import Yard
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
+    until,
+)
+from tests.unit.recipes.workspace.test_conda import Installation
+
+pytestmark = pytest.mark.needs("tmux")
+
+ROUNDED_S = 0.002  # times are told to the millisecond
+
+
+def environment_of(ws: Workspace, config: str) -> Any:
+    return ws.starts(config)[-1]["env"]
+
+
+# The workspace's
+
+
+def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_yard: Yard) -> None:
+    workspace.configure(
+        vram="5G", env={"ALPHA": "1e-3", "BETA": "$(touch pwned) yes"}, priority=7, timeout="2h", gpu_count=1,
+        cuda_visible_devices_var="MY_DEVICES", worker_prefix="W", max_jobs_per_gpu=3, scheduler_session_suffix="-all",
+    )  # fmt: skip
+    workspace.add_gated("exp1", "exp2")
+    workspace.do("start")
+    workspace.until_running("exp1", "exp2")
+    assert workspace.per_gpu() == {0: 2}
+    job = own_yard.job(1)
+    assert (job["priority"], job["time_limit_s"], job["vram_mb"]) == (7, 7200.0, 5 * 1024)
+    assert workspace.tasks()["exp1"]["reserved_mb"] == 5 * 1024
+    environment = environment_of(workspace, "exp1")
+    assert environment["MY_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "SIM-0"
+    assert (environment["ALPHA"], environment["BETA"]) == ("1e-3", "$(touch pwned) yes")
+    assert workspace.session_names() == {"W_exp1_gpu0", "W_exp2_gpu0", "T-all"}
+    workspace.let_go("exp1", "exp2")
+    workspace.until_over()
+
+
+def test_starts_are_as_far_apart_as_the_workspace_says(workspace: Workspace) -> None:
+    least_s = 0.8
+    workspace.configure(startup_delay=least_s, sessions="none")
+    workspace.add("exp1", "exp2", "exp3")
+    workspace.do("start")
+    workspace.until_over()
+    started = sorted(datetime.fromisoformat(task["started_at"]).timestamp() for task in workspace.tasks().values())
+    assert len(started) == 3
+    assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started
+
+
+def test_a_task_runs_in_its_conda_environment(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conda = Installation(tmp_path / "miniconda")
+    prefix = conda.add("torch")
+    monkeypatch.setenv("CONDA_EXE", str(conda.tool))
+    workspace.configure(conda_env="torch")
+    workspace.add("exp1")
+    workspace.do("start")
+    assert workspace.until_over()["exp1"]["state"] == "completed"
+    environment = environment_of(workspace, "exp1")
+    assert environment["CONDA_PREFIX"] == str(prefix)
+    assert environment["PATH"].startswith(f"{prefix}/bin{os.pathsep}")
+
+
+def test_a_conda_environment_that_is_missing_is_told_before_anything_starts(
+    workspace: Workspace, own_yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conda = Installation(tmp_path / "miniconda")
+    conda.add("torch")
+    monkeypatch.setenv("CONDA_EXE", str(conda.tool))
+    workspace.configure(conda_env="tohrc")
+    workspace.add("exp1", "exp2")
+    refused = workspace.scheduler("start")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "there is no conda environment 'tohrc'" in refused.stderr
+    assert own_yard.counts() == {}
+    assert workspace.tmux.sessions() == []
+
+
+def test_a_command_is_run_when_all_is_over(workspace: Workspace) -> None:
+    workspace.configure(notify=["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> told'])
+    workspace.add("exp1")
+    workspace.add("exp2", fails=1)
+    workspace.do("start")
+    told = workspace.folder / "told"
+    until(lambda: told.exists() and told.read_text().endswith("\n"), "the notice")
+    assert told.read_text() == "T: 1 of 2 completed, 1 failed\n"
+
+
+# A task's own
+
+
+def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_yard: Yard) -> None:
+    workspace.configure(vram="2G", timeout="1h", env={"WHO": "all", "ALSO": "this"})
+    workspace.add_gated("none", scheduler={"gpus": 0})
+    workspace.add_gated("both", scheduler={"gpus": 2, "vram": "6G", "env": {"WHO": "me"}})
+    workspace.add_gated("short", scheduler={"timeout": 1})
+    workspace.do("start")
+    workspace.until_running("none", "both")
+    workspace.until_state("short", "failed")
+    tasks = workspace.tasks()
+    assert (tasks["none"]["gpu_indexes"], tasks["both"]["gpu_indexes"]) == ([], [0, 1])
+    assert (tasks["both"]["reserved_mb"], tasks["short"]["reserved_mb"]) == (6 * 1024, 2 * 1024)
+    assert environment_of(workspace, "none")["CUDA_VISIBLE_DEVICES"] == "-1"
+    both = environment_of(workspace, "both")
+    assert (both["CUDA_VISIBLE_DEVICES"], both["WHO"], both["ALSO"]) == ("SIM-0,SIM-1", "me", "this")
+    assert {"T_none_cpu", "T_both_gpu0_1"} < workspace.session_names()
+    assert own_yard.job(tasks["none"]["id"])["time_limit_s"] == 3600
+    assert tasks["short"]["outcome"] == "timed-out"
+    workspace.let_go("none", "both")
+    assert {config: row["state"] for config, row in workspace.until_over().items()} == {
+        "none": "completed", "both": "completed", "short": "failed",
+    }  # fmt: skip
+
+
+def test_a_config_of_higher_priority_goes_before_the_others(workspace: Workspace) -> None:
+    workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
+    workspace.add_gated("exp1", "exp2")
+    workspace.add_gated("urgent", scheduler={"priority": 5})
+    workspace.do("start", "exp1,exp2")
+    workspace.until_running("exp1")
+    workspace.do("start")
+    assert workspace.tasks()["urgent"]["id"] > workspace.tasks()["exp2"]["id"]
+    workspace.let_go("exp1")
+    workspace.let_go("urgent", "exp2")
+    workspace.until_over()
+    assert [each["config"] for each in workspace.starts()] == ["exp1", "urgent", "exp2"]
+
+
+# Logs and sessions
+
+
+def test_without_logging_there_are_no_logs_but_that_of_the_queue(workspace: Workspace) -> None:
+    workspace.configure(enable_logging=False)
+    workspace.add("exp1")
+    workspace.do("start")
+    row = workspace.until_over()["exp1"]
+    assert row["state"] == "completed"
+    assert row["last_line"].startswith("epoch 2: loss ")
+    assert "epoch 1: loss" in Path(row["log"]).read_text()
+    assert not (workspace.folder / "logs").exists()
+
+
+def test_logs_go_to_a_folder_that_is_linked_or_shared_and_are_private(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "link").symlink_to("shared")
+    workspace.configure(log_dir=str(tmp_path / "link"))
+    workspace.add("exp1")
+    workspace.do("start")
+    workspace.until_over()
+    log, story = tmp_path / "shared/train_logs/exp1.log", tmp_path / "shared/T_scheduler.log"
+    assert "epoch 2: loss" in log.read_text()
+    lines = [line.split(" ", 2)[2] for line in story.read_text().splitlines()]
+    assert lines == ["exp1 queued as job 1", "exp1 started on gpu0 (job 1, attempt 1)", "exp1 completed"]
+    assert [path.stat().st_mode & 0o777 for path in (log.parent, log, story)] == [0o700, 0o600, 0o600]
+
+
+def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
+    victim = tmp_path / "precious"
+    victim.write_text("mine\n")
+    (workspace.folder / "logs/train_logs").mkdir(parents=True)
+    for name in ("train_logs/exp1.log", "T_scheduler.log"):
+        (workspace.folder / "logs" / name).symlink_to(victim)
+    workspace.add("exp1")
+    workspace.do("start")
+    row = workspace.until_over()["exp1"]
+    assert (row["state"], victim.read_text()) == ("completed", "mine\n")
+    assert "a symbolic link waits there" in row["note"]
+
+
+def test_a_completed_tasks_session_is_closed_where_that_is_asked_for(workspace: Workspace) -> None:
+    workspace.configure(cleanup_on_complete=True)
+    workspace.add("good")
+    workspace.add("bad", fails=1)
+    workspace.do("start")
+    rows = workspace.until_over()
+    assert workspace.session_names() == {rows["bad"]["session"], "T_scheduler"}
+
+
+def test_without_sessions_everything_else_works(workspace: Workspace) -> None:
+    workspace.configure(sessions="none")
+    workspace.add("exp1", "exp2")
+    assert "tmux" not in workspace.do("start")
+    rows = workspace.until_over()
+    assert {(row["state"], row["session"]) for row in rows.values()} == {("completed", None)}
+    assert "epoch 2: loss" in workspace.log("exp1")
+    assert workspace.tmux.sessions() == []
+
+
+def test_without_tmux_it_is_told_and_everything_else_works(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.add_gated("exp1")
+    workspace.add("exp2")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(without_tmux(tmp_path)))
+        started = workspace.scheduler("start")
+        assert started.returncode == 0
+        assert "gpuyard: tmux is not installed, so tasks have no sessions" in started.stderr
+        workspace.until_running("exp1")
+        assert workspace.do("kill-all").endswith(" ended, 0 sessions closed.\n")
+        assert "exp1  job 3\n" in workspace.do("start")
+        workspace.let_go("exp1")
+        rows = workspace.until_over()
+    assert {(row["state"], row["session"]) for row in rows.values()} == {("completed", None)}
+    assert "epoch 2: loss" in workspace.log("exp1")
+
+
+def without_tmux(place: Path) -> Path:
+    """A folder of all programs but that one."""
+    folder = place / "bin"
+    folder.mkdir()
+    for directory in os.environ["PATH"].split(os.pathsep):
+        for name in os.listdir(directory) if os.path.isdir(directory) else ():
+            if name != "tmux" and not (folder / name).is_symlink():
+                (folder / name).symlink_to(f"{directory}/{name}")
+    return folder
