@@ -66,7 +66,7 @@ def test_three_gpus_have_numbers_of_tasks_that_differ_by_one_at_most(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
-    ws = workspaces.make()
+    ws = workspaces.make(vram="1G", max_jobs_per_gpu=5)  # all would fit on one
     configs = [f"exp{number}" for number in range(5)]
     ws.add_gated(*configs)
     ws.do("start")

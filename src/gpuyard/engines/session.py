@@ -91,13 +91,14 @@ class Runner:
         self._times_opened = 0
         self._notes: list[str] = []
         self._started_at = time.time()
-        self._old_marker = _identity(spec.marker)
         self._status: int | None = None
         self._was_stopped = False
         self._was_closed = False
         self._overstayed = False
 
     def run(self) -> int:
+        if self._has_marker():
+            return self._leave_out()
         if self._spec.session is not None:
             self._let_viewers_in()
         if self._spec.log is not None:
@@ -113,6 +114,14 @@ class Runner:
         return self._finish(self._status)
 
     # Before it starts
+
+    def _leave_out(self) -> int:
+        """What is done is not done again, though the attempt that did it may not have lived to say so."""
+        end = Conclusion(COMPLETED, 0, "its marker was there already, so it was not run")
+        self._tell(end.note or "")
+        self._event(f"completed: {end.note}")
+        self._record(end, marker_by="program")
+        return end.status
 
     def _open_log(self, path: str) -> None:
         try:
@@ -187,22 +196,21 @@ class Runner:
             self._loop.after(check_s, self._check_marker)
 
     def _has_marker(self) -> bool:
-        """One that an earlier run left says nothing of this one."""
-        return _identity(self._spec.marker) not in (None, self._old_marker)
+        return os.path.lexists(self._spec.marker)
 
     def _end_overstayer(self) -> None:
         if not self._has_marker():
             self._check_marker()
             return
         self._overstayed = True
-        self._tell("it goes on after its marker, and is ended")
+        self._say("it goes on after its marker, and is ended")
         self._end_with(signal.SIGTERM)
 
     def _close(self) -> None:
         if self._status is not None:
             return
         self._was_closed = True
-        self._tell("its session was closed, and it is ended")
+        self._say("its session was closed, and it is ended")
         if self._program.pid is None:
             self._status = 128 + signal.SIGHUP
         self._end_with(signal.SIGHUP)
@@ -258,7 +266,8 @@ class Runner:
         return True
 
     def _say_farewell(self, end: Conclusion, status: int) -> None:
-        self._event(f"{end.result}{f' with status {status}' if end.result == FAILED else ''}")
+        how = f" with status {status}" if end.result == FAILED else ""
+        self._event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
         seconds = time.time() - self._started_at
         if self._audience is not None:
             text = f"[{self._spec.config} {end.result}, status {status}, after {seconds:.0f} s]"
@@ -279,6 +288,9 @@ class Runner:
         if text in self._notes:
             return
         self._notes.append(text)
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
 
     def _event(self, text: str) -> None:
@@ -318,15 +330,6 @@ def _lay_wire(signals: set[int]) -> int:
         signal.signal(signum, lambda number, _: signals.add(number))
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
-
-
-def _identity(path: str) -> tuple[int, int, int] | None:
-    """Which file it is, and how it was left; `None` where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def main() -> None:

@@ -78,6 +78,13 @@ class Tmux:
             return candidate
         raise TmuxError(f"there are {_MOST_NAMESAKES} sessions named {name} already", hint="close some of them")
 
+    def showing(self, owner: str) -> str | None:
+        """The name of a session of that owner's in which something lives."""
+        for session in self._sessions().values():
+            if session.is_of(owner) and "0" in self._do(["list-panes", "-s", "-t", session.id, "-F", "#{pane_dead}"]):
+                return session.name
+        return None
+
     def kill_session(self, name: str, owner: str) -> bool:
         """False where that owner has no such session."""
         there = self._sessions().get(name)

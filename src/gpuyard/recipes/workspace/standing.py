@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from gpuyard.daemon.patient import PatientClient
 from gpuyard.recipes.workspace.choosing import configs_of
+from gpuyard.recipes.workspace.files import marker_of, record_of
 from gpuyard.recipes.workspace.names import config_name, tag_of
 from gpuyard.recipes.workspace.settings import Loaded
-from gpuyard.recipes.workspace.sweep import marker_of, record_of
 
 _TAIL_BYTES = 4096
 _LONGER = 0.1

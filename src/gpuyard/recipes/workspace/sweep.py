@@ -1,16 +1,14 @@
-"""A sweep: the configs of a workspace as jobs of the queue, started, stopped and ended.
+"""A sweep: the configs of a workspace as jobs of the queue.
 
 The queue is the only record of what was started: `start` asks it what is there, and adds what is not. A config whose
 marker exists is done. Of two who start the same workspace at once, one waits for the other.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,16 @@ from gpuyard.core.crew import Crew
 from gpuyard.core.tasks import Task
 from gpuyard.daemon.client import Client, connect
 from gpuyard.engines.tmux import Tmux, TmuxError
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.choosing import choose, devices_for
+from gpuyard.recipes.workspace.ending import tasks_of
+from gpuyard.recipes.workspace.files import locked, make_folders, marker_of, record_of, unmarked
 from gpuyard.recipes.workspace.logbook import note, scheduler_log
 from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
 from gpuyard.recipes.workspace.program import environment_of, path_for, words_before_config
-from gpuyard.recipes.workspace.settings import Loaded, Settings, TaskOptions, load_task_options
+from gpuyard.recipes.workspace.settings import Loaded, TaskOptions, load_task_options
 
-OWN_FOLDER = ".gpuyard"
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows what one writes"
-_ENDS_WITHIN_S = 20.0
 _JOBS_OWN = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})
 
 
@@ -56,19 +54,6 @@ class Started(Struct, frozen=True, kw_only=True):
     session: str | None = None
 
 
-class Stopped(Struct, frozen=True, kw_only=True):
-    cancelled: int
-    running: int
-
-
-class Killed(Struct, frozen=True, kw_only=True):
-    """`left` are configs whose tasks have not ended in time."""
-
-    ended: int
-    left: tuple[str, ...]
-    sessions: tuple[str, ...]
-
-
 class _Planned(Struct, frozen=True, kw_only=True):
     """`devices` are those it may use; `gpu` is the one that was named for it."""
 
@@ -79,19 +64,11 @@ class _Planned(Struct, frozen=True, kw_only=True):
     gpu: str | None
 
 
-def marker_of(settings: Settings, config: str) -> Path:
-    return Path(settings.output_dir) / f"{config}_completed.txt"
-
-
-def record_of(workspace: Path, config: str) -> Path:
-    return workspace / OWN_FOLDER / "ends" / f"{config}.json"
-
-
 def start(loaded: Loaded, configs: str | None, gpus: str | None, *, is_rerun: bool) -> Started:
     """Submits what is neither done nor under way. UserError, and nothing submitted, where the workspace is wrong."""
     sweep = _Sweep(loaded)
     planned, notes = sweep.plan(configs, gpus)
-    with _locked(loaded.workspace), connect(start=True) as queue:
+    with locked(loaded.workspace), connect(start=True) as queue:
         return sweep.submit(queue, planned, notes, is_rerun=is_rerun)
 
 
@@ -121,11 +98,11 @@ class _Sweep:
                 raise UserError(f"{path.name} asks for {options.gpus} GPUs, and one is named for it")
             gpu = device if gpus else None
             planned.append(_Planned(path=path, config=config_name(path), options=options, devices=device, gpu=gpu))
-        _make_folders(self._workspace, settings)
+        make_folders(self._workspace, settings)
         return planned, notes
 
     def submit(self, queue: Client, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
-        known = {task["config"]: task for task in _tasks(queue, self._tag)}
+        known = {task["config"]: task for task in tasks_of(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
         submitted: list[Submitted] = []
         skipped: list[Skipped] = []
@@ -136,7 +113,7 @@ class _Sweep:
                 skipped.append(Skipped(config=each.config, why=why))
                 continue
             try:
-                with _unmarked(marker_of(self._settings, each.config)):
+                with unmarked(marker_of(self._settings, each.config)):
                     job = self._submit_one(queue, each)
             except UserError as error:
                 hint = f" ({error.hint})" if error.hint else ""
@@ -250,71 +227,22 @@ class _Sweep:
         return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
 
     def _open_view(self) -> str | None:
-        """In a session of its own, once."""
+        """In a session of its own, once; it closes itself where sessions are to."""
         if self._tmux is None or not self._has_tmux:
             return None
-        settings = self._settings
+        settings, owner = self._settings, f"{self._tag}/scheduler"
         set_here = [f"{name}={value}" for name, value in os.environ.items() if _is_for_view(name)]
         words = [sys.executable, "-P", "-m", "gpuyard", "workspace", "--workspace", str(self._workspace)]
         words += ["--config", self._config_file, "status", "--watch"]
+        words = ["/usr/bin/env", *set_here, *words]
+        if settings.cleanup_on_complete:
+            words = ["/bin/sh", "-c", '"$@"; exec tmux kill-session -t "$TMUX_PANE"', "sh", *words]
         name = scheduler_session(settings.task_name, settings.scheduler_session_suffix)
         try:
-            return self._tmux.open_session(name, f"{self._tag}/scheduler", ["/usr/bin/env", *set_here, *words])
+            return self._tmux.showing(owner) or self._tmux.open_session(name, owner, words)
         except TmuxError as error:
             note(settings, f"no session for the view: {error}")
             return None
-
-
-def stop(loaded: Loaded) -> Stopped:
-    """What runs comes to its end; nothing new starts, whatever becomes of it."""
-    tag = tag_of(loaded.workspace)
-    with _locked(loaded.workspace), connect(start=True) as queue:
-        queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
-        tasks = _tasks(queue, tag)
-        cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
-        running = sum(task["is_live"] for task in tasks)
-    note(loaded.settings, f"stopped: {running} running, {cancelled} no longer waiting")
-    return Stopped(cancelled=cancelled, running=running)
-
-
-def kill_all(loaded: Loaded) -> Killed:
-    """Ends all that runs or waits, and closes the sessions."""
-    tag = tag_of(loaded.workspace)
-    with _locked(loaded.workspace), connect(start=True) as queue:
-        tasks = [task for task in _tasks(queue, tag) if not task["is_finished"]]
-        _cancel(queue, tasks)
-        left = _wait_for(queue, tag, {task["id"] for task in tasks})
-    tmux = Tmux(os.environ)
-    sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
-    note(loaded.settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
-    return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
-
-
-def _tasks(queue: Client, tag: str) -> list[dict[str, Any]]:
-    tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
-    return tasks
-
-
-def _cancel(queue: Client, tasks: Sequence[dict[str, Any]]) -> int:
-    if not tasks:
-        return 0
-    ids = ",".join(str(task["id"]) for task in tasks)
-    return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
-
-
-def _wait_for(queue: Client, tag: str, ids: set[int]) -> tuple[str, ...]:
-    """Those that are still there after the time in which they are made to end."""
-    if ids:
-        asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}
-        queue.request("GET", "/wait", asked)
-    return tuple(task["config"] for task in _tasks(queue, tag) if task["id"] in ids and not task["is_finished"])
-
-
-def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:
-    owned = [(name, owner) for owner, names in tmux.owned_sessions(f"{tag}/").items() for name in names]
-    for name, owner in owned:
-        tmux.kill_session(name, owner)
-    return tuple(sorted(name for name, _ in owned))
 
 
 def _is_for_view(name: str) -> bool:
@@ -322,46 +250,8 @@ def _is_for_view(name: str) -> bool:
     return name.startswith(("GPUYARD_", "XDG_", "PYTHONPATH")) and name not in _JOBS_OWN
 
 
-@contextlib.contextmanager
-def _unmarked(marker: Path) -> Iterator[None]:
-    """One that runs again is not completed, from before it could start; one that is refused is as it was."""
-    aside = marker.with_name(f".{marker.name}.before")
-    try:
-        if os.path.lexists(marker):
-            marker.replace(aside)
-    except OSError as error:
-        raise EnvironmentFault(f"{marker} cannot be removed: {error.strerror}") from error
-    try:
-        yield
-    except BaseException:
-        if os.path.lexists(aside):
-            aside.replace(marker)
-        raise
-    aside.unlink(missing_ok=True)
-
-
 def _digest(path: Path) -> str:
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _make_folders(workspace: Path, settings: Settings) -> None:
-    folders = [workspace / OWN_FOLDER / "ends", Path(settings.output_dir)]
-    for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"{folder} cannot be made: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _locked(workspace: Path) -> Iterator[None]:
-    (workspace / OWN_FOLDER).mkdir(exist_ok=True)
-    descriptor = os.open(workspace / OWN_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -155,7 +155,7 @@ def _tell_ways(started: "Started", place: Place) -> None:
 @click.pass_obj
 def stop_command(place: Place) -> None:
     """Start nothing new; what runs comes to its end."""
-    from gpuyard.recipes.workspace.sweep import stop
+    from gpuyard.recipes.workspace.ending import stop
 
     stopped = stop(_load(place))
     running = f"{count_text(stopped.running, 'task')} still {'runs' if stopped.running == 1 else 'run'}, to the end"
@@ -168,7 +168,7 @@ def stop_command(place: Place) -> None:
 @click.pass_obj
 def kill_all_command(place: Place) -> int:
     """End all that runs or waits, and close the sessions."""
-    from gpuyard.recipes.workspace.sweep import kill_all
+    from gpuyard.recipes.workspace.ending import kill_all
 
     killed = kill_all(_load(place))
     say(f"{count_text(killed.ended, 'task')} ended, {count_text(len(killed.sessions), 'session')} closed.")

@@ -1,0 +1,81 @@
+"""How a sweep is stopped, and how all of it is ended."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from gpuyard.daemon.client import Client, connect
+from gpuyard.engines.tmux import Tmux
+from gpuyard.recipes.workspace.files import locked
+from gpuyard.recipes.workspace.logbook import note
+from gpuyard.recipes.workspace.names import tag_of
+from gpuyard.recipes.workspace.settings import Loaded
+
+_ENDS_WITHIN_S = 20.0
+
+
+class Killed(Struct, frozen=True, kw_only=True):
+    """`left` are configs whose tasks have not ended in time."""
+
+    ended: int
+    left: tuple[str, ...]
+    sessions: tuple[str, ...]
+
+
+class Stopped(Struct, frozen=True, kw_only=True):
+    cancelled: int
+    running: int
+
+
+def stop(loaded: Loaded) -> Stopped:
+    """What runs comes to its end; nothing new starts, whatever becomes of it."""
+    tag = tag_of(loaded.workspace)
+    with locked(loaded.workspace), connect(start=True) as queue:
+        queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
+        tasks = tasks_of(queue, tag)
+        cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
+        running = sum(task["is_live"] for task in tasks)
+    note(loaded.settings, f"stopped: {running} running, {cancelled} no longer waiting")
+    return Stopped(cancelled=cancelled, running=running)
+
+
+def kill_all(loaded: Loaded) -> Killed:
+    """Ends all that runs or waits, and closes the sessions."""
+    tag = tag_of(loaded.workspace)
+    with locked(loaded.workspace), connect(start=True) as queue:
+        tasks = [task for task in tasks_of(queue, tag) if not task["is_finished"]]
+        _cancel(queue, tasks)
+        left = _wait_for(queue, tag, {task["id"] for task in tasks})
+    tmux = Tmux(os.environ)
+    sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
+    note(loaded.settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
+    return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
+
+
+def tasks_of(queue: Client, tag: str) -> list[dict[str, Any]]:
+    tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
+    return tasks
+
+
+def _cancel(queue: Client, tasks: Sequence[dict[str, Any]]) -> int:
+    if not tasks:
+        return 0
+    ids = ",".join(str(task["id"]) for task in tasks)
+    return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
+
+
+def _wait_for(queue: Client, tag: str, ids: set[int]) -> tuple[str, ...]:
+    """Those that are still there after the time in which they are made to end."""
+    if ids:
+        asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}
+        queue.request("GET", "/wait", asked)
+    return tuple(task["config"] for task in tasks_of(queue, tag) if task["id"] in ids and not task["is_finished"])
+
+
+def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:
+    owned = [(name, owner) for owner, names in tmux.owned_sessions(f"{tag}/").items() for name in names]
+    for name, owner in owned:
+        tmux.kill_session(name, owner)
+    return tuple(sorted(name for name, _ in owned))

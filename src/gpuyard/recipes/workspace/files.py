@@ -1,0 +1,58 @@
+"""The files of a workspace that are not its user's own: markers, records of ends, and the folder that these are in."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.recipes.workspace.settings import Settings
+
+_OWN_FOLDER = ".gpuyard"
+
+
+def marker_of(settings: Settings, config: str) -> Path:
+    return Path(settings.output_dir) / f"{config}_completed.txt"
+
+
+def record_of(workspace: Path, config: str) -> Path:
+    return workspace / _OWN_FOLDER / "ends" / f"{config}.json"
+
+
+def make_folders(workspace: Path, settings: Settings) -> None:
+    folders = [workspace / _OWN_FOLDER / "ends", Path(settings.output_dir)]
+    for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"{folder} cannot be made: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def unmarked(marker: Path) -> Iterator[None]:
+    """One that runs again is not completed, from before it could start; one that is refused is as it was."""
+    aside = marker.with_name(f".{marker.name}.before")
+    try:
+        if os.path.lexists(marker):
+            marker.replace(aside)
+    except OSError as error:
+        raise EnvironmentFault(f"{marker} cannot be removed: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if os.path.lexists(aside):
+            aside.replace(marker)
+        raise
+    aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(workspace: Path) -> Iterator[None]:
+    (workspace / _OWN_FOLDER).mkdir(exist_ok=True)
+    descriptor = os.open(workspace / _OWN_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
