@@ -45,7 +45,7 @@ worker_prefix: "OLD"
 # ============ GPUs ============
 max_jobs_per_gpu: 2
 gpu_count: 2
-check_interval: 1             # seconds
+check_interval: 30            # seconds
 startup_delay: 0
 command_delay: 0.1
 

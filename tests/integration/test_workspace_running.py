@@ -155,10 +155,13 @@ def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: 
 
 
 def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
+    workspace.configure(check_interval=0.2)
+    workspace.add("lingers", lingers=True)
+    workspace.do("start")
+    workspace.configure()  # the others are given all the time they take
     workspace.add("plain")
     workspace.add("grumbles", status=3)
     workspace.add("forgets", leaves_marker=False)
-    workspace.add("lingers", lingers=True)
     workspace.add("breaks", leaves_marker=False, status=3)
     workspace.do("start")
     rows = workspace.until_over()

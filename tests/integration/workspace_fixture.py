@@ -27,7 +27,7 @@ from tests.integration.session_fixture import OwnTmux
 from tests.integration.terminal import Terminal
 
 BIN = Path(sys.executable).parent
-SETTINGS = {"task_name": "T", "startup_delay": 0, "command_delay": 0, "check_interval": 0.2, "log_dir": "logs"}
+SETTINGS = {"task_name": "T", "startup_delay": 0, "command_delay": 0, "log_dir": "logs"}
 TRAINING = {"seed": 7, "epochs": 2, "lr": 0.1}
 DEADLINE_S = 90.0
 _GPU = re.compile(r"_gpu(\d+)")
