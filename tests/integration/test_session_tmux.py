@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,12 +301,28 @@ def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(t
     assert tmux.sessions() == []
 
 
+def test_a_session_that_nobody_came_to_show_is_opened_again(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
+    """As where tmux dies before the viewer is there: the first one is never made."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tmux").write_text(
+        f"#!/bin/sh\ncase $* in *new-session*) mkdir '{tmp_path}/once' 2>/dev/null && exit 0 ;; esac\n"
+        f'exec {shutil.which("tmux")} "$@"\n'
+    )
+    (tmp_path / "bin/tmux").chmod(0o700)
+    task = tasks.sh(
+        "echo up; read x; exit 3", session=NAME, environment={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    )
+    tmux.wait_to_see(NAME, "up")
+    tmux("send-keys", "-t", f"={NAME}:", "go", "Enter")
+    assert task.wait() == 3
+
+
 def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/echo").symlink_to("/bin/echo")
     task = tasks.start("echo", "ran", session=NAME, environment={"PATH": str(tmp_path / "bin")})
     assert task.wait() == 0
-    assert task.record()["note"] == "no session: tmux is not installed; it wrote no marker itself"
+    assert task.record()["note"] == "no session: tmux is not installed"
     assert task.record()["session"] is None
     assert "gpuyard: no session: tmux is not installed\nran\n" in task.said()
 

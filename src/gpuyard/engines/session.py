@@ -36,6 +36,8 @@ _KILL_AFTER_S = 10.0
 _OPEN_AGAIN_AFTER_S = 1.0
 _FIRST_VIEWER_WITHIN_S = 20.0
 _MOST_OPENED_AGAIN = 3
+# A viewer is there in a tenth of a second; a server that dies before that leaves nobody to miss.
+_SEEN_WITHIN_S = 10.0
 _LEAST_CHECK_S = 0.01
 _DRAINED_WITHIN_S = 2.0
 # Signals to all processes of an attempt are meant for the program, but for those that stop all of them. And faults are
@@ -155,6 +157,12 @@ class Runner:
         except TmuxError as error:
             self._session = None
             self._tell(f"no session: {error.message}")
+        else:
+            self._loop.after(_SEEN_WITHIN_S, self._expect_viewer)
+
+    def _expect_viewer(self) -> None:
+        if self._audience is not None and self._audience.is_empty:
+            self._miss_session()
 
     def _start(self) -> None:
         """Not where it was told to stop before."""

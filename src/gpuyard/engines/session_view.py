@@ -44,6 +44,10 @@ class Audience:
         self._is_awaited = True
         loop.watch(self._door.fileno(), self._let_in)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._viewers
+
     def show(self, output: bytes) -> None:
         self._last += output
         if len(self._last) > 2 * _REMEMBERED:

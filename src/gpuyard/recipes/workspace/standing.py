@@ -157,7 +157,7 @@ def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked
         if not is_marked:
             return "its marker is gone: start runs it again"
         told: str | None = record.get("note")
-        return None if record.get("marker_by") == "gpuyard" else told  # the marker says so itself
+        return told
     reason: str | None = task["reason"]
     return reason
 
