@@ -121,6 +121,7 @@ class Tasks:
         self.tmux = tmux
         self._all: list[Task] = []
         (folder / "sockets").mkdir(mode=0o700)
+        (folder / ".gpuyard/ends").mkdir(parents=True)
         (folder / "work").mkdir()
 
     def start(

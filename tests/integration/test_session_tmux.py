@@ -317,6 +317,23 @@ def test_a_session_that_nobody_came_to_show_is_opened_again(tasks: Tasks, tmux: 
     assert task.wait() == 3
 
 
+def test_a_session_that_cannot_be_closed_does_not_change_how_a_task_ended(
+    tasks: Tasks, tmux: OwnTmux, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tmux").write_text(
+        f'#!/bin/sh\ncase $* in *kill-session*) echo stuck >&2; exit 1 ;; esac\nexec {shutil.which("tmux")} "$@"\n'
+    )
+    (tmp_path / "bin/tmux").chmod(0o700)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    task = tasks.sh("echo ran; read x", session=NAME, closes_session=True, environment={"PATH": path})
+    tmux.wait_to_see(NAME, "ran")
+    tmux("send-keys", "-t", f"={NAME}:", "Enter")
+    assert task.wait() == 0
+    assert task.record()["result"] == "completed"
+    assert "its session could not be closed: tmux: stuck" in task.said()
+
+
 def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/echo").symlink_to("/bin/echo")

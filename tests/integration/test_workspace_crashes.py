@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.queue_fixture import is_gone
+from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -82,7 +82,9 @@ VICTIMS: dict[str, Callable[[Workspace], int]] = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(victim: str, workspaces: Workspaces) -> None:
+def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
+    victim: str, workspaces: Workspaces, own_yard: Yard
+) -> None:
     again = workspaces.make("again", auto_restart_failed=True, max_retries=1)
     once = workspaces.make("once")
     for ws in (again, once):
@@ -102,6 +104,7 @@ def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(victim: st
     again.let_go("exp")
     assert again.until_over()["exp"]["state"] == "completed"
     assert (len(again.starts()), len(again.ends()), again.markers()) == (2, 1, {"exp"})
+    until(lambda: not list((own_yard.home / "sessions").iterdir()), "the end of the sockets")
     row = once.rows()["exp"]
     assert (row["state"], row["attempt"], once.markers()) == ("failed", 1, set())
     assert len(once.starts()) == 1

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
@@ -43,6 +44,36 @@ def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspa
     workspace.let_go("exp1", "exp2", "exp3")
     workspace.until_over()
     assert sorted(each["config"] for each in workspace.starts()) == ["exp1", "exp2", "exp3"]
+
+
+def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspace: Workspace) -> None:
+    workspace.add_gated("exp")
+    workspace.do("start")
+    workspace.until_running("exp")
+    workspace.do("kill-all")
+    workspace.do("start")
+    workspace.until_running("exp")
+    refused = run("retry", "1")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "job 2 does the same already" in refused.stderr
+    workspace.do("kill-all")
+    assert run("retry", "1").returncode == 0
+    workspace.until_started("exp", times=3)
+    assert "exp  skipped: it runs already, as job 1\n" in workspace.do("start")
+    assert "1 task ended" in workspace.do("kill-all")
+
+
+def test_what_runs_can_be_ended_though_the_settings_have_a_mistake_by_now(workspace: Workspace) -> None:
+    workspace.add_gated("exp1", "exp2")
+    workspace.do("start")
+    workspace.until_running("exp1", "exp2")
+    (workspace.folder / "scheduler_config.yml").write_text("max_job_per_gpu: 2\n")
+    for verb, says in (("stop", "Stopped: 2 tasks still run"), ("kill-all", "2 tasks ended, 3 sessions closed")):
+        done = workspace.scheduler(verb)
+        assert done.returncode == 0
+        assert says in done.stdout
+        assert "there is no key `max_job_per_gpu`" in done.stderr
+    assert workspace.scheduler("start").returncode == 2
 
 
 def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: Workspace) -> None:

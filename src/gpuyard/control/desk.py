@@ -285,7 +285,7 @@ class Desk:
         """When the next of each crew may start whom the clock holds back."""
         for lane in lanes:
             last = self.last_start(lane.tag) if lane.crew is not None else None
-            if lane.crew is not None and last is not None and last + lane.crew.stagger_s > now:
+            if lane.crew is not None and last is not None and last <= now < last + lane.crew.stagger_s:
                 yield last + lane.crew.stagger_s
 
     def running(self) -> list[Running]:

@@ -206,11 +206,17 @@ class Requests:
         if job.state is JobState.DELAYED:
             self._desk.apply(job, JobEvent.DUE, now)
         elif job.state in FINISHED:
+            self._refuse_second(job)
             self._desk.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.forgive(job.id)
             self._desk.lessons.forget_job()
         else:
             raise UserError(f"it is {job.state}: only what has ended can be run again")
+
+    def _refuse_second(self, job: Job) -> None:
+        """A config of a workspace runs once at a time."""
+        if job.spec.task is not None and (other := self._store.unfinished_namesake(job.spec.tag, job.spec.name or "")):
+            raise UserError(f"job {other} does the same already")
 
     def _suspend(self, job: Job, now: float, look: Look) -> None:
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):

@@ -33,6 +33,11 @@ def spread(need: Need, crew: Crew, rooms: Sequence[Room], counts: Mapping[str, i
     ]
 
 
+def emptiest(rooms: Sequence[Room], counts: Mapping[str, int], devices: int) -> list[str]:
+    """Those with the fewest of the crew."""
+    return sorted((room.device.id for room in rooms), key=lambda each: (counts.get(each, 0), each))[:devices]
+
+
 def anywhere(needs: Sequence[Need]) -> Need:
     """All of them as one, for those who ask what it waits for."""
     ids = dict.fromkeys(device_id for need in needs for device_id in need.only or ())

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.counts import Counts, limit_reached
-from gpuyard.core.crew import anywhere, spread
+from gpuyard.core.crew import anywhere, emptiest, spread
 from gpuyard.core.learning import Estimate
 from gpuyard.core.model import Claim, Holder, Need, Ticket
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Line, Party
@@ -262,17 +262,26 @@ class _Planner:
         """Some time passes between two of a crew."""
         if lane.crew is None:
             return ()
-        left_s = self._last_starts.get(lane.tag, -math.inf) + lane.crew.stagger_s - self._view.now
-        return (plain(ReasonKind.STAGGERED, f"the next one may start in {left_s:.1f} s"),) if left_s > 0 else ()
+        last, now = self._last_starts.get(lane.tag, -math.inf), self._view.now
+        if not last <= now < last + lane.crew.stagger_s:  # a clock that was set back is waited for by nobody
+            return ()
+        return (plain(ReasonKind.STAGGERED, f"the next one may start in {last + lane.crew.stagger_s - now:.1f} s"),)
 
     def _spread(self, lane: Lane, need: Need) -> tuple[Sequence[Need], Refusal]:
         assert lane.crew is not None
         rooms = list(self._board.could_do(need))
         if len(rooms) < need.devices:
             return (need,), ()
-        ways = spread(need, lane.crew, rooms, self._counts.on.get(lane.tag, {}))
-        what = "tasks of its workspace on one GPU"
-        return ways, () if ways else (limit_reached(ReasonKind.TAG_LIMIT, what, lane.crew.most_per_device),)
+        on = self._counts.on.setdefault(lane.tag, {})
+        ways = spread(need, lane.crew, rooms, on)
+        if ways:
+            return ways, ()
+        if need.devices > 1:  # its places are kept for it, or those that need one would take each as it comes
+            for device_id in emptiest(rooms, on, need.devices):
+                on[device_id] = lane.crew.most_per_device
+        return (), (
+            limit_reached(ReasonKind.TAG_LIMIT, "tasks of its workspace on one GPU", lane.crew.most_per_device),
+        )
 
     def _place(self, lane: Lane, need: Need, ways: Sequence[Need], candidate: Candidate) -> Claim | Refusal:
         if not need.devices:

@@ -1,4 +1,4 @@
-"""What is told about a workspace: how each of its tasks stands, the last job of each config."""
+"""What is told about a workspace: how its tasks stand. Of a config all jobs that are not over, else the last."""
 
 from typing import Any
 
@@ -13,16 +13,20 @@ _MOST = 100_000
 
 def standing(yard: Yard, tag: str) -> dict[str, Any]:
     """Of all jobs with that tag that are tasks."""
-    last: dict[str, Job] = {}
+    of_config: dict[str, list[Job]] = {}
     for job in yard.catalogue.tagged(tag, _MOST):
         if job.spec.task is not None:
-            last[job.spec.task.config] = job
+            others = of_config.setdefault(job.spec.task.config, [])
+            others[:] = [each for each in others if each.state not in FINISHED]
+            if job.state not in FINISHED or not others:
+                others.append(job)
+    jobs = [job for others in of_config.values() for job in others]
     return {
         "tag": tag,
         "stopped": tag in yard.store.stopped_tags(),
         "paused": bool(yard.store.setting("paused")),
         "now": iso_time(yard.looks.now()),
-        "tasks": [_task(yard, job) for job in sorted(last.values(), key=lambda job: job.id)],
+        "tasks": [_task(yard, job) for job in sorted(jobs, key=lambda job: job.id)],
     }
 
 

@@ -29,7 +29,7 @@ from msgspec import Struct
 from gpuyard.core.jobs import Attempt
 from gpuyard.engines import evidence, journal, keeper, logs, tree
 from gpuyard.engines.connection import Connection, connect
-from gpuyard.engines.tasks import words_of
+from gpuyard.engines.tasks import forget_sockets, words_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared
 
@@ -299,6 +299,7 @@ class LocalEngine:
 
     def _tell(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._words.pop(name, None)
+        forget_sockets(self._sessions_at, name[0])
         outcome = journal.outcome_of(entry.word if entry is not None else None, watched.things)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
         shortage = evidence.shortage_of(outcome, watched.log, watched.kills)

@@ -67,10 +67,11 @@ def printable(text: str) -> str:
 def write_whole(path: str, content: str) -> None:
     """All of it or nothing, also for those who look in the same moment. OSError where it cannot be."""
     place = os.path.dirname(path)
-    os.makedirs(place, exist_ok=True)
-    draft = f"{place}/.{os.getpid()}.gpuyard"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(place)  # not what it is in: a workspace that was moved away is not to be made anew
+    draft = f"{place}/.{os.urandom(8).hex()}.gpuyard"
     try:
-        with open(draft, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

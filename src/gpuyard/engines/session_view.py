@@ -64,6 +64,7 @@ class Audience:
         deadline = time.monotonic() + _LAST_WORDS_WITHIN_S
         for each in self._viewers.values():
             each.end(bytes([status]) + os.fsencode(text), self._remembered(), deadline)
+        self._viewers.clear()
         self._door.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)

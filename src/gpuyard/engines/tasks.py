@@ -1,10 +1,19 @@
 """What the keeper starts in place of a task's program: the runner that shows it in a session and minds its marker."""
 
+import contextlib
+import os
+
 from msgspec import to_builtins
 
 from gpuyard.core.tasks import session_on
 from gpuyard.engines import session
 from gpuyard.ports import Launch
+
+
+def forget_sockets(sockets: str, key: str) -> None:
+    """A runner that was killed has left its own behind."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{sockets}/{key}.sock")
 
 
 def words_of(launch: Launch, sockets: str) -> tuple[str, ...]:

@@ -90,7 +90,12 @@ class Tmux:
         there = self._sessions().get(name)
         if there is None or not there.is_of(owner):
             return False
-        self._do(["kill-session", "-t", there.id])
+        try:
+            self._do(["kill-session", "-t", there.id])
+        except TmuxError:
+            if name in self._sessions():
+                raise
+            return False  # it has ended by itself since
         return True
 
     def owned_sessions(self, prefix: str) -> dict[str, list[str]]:

@@ -345,6 +345,12 @@ class JobStore:
         at: float | None = self._execute(query, (group,)).fetchone()[0]
         return at
 
+    def unfinished_namesake(self, tag: str, name: str) -> int | None:
+        """A job of that tag and name that is not over."""
+        query = "SELECT id FROM jobs WHERE name = ? AND tag = ? AND ended_at IS NULL LIMIT 1"
+        row = self._execute(query, (name, tag)).fetchone()
+        return None if row is None else int(row[0])
+
     def last_start_of(self, tag: str) -> float | None:
         at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
         return at

@@ -116,6 +116,24 @@ def test_tasks_that_need_two_devices_count_on_both() -> None:
     assert started(made) == {10: ("G0", "G1"), 11: ("G0", "G2"), 12: ("G1", "G2")}
 
 
+def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
+    one = Crew(most_per_device=1)
+    wide = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5)
+    narrow = sweep(2, shared(GB), 20, crew=one)
+    leases = [lease("L5", "G0", memory_mb=GB)]
+    assert not decide(view(wide, narrow, on=2, leases=leases, running=[at_work(5, "G0")])).starts
+    wide, narrow = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5), sweep(2, shared(GB), 20, 21, crew=one)
+    leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G2", memory_mb=GB)]
+    at = [at_work(5, "G0"), at_work(6, "G1"), at_work(7, "G2")]
+    assert not decide(view(wide, narrow, on=4, leases=leases, running=at)).starts, "G3 is the first of its two"
+
+
+def test_a_clock_that_was_set_back_holds_up_no_crew() -> None:
+    crew = Crew(most_per_device=2, stagger_s=1.0)
+    made = decide(view(sweep(1, shared(GB), 10, crew=crew), last_starts={"sweep": NOW + 3600.0}))
+    assert list(started(made)) == [10]
+
+
 def test_a_task_without_a_device_needs_no_place_on_one() -> None:
     assert started(decide(view(sweep(1, CPU, 10), running=[at_work(5, "G0"), at_work(6, "G0")]))) == {10: ()}
 

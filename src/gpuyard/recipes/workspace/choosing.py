@@ -28,7 +28,7 @@ def configs_of(settings: Settings) -> list[Path]:
     return found
 
 
-def choose(settings: Settings, text: str | None) -> list[Path]:
+def choose(settings: Settings, workspace: Path, text: str | None) -> list[Path]:
     """Those that are named, as `heavy.yml,light`; all, where none is."""
     there = configs_of(settings)
     if text is None or not text.strip():
@@ -40,17 +40,22 @@ def choose(settings: Settings, text: str | None) -> list[Path]:
         return there
     known = {path.name: path for path in there}
     words = [text] if text in known else [word.strip() for word in text.split(",") if word.strip()]
-    chosen = [_one(word, known, settings) for word in words]
+    chosen = [_one(word, known, settings, workspace) for word in words]
     if len(set(chosen)) < len(chosen):
         twice = next(path.name for path in chosen if chosen.count(path) > 1)
         raise UserError(f"'{twice}' is named twice", hint="a config runs once")
     return chosen
 
 
-def _one(word: str, known: dict[str, Path], settings: Settings) -> Path:
-    name = os.path.basename(word)
+def _is_at(folder: str, there: Path, workspace: Path) -> bool:
+    """A path is meant from here, or from the workspace."""
+    return any(os.path.realpath(os.path.join(base, folder)) == os.path.realpath(there) for base in (".", workspace))
+
+
+def _one(word: str, known: dict[str, Path], settings: Settings, workspace: Path) -> Path:
+    folder, name = os.path.split(word)
     for path in known.values():
-        if name in (path.name, path.stem):
+        if name in (path.name, path.stem) and (not folder or _is_at(folder, path.parent, workspace)):
             return path
     near = difflib.get_close_matches(name, [*known, *(path.stem for path in known.values())], n=1)
     meant = f"did you mean '{near[0]}'?" if near else f"those there are: {', '.join(known) or 'none'}"

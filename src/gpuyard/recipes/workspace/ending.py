@@ -1,7 +1,8 @@
-"""How a sweep is stopped, and how all of it is ended."""
+"""How a sweep is stopped, and how all of it is ended: also where its settings have a mistake, and are `None`."""
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ from gpuyard.engines.tmux import Tmux
 from gpuyard.recipes.workspace.files import locked
 from gpuyard.recipes.workspace.logbook import note
 from gpuyard.recipes.workspace.names import tag_of
-from gpuyard.recipes.workspace.settings import Loaded
+from gpuyard.recipes.workspace.settings import Settings
 
 _ENDS_WITHIN_S = 20.0
 
@@ -29,29 +30,33 @@ class Stopped(Struct, frozen=True, kw_only=True):
     running: int
 
 
-def stop(loaded: Loaded) -> Stopped:
+def stop(workspace: Path, settings: Settings | None) -> Stopped:
     """What runs comes to its end; nothing new starts, whatever becomes of it."""
-    tag = tag_of(loaded.workspace)
-    with locked(loaded.workspace), connect(start=True) as queue:
+    tag = tag_of(workspace)
+    with locked(workspace), connect(start=True) as queue:
         queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
         tasks = tasks_of(queue, tag)
         cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
         running = sum(task["is_live"] for task in tasks)
-    note(loaded.settings, f"stopped: {running} running, {cancelled} no longer waiting")
+    _note(settings, f"stopped: {running} running, {cancelled} no longer waiting")
     return Stopped(cancelled=cancelled, running=running)
 
 
-def kill_all(loaded: Loaded) -> Killed:
+def kill_all(workspace: Path, settings: Settings | None) -> Killed:
     """Ends all that runs or waits, and closes the sessions."""
-    tag = tag_of(loaded.workspace)
-    with locked(loaded.workspace), connect(start=True) as queue:
+    tag, tmux = tag_of(workspace), Tmux(os.environ)
+    with locked(workspace), connect(start=True) as queue:
         tasks = [task for task in tasks_of(queue, tag) if not task["is_finished"]]
         _cancel(queue, tasks)
         left = _wait_for(queue, tag, {task["id"] for task in tasks})
-    tmux = Tmux(os.environ)
-    sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
-    note(loaded.settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
+        sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
+    _note(settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
     return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
+
+
+def _note(settings: Settings | None, text: str) -> None:
+    if settings is not None:
+        note(settings, text)
 
 
 def tasks_of(queue: Client, tag: str) -> list[dict[str, Any]]:

@@ -2,10 +2,13 @@
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from gpuyard.engines.session_logs import write_whole
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.workspace.settings import Settings
 
@@ -18,6 +21,31 @@ def marker_of(settings: Settings, config: str) -> Path:
 
 def record_of(workspace: Path, config: str) -> Path:
     return workspace / _OWN_FOLDER / "ends" / f"{config}.json"
+
+
+def record_for(path: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """What the task's last attempt left behind; nothing where that is another's."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    is_its_own = isinstance(record, dict) and (record.get("job"), record.get("attempt")) == (
+        task["id"],
+        task["attempt"],
+    )
+    return record if is_its_own else {}
+
+
+def could_not_mark(record: dict[str, Any]) -> bool:
+    """Whether a task is done whose marker could not be written."""
+    return record.get("result") == "completed" and record.get("marker_by") is None
+
+
+def write_marker(marker: Path, text: str) -> None:
+    try:
+        write_whole(str(marker), text)
+    except OSError as error:
+        raise EnvironmentFault(f"{marker} cannot be written: {error.strerror}") from error
 
 
 def make_folders(workspace: Path, settings: Settings) -> None:
@@ -36,6 +64,8 @@ def unmarked(marker: Path) -> Iterator[None]:
     try:
         if os.path.lexists(marker):
             marker.replace(aside)
+        else:
+            aside.unlink(missing_ok=True)  # of one who was killed in here
     except OSError as error:
         raise EnvironmentFault(f"{marker} cannot be removed: {error.strerror}") from error
     try:
@@ -49,8 +79,8 @@ def unmarked(marker: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(workspace: Path) -> Iterator[None]:
-    (workspace / _OWN_FOLDER).mkdir(exist_ok=True)
-    descriptor = os.open(workspace / _OWN_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    """Of two who change the same workspace at once, one waits for the other."""
+    descriptor = os.open(workspace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -1,17 +1,15 @@
 """How a workspace stands: each config by its marker first, then by its job; and how long the rest may take."""
 
 import heapq
-import json
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from gpuyard.daemon.patient import PatientClient
 from gpuyard.recipes.workspace.choosing import configs_of
-from gpuyard.recipes.workspace.files import marker_of, record_of
+from gpuyard.recipes.workspace.files import could_not_mark, marker_of, record_for, record_of
 from gpuyard.recipes.workspace.names import config_name, tag_of
 from gpuyard.recipes.workspace.settings import Loaded
 
@@ -34,6 +32,8 @@ _OTHERS = {
     "rejected": "failed",
     "cancelled": "stopped",
 }
+# A config that is gone is of interest while its task is under way, and where that failed.
+_FORGOTTEN = frozenset({"succeeded", "cancelled"})
 _UNDER_WAY = frozenset({"running", "finishing", "stopping", "suspended"})
 _WAITING = frozenset({"waiting", "retrying", "held"})
 
@@ -107,7 +107,7 @@ def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
     told = queue.get("/tasks", {"tag": tag})
     tasks = {task["config"]: task for task in told["tasks"]}
     names = [config_name(path) for path in configs_of(loaded.settings)]
-    gone = [name for name, task in tasks.items() if name not in names and not task["is_finished"]]
+    gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _FORGOTTEN]
     rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=told["stopped"]) for name in [*names, *gone])
     return Standing(
         workspace=str(loaded.workspace),
@@ -125,7 +125,7 @@ def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped
     is_marked = os.path.lexists(marker_of(loaded.settings, config))
     if task is None:
         return Row(config=config, state="completed" if is_marked else "not started")
-    record = _record(record_of(loaded.workspace, config), task)
+    record = record_for(record_of(loaded.workspace, config), task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
     return Row(
@@ -153,26 +153,13 @@ def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
 
 
 def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
-    if state == "completed":
-        if not is_marked:
-            return "its marker is gone: start runs it again"
-        told: str | None = record.get("note")
+    told: str | None = record.get("note")
+    if state == "completed" and not is_marked and not could_not_mark(record):
+        return "its marker is gone: start runs it again"
+    if state == "completed" or task["is_live"]:
         return told
     reason: str | None = task["reason"]
     return reason
-
-
-def _record(path: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """What the task's last attempt left behind; nothing where that is another's."""
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    is_its_own = isinstance(record, dict) and (record.get("job"), record.get("attempt")) == (
-        task["id"],
-        task["attempt"],
-    )
-    return record if is_its_own else {}
 
 
 def _last_line(log: str | None) -> str | None:

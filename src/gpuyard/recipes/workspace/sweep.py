@@ -22,7 +22,16 @@ from gpuyard.engines.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.choosing import choose, devices_for
 from gpuyard.recipes.workspace.ending import tasks_of
-from gpuyard.recipes.workspace.files import locked, make_folders, marker_of, record_of, unmarked
+from gpuyard.recipes.workspace.files import (
+    could_not_mark,
+    locked,
+    make_folders,
+    marker_of,
+    record_for,
+    record_of,
+    unmarked,
+    write_marker,
+)
 from gpuyard.recipes.workspace.logbook import note, scheduler_log
 from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
 from gpuyard.recipes.workspace.program import environment_of, path_for, words_before_config
@@ -85,7 +94,7 @@ class _Sweep:
         settings = self._settings
         if settings.engine != "local":
             raise UserError(f"engine: '{settings.engine}' cannot be used yet", hint="leave it out, or write local")
-        paths = choose(settings, configs)
+        paths = choose(settings, self._workspace, configs)
         devices, notes = devices_for(settings, len(paths), gpus)
         self._environment = environment_of(settings)
         self._words = words_before_config(settings, self._workspace, self._environment)
@@ -138,9 +147,11 @@ class _Sweep:
         if task is not None and not task["is_finished"]:
             return f"{'it runs' if task['is_live'] else 'it waits'} already, as job {task['id']}"
         marker = marker_of(self._settings, each.config)
-        if is_rerun or not os.path.lexists(marker):
+        if is_rerun:
             return None
-        return f"completed: {os.path.relpath(marker, self._workspace)} is there"
+        if task is not None and could_not_mark(record_for(record_of(self._workspace, each.config), task)):
+            write_marker(marker, f"{each.config} exited with status 0 as job {task['id']}; written by gpuyard\n")
+        return f"completed: {os.path.relpath(marker, self._workspace)} is there" if os.path.lexists(marker) else None
 
     def _submit_one(self, queue: Client, each: _Planned) -> int:
         settings = self._settings

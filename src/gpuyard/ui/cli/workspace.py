@@ -19,7 +19,7 @@ from gpuyard.ui.cli.workspace_help import Place, help_text, seen_from_here
 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.scaffold import Made
-    from gpuyard.recipes.workspace.settings import Loaded
+    from gpuyard.recipes.workspace.settings import Loaded, Settings
     from gpuyard.recipes.workspace.sweep import Started
 
 _LONGEST_VALUE = 44
@@ -157,7 +157,7 @@ def stop_command(place: Place) -> None:
     """Start nothing new; what runs comes to its end."""
     from gpuyard.recipes.workspace.ending import stop
 
-    stopped = stop(_load(place))
+    stopped = stop(place.workspace, _settings_if_sound(place))
     running = f"{count_text(stopped.running, 'task')} still {'runs' if stopped.running == 1 else 'run'}, to the end"
     waiting = f"{count_text(stopped.cancelled, 'waiting task')} will not start"
     say(f"Stopped: {running if stopped.running else 'nothing runs'}; {waiting}.")
@@ -170,7 +170,7 @@ def kill_all_command(place: Place) -> int:
     """End all that runs or waits, and close the sessions."""
     from gpuyard.recipes.workspace.ending import kill_all
 
-    killed = kill_all(_load(place))
+    killed = kill_all(place.workspace, _settings_if_sound(place))
     say(f"{count_text(killed.ended, 'task')} ended, {count_text(len(killed.sessions), 'session')} closed.")
     if killed.left:
         note(f"gpuyard: still there, though they were killed: {clean(', '.join(killed.left))}")
@@ -235,6 +235,19 @@ def _config_as_json(loaded: "Loaded") -> dict[str, Any]:
     values[_NAMES_ONLY] = list(loaded.settings.env)
     settings = {key: {"value": values[field_of(key)], "from": source} for key, source in loaded.sources.items()}
     return {"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings}
+
+
+def _settings_if_sound(place: Place) -> "Settings | None":
+    """What runs can be stopped also where somebody has made a mistake in the file since."""
+    from gpuyard.recipes.workspace.settings import CONFIG_FILE
+
+    try:
+        return _load(place).settings
+    except UserError as error:
+        if not (place.config or place.workspace / CONFIG_FILE).exists():
+            raise
+        note(f"gpuyard: {error}")
+        return None
 
 
 def _load(place: Place) -> "Loaded":

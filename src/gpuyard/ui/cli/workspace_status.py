@@ -100,7 +100,7 @@ def _print_changes(standings: Iterator[Standing]) -> Standing:
     before: Standing | None = None
     for standing in standings:
         changes = [] if before is None else changes_of(before, standing)
-        if before is None or changes:
+        if before is None or changes or (standing.is_over and not before.is_over):
             told = f": {', '.join(changes)}" if changes else ""
             say(f"{summary_of(standing, _frame())}{told}")
             sys.stdout.flush()

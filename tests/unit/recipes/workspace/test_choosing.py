@@ -30,7 +30,7 @@ def said(folder: Path, text: str) -> Loaded:
 
 
 def names(folder: Path, text: str | None) -> list[str]:
-    return [path.name for path in choose(load(folder).settings, text)]
+    return [path.name for path in choose(load(folder).settings, folder, text)]
 
 
 def test_all_files_that_match_are_meant_where_none_is_named(folder: Path) -> None:
@@ -49,20 +49,21 @@ def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
         ("haevy.yml", "there is no config 'haevy.yml'", "did you mean 'heavy.yml'?"),
         ("notes.txt", "there is no config 'notes.txt'", "those there are"),
         ("heavy,heavy.yml", "'heavy.yml' is named twice", "a config runs once"),
+        ("../other/configs/heavy.yml", "there is no config '../other/configs/heavy.yml'", "did you mean 'heavy.yml'?"),
     ],
 )
 def test_one_that_is_not_there_or_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
-        choose(load(folder).settings, text)
+        choose(load(folder).settings, folder, text)
     assert says in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 
 def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no config in .*\*\.yaml"):
-        choose(said(folder, 'config_pattern: "*.yaml"').settings, None)
+        choose(said(folder, 'config_pattern: "*.yaml"').settings, folder, None)
     with pytest.raises(UserError, match=r"config_dir: .* cannot be read"):
-        choose(said(folder, "config_dir: nowhere").settings, None)
+        choose(said(folder, "config_dir: nowhere").settings, folder, None)
 
 
 def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:

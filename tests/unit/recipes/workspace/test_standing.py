@@ -90,9 +90,19 @@ def test_what_waits_in_a_stopped_workspace_has_stopped(workspace: Loaded) -> Non
     assert (standing.running, standing.waiting, standing.not_started) == (1, 0, 1)
 
 
-def test_a_task_whose_config_is_gone_is_shown_while_it_runs(workspace: Loaded) -> None:
-    standing = look(workspace, task("old", "running"), task("older", "failed"))
-    assert states(standing) == {"a": "not started", "b": "not started", "old": "running"}
+def test_a_task_whose_config_is_gone_is_shown_while_it_runs_and_where_it_failed(workspace: Loaded) -> None:
+    standing = look(workspace, task("old", "running"), task("older", "failed"), task("oldest", "succeeded"))
+    assert states(standing) == {"a": "not started", "b": "not started", "old": "running", "older": "failed"}
+
+
+def test_a_task_whose_marker_could_not_be_written_is_completed_and_says_so(workspace: Loaded) -> None:
+    record = {"job": 7, "attempt": 1, "result": "completed", "marker_by": None, "note": "its marker cannot be written"}
+    (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
+    row = look(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
+    assert (row.state, row.note) == ("completed", "its marker cannot be written")
+    assert look(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
+        "its marker is gone: start runs it again"
+    )
 
 
 def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: Loaded) -> None:
