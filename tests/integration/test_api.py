@@ -1,5 +1,6 @@
 """`GPUScheduler` and its helpers as scripts use them, on simulated GPUs and with real processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,8 +25,9 @@ from gpuyard.api import (
     get_total_num_gpus,
 )
 from gpuyard.config import lease_dir
-from gpuyard.errors import UserError, WaitedTooLong
+from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.mutex import hold_mutex
 from gpuyard.probes.simulated import Usage
 from tests.integration.conftest import Script
 
@@ -407,12 +409,22 @@ def test_more_than_the_lease_around_has_is_told_and_not_waited_for() -> None:
     assert result.returncode == 1
 
 
+def _halt_outside_the_ledger(process: "subprocess.Popen[str]") -> None:
+    """One that is halted while it reads or writes the ledger holds up everybody until it goes on."""
+    for _ in range(100):
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(EnvironmentFault), hold_mutex(Path(lease_dir()), 1.0):
+            return
+        process.send_signal(signal.SIGCONT)
+    pytest.fail("it is in the ledger whenever it is looked at")
+
+
 def test_a_waiter_that_is_halted_does_not_hold_up_those_behind_it(script: Script) -> None:
     holder = script(num_gpus=2)
     said(holder)
     halted = script(num_gpus=2, label="halted")
     _wait_for_tickets(1)
-    halted.send_signal(signal.SIGSTOP)
+    _halt_outside_the_ledger(halted)
     finish(holder)
     behind = script(label="behind")
     assert said(behind) in ("[0]", "[1]")

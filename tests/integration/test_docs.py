@@ -16,6 +16,7 @@ from gpuyard.daemon.lock import running_pid
 from gpuyard.daemon.places import lock_path
 from tests.integration.queue_fixture import Daemon, is_gone, until
 from tests.integration.sim_view_fixture import quiet_daemon
+from tests.integration.workspace_fixture import make_tmux  # noqa: F401 - a fixture is found where it is named
 from tests.unit.probes.samples_nvidia import XML
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +36,10 @@ EXAMPLES = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("language", "code"), EXAMPLES)
 def test_an_example_works_as_it_is_written(
-    language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if "scheduler.sh" in code:
+        request.getfixturevalue("tmux")  # not the user's own
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "usage.csv").write_text("kind,utilization_percent\ndevice,50\n")

@@ -6,8 +6,9 @@ strangers hold of the device is taken off the last one's share, so that as many 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpuyard.core.model import Need
@@ -16,8 +17,8 @@ from gpuyard.core.room import Room
 
 
 class Crew(Struct, frozen=True, kw_only=True):
-    most_per_device: int
-    stagger_s: float = 0.0
+    most_per_device: Annotated[int, Meta(ge=1)]
+    stagger_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 def spread(need: Need, crew: Crew, rooms: Sequence[Room], counts: Mapping[str, int]) -> list[Need]:

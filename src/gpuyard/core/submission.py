@@ -123,6 +123,8 @@ def parse_submission(asked: Asked) -> Submission:
         is_held=options.flag("hold"),
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
+    if spec.crew is not None and not spec.tag:
+        raise UserError("a crew is the jobs of a tag, and these have none", hint="give them one")
     options.refuse_the_rest()
     return submission
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.core.crew import Crew
 from gpuyard.core.jobs import DependencyKind, Job, JobSpec, OnReboot
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Need, Vendor
@@ -382,6 +383,16 @@ def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
 def test_what_is_no_submission_is_the_senders_mistake(body: bytes) -> None:
     with pytest.raises(UserError, match="the submission cannot be understood"):
         decode_asked(body)
+
+
+def test_a_crew_has_a_tag_and_room_for_one_at_least() -> None:
+    asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
+    assert parse_submission(decode_asked(json.dumps(asked).encode())).spec.crew == Crew(most_per_device=2)
+    with pytest.raises(UserError, match="a crew is the jobs of a tag"):
+        parse_submission(decode_asked(json.dumps({**asked, "options": {}}).encode()))
+    for crew in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
+        with pytest.raises(UserError, match="the submission cannot be understood"):
+            decode_asked(json.dumps({**asked, "crew": crew}).encode())
 
 
 # Batches

@@ -198,7 +198,7 @@ def test_a_slow_call_is_still_believed_where_nobody_else_answers(stuck: StuckPro
             stuck.let_go.set()
             raise crash("sh")
 
-    reading = chain(stuck, LetGo("sh", Reading())).read(30)
+    reading = chain(stuck, LetGo("sh", Reading())).read(10)
     assert reading.devices == (CARD,)
     assert reading.problems == ()
 
