@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Many tests wait for other processes: one more than there are cores keeps all of them busy.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo install test lint bench clean
@@ -19,7 +21,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report=term
+	$(PYTEST) tests/simulation
+	$(PYTEST) --ignore tests/simulation --cov --cov-report=term
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
