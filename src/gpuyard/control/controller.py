@@ -25,7 +25,7 @@ from gpuyard.control.pacing import Pacer
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
-from gpuyard.core.lifecycle import PARKED, JobEvent, JobState
+from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
@@ -382,10 +382,7 @@ class Controller:
     def _report(self, now: float, started: int) -> Step:
         times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now), self.pacer.wake_at(now)]
         times += self.desk.staggered_starts((hold.lane for hold in self.plan.holds), now)
-        for live in self.desk.live.apart.values():
-            attempt = live.attempt
-            if live.job.state not in PARKED:
-                times.append(attempt.kill_at if attempt.stopping is not None else attempt.stop_at)
+        times += self.desk.ends_to_make()
         if self._has_rejected:
             times.append(now)
         if self._has_unasked:

@@ -12,7 +12,7 @@ from gpuyard.control.lessons import Lessons
 from gpuyard.control.live import Live, LiveJobs
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
-from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState, advance, can
+from gpuyard.core.lifecycle import FINISHED, PARKED, JobEvent, JobState, advance, can
 from gpuyard.core.model import Claim
 from gpuyard.core.ordering import Lane, Party, Use, add_use, weight
 from gpuyard.core.preemption import Running
@@ -290,6 +290,13 @@ class Desk:
 
     def running(self) -> list[Running]:
         return [_running(live) for live in self.live.values()]
+
+    def ends_to_make(self) -> Iterator[float | None]:
+        """When those whose time is limited, or who were told to stop, are to be ended."""
+        for live in self.live.apart.values():
+            attempt = live.attempt
+            if live.job.state not in PARKED:
+                yield attempt.kill_at if attempt.stopping is not None else attempt.stop_at
 
     def ends_after(self, job_id: int) -> float | None:
         """The earliest time at which a running job may be over, where that is known."""

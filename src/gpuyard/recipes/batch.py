@@ -8,7 +8,6 @@ once; a batch that is gone on with starts only what has not succeeded.
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import os
@@ -29,6 +28,7 @@ from gpuyard.daemon import places
 from gpuyard.daemon.client import NotThere, connect
 from gpuyard.daemon.patient import PatientClient
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.folders import locked, write_whole
 from gpuyard.recipes.pruning import ANY_FILE, make_roots
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
@@ -103,7 +103,7 @@ def check(plan: Plan) -> None:
 def begin(plan: Plan, *, is_resumed: bool) -> Record:
     """Submits what has not succeeded yet. UserError where the root has a batch already that is not to be resumed."""
     check(plan)
-    with _locked(Path(plan.root)):
+    with locked(Path(plan.root)):
         record = read_record(Path(plan.root))
         if record is not None and not is_resumed:
             raise UserError(
@@ -303,33 +303,7 @@ def _write_record(record: Record) -> None:
     write_whole(Path(record.plan.root) / RECORD, msgspec.json.format(msgspec.json.encode(record)))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it, on disk, or what was there before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
-
-
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").splitlines():
             yield json.loads(line)
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Of two who begin in the same root at once, one waits for the other."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -30,8 +30,8 @@ from gpuyard.recipes.batch import (
     results,
     run_folder,
     standing_of,
-    write_whole,
 )
+from gpuyard.recipes.folders import write_whole
 from gpuyard.recipes.pruning import Moved, has_frame, prune
 from gpuyard.recipes.pruning import read_record as read_pruned
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gpuyard.daemon.client import Client, connect
 from gpuyard.engines.tmux import Tmux
-from gpuyard.recipes.workspace.files import locked
+from gpuyard.recipes.folders import locked
 from gpuyard.recipes.workspace.logbook import note
 from gpuyard.recipes.workspace.names import tag_of
 from gpuyard.recipes.workspace.settings import Settings

@@ -1,14 +1,12 @@
 """The files of a workspace that are not its user's own: markers, records of ends, and the folder that these are in."""
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpuyard.engines.session_logs import write_whole
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.workspace.settings import Settings
 
@@ -41,13 +39,6 @@ def could_not_mark(record: dict[str, Any]) -> bool:
     return record.get("result") == "completed" and record.get("marker_by") is None
 
 
-def write_marker(marker: Path, text: str) -> None:
-    try:
-        write_whole(str(marker), text)
-    except OSError as error:
-        raise EnvironmentFault(f"{marker} cannot be written: {error.strerror}") from error
-
-
 def make_folders(workspace: Path, settings: Settings) -> None:
     folders = [workspace / _OWN_FOLDER / "ends", Path(settings.output_dir)]
     for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
@@ -75,14 +66,3 @@ def unmarked(marker: Path) -> Iterator[None]:
             aside.replace(marker)
         raise
     aside.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def locked(workspace: Path) -> Iterator[None]:
-    """Of two who change the same workspace at once, one waits for the other."""
-    descriptor = os.open(workspace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

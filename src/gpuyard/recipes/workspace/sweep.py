@@ -20,17 +20,16 @@ from gpuyard.core.tasks import Task
 from gpuyard.daemon.client import Client, connect
 from gpuyard.engines.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
+from gpuyard.recipes.folders import locked, write_whole
 from gpuyard.recipes.workspace.choosing import choose, devices_for
 from gpuyard.recipes.workspace.ending import tasks_of
 from gpuyard.recipes.workspace.files import (
     could_not_mark,
-    locked,
     make_folders,
     marker_of,
     record_for,
     record_of,
     unmarked,
-    write_marker,
 )
 from gpuyard.recipes.workspace.logbook import note, scheduler_log
 from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
@@ -150,7 +149,9 @@ class _Sweep:
         if is_rerun:
             return None
         if task is not None and could_not_mark(record_for(record_of(self._workspace, each.config), task)):
-            write_marker(marker, f"{each.config} exited with status 0 as job {task['id']}; written by gpuyard\n")
+            write_whole(
+                marker, f"{each.config} exited with status 0 as job {task['id']}; written by gpuyard\n".encode()
+            )
         return f"completed: {os.path.relpath(marker, self._workspace)} is there" if os.path.lexists(marker) else None
 
     def _submit_one(self, queue: Client, each: _Planned) -> int:

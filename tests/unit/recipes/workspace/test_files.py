@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.workspace.files import locked, unmarked, write_marker
+from gpuyard.recipes.folders import locked, write_whole
+from gpuyard.recipes.workspace.files import unmarked
 
 
 def refuse(marker: Path) -> None:
@@ -38,7 +39,7 @@ def test_what_somebody_left_who_was_killed_completes_nothing(tmp_path: Path) -> 
 def test_a_marker_that_cannot_be_written_is_a_fault_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(EnvironmentFault, match=r"out/a_completed\.txt cannot be written: Not a directory"):
-        write_marker(tmp_path / "out" / "a_completed.txt", "done\n")
+        write_whole(tmp_path / "out" / "a_completed.txt", b"done\n")
 
 
 def test_one_who_changes_a_workspace_is_alone(tmp_path: Path) -> None:
