@@ -184,7 +184,10 @@ class Screen(Protocol):
 
 class _LiveScreen:
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+        # It leaves standard error alone: one that is interrupted must not keep what is asked of the user after that.
+        self._live = Live(
+            console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True, redirect_stderr=False
+        )
 
     def __enter__(self) -> Self:
         self._live.__enter__()
