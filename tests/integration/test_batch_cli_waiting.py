@@ -74,7 +74,7 @@ def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path
 
 
 @pytest.fixture
-def on_terminal(request: pytest.FixtureRequest) -> Callable[..., Terminal]:
+def on_terminal(request: pytest.FixtureRequest, unmeasured: None) -> Callable[..., Terminal]:
     def begin(*arguments: str) -> Terminal:
         terminal = Terminal([*GPUYARD, *arguments], {"COLUMNS": "100", "LINES": "24", "PYTHONUTF8": "1"})
         request.addfinalizer(terminal.close)
