@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,14 @@ class Workspace:
         return self.tasks()[config]
 
     def until_running(self, *configs: str) -> None:
-        """And at work: their programs have started."""
+        """And at work: the programs of these very runs have started."""
         for config in configs:
             self.until_state(config, "running")
-        self.until_started(*configs)
+            until(partial(self._is_at_work, config), f"the program of {config}")
+
+    def _is_at_work(self, config: str) -> bool:
+        starts = self.starts(config)
+        return bool(starts) and not is_gone(int(starts[-1]["pid"]))
 
     def until_over(self) -> dict[str, Any]:
         """The rows of its status then."""
