@@ -79,7 +79,8 @@ def test_twenty_jobs_share_the_card_by_priority_and_one_is_cancelled_in_the_midd
     assert pid not in pids_by_smi()
     until(lambda: len(shown("queue", "--state", "running")["jobs"]) == 6, "another in its place")
     (tmp_path / "go").touch()
-    status = subprocess.run([sys.executable, "-m", "gpuyard", "wait"], timeout=300, check=False).returncode
+    wait = [sys.executable, "-m", "gpuyard", "wait", *map(str, jobs)]
+    status = subprocess.run(wait, timeout=300, check=False).returncode
     assert status == 1, "the cancelled one did not succeed"
     states = [shown("show", str(job_id))["state"] for job_id in jobs]
     assert sorted(set(states)) == ["cancelled", "succeeded"]
