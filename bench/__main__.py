@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.card import bench_card
 from bench.leases import bench_leases
+from bench.order import bench_order
 from bench.queue import bench_queue
 from bench.simulate import bench_simulate
 from gpuyard.errors import ProbeError
@@ -78,6 +79,8 @@ elif sys.argv[1:2] == ["card"]:
     bench_card(sys.argv[2:])
 elif sys.argv[1:2] == ["simulate"]:
     bench_simulate(sys.argv[2:])
+elif sys.argv[1:2] == ["order"]:
+    bench_order(sys.argv[2:])
 else:
     bench_start()
     bench_snapshot()

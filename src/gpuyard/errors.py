@@ -4,6 +4,8 @@
     ├── UserError             your mistake: the message says what to type instead
     └── EnvironmentFault      the machine's fault: the message says what to try
         ├── SimulatedOutOfMemory  a simulated device is full
+        ├── DeviceFull        a device has no room for what is to be kept or made there
+        ├── AssetError        a scene's or an actor's file cannot be read
         ├── WaitedTooLong     no device could be had in time; also a TimeoutError
         ├── StoreFault        the queue's database is damaged or cannot be written
         └── ProbeError        one way of reading devices did not work
@@ -36,6 +38,19 @@ class EnvironmentFault(GpuyardError):
 
 class SimulatedOutOfMemory(EnvironmentFault):
     """A simulated device is full; the message reads as CUDA's would."""
+
+
+class DeviceFull(EnvironmentFault):
+    """A device has no room for an asset, or for what a renderer makes."""
+
+
+class AssetError(EnvironmentFault):
+    """A scene's or an actor's file cannot be read; `path` names it, and so does the message."""
+
+    def __init__(self, path: str, problem: str, *, hint: str | None = None) -> None:
+        # Names of files need not be text: the message can be written down whatever they are.
+        super().__init__(f"{path}: {problem}".encode("utf-8", "backslashreplace").decode(), hint=hint)
+        self.path = path
 
 
 class WaitedTooLong(EnvironmentFault, TimeoutError):

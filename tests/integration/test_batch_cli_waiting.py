@@ -28,6 +28,8 @@ from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("queue")
 TELLS_EVERY_S = 5.0
+# A program that is interrupted while coverage's tracer has its lock waits for it for ever, so these are not measured.
+interrupted = pytest.mark.usefixtures("unmeasured")
 
 
 def test_progress_in_a_pipe_is_a_line_now_and_then(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path
 
 
 @pytest.fixture
-def on_terminal(request: pytest.FixtureRequest, unmeasured: None) -> Callable[..., Terminal]:
+def on_terminal(request: pytest.FixtureRequest) -> Callable[..., Terminal]:
     def begin(*arguments: str) -> Terminal:
         terminal = Terminal([*GPUYARD, *arguments], {"COLUMNS": "100", "LINES": "24", "PYTHONUTF8": "1"})
         request.addfinalizer(terminal.close)
@@ -88,6 +90,7 @@ def on_terminal(request: pytest.FixtureRequest, unmeasured: None) -> Callable[..
 ASKED = "Leave it running, or stop it? [L/s] "
 
 
+@interrupted
 @pytest.mark.needs("setsid")
 @pytest.mark.parametrize("answer", ["\n", "l\n", "\x04", "\x03"], ids=["enter", "l", "end", "ctrl-c"])
 def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_terminal: Callable[..., Terminal]) -> None:
@@ -105,6 +108,7 @@ def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_termi
     assert run("wait", "1-3").returncode == 0
 
 
+@interrupted
 @pytest.mark.needs("setsid")
 def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
     tmp_path: Path, on_terminal: Callable[..., Terminal]
@@ -122,6 +126,7 @@ def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
     assert summary_in(tmp_path / "out")["cancelled"] == 2
 
 
+@interrupted
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
 def test_without_a_terminal_nobody_is_asked_and_it_goes_on(tmp_path: Path, signum: int, status: int) -> None:
     os.mkfifo(tmp_path / "gate")

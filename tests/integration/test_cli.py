@@ -110,6 +110,7 @@ def test_watch_tells_a_problem_once(tools: Tools) -> None:
     assert len(result.stdout.splitlines()) == 4
 
 
+@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
 def test_watch_is_ended_by_ctrl_c(simulated: None) -> None:
     process = subprocess.Popen([*GPUYARD, "watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -17,13 +17,15 @@ from gpuyard.daemon.places import lock_path
 from tests.integration.queue_fixture import Daemon, is_gone, until
 from tests.integration.sim_view_fixture import quiet_daemon
 from tests.integration.workspace_fixture import make_tmux  # noqa: F401 - a fixture is found where it is named
+from tests.residency_files import points, write_ply
 from tests.unit.probes.samples_nvidia import XML
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-# On such a page every block goes on where the last one ended; `test_workspace_tutorial.py` runs it as a whole.
+# On such a page every block goes on where the last one ended; a test of its own runs it as a whole:
+# `test_workspace_tutorial.py` and `test_render_example.py`.
 STORY = "<!-- one story -->"
 EXAMPLES = [
     pytest.param(language, code, id=f"{page.relative_to(ROOT)}-{number}")
@@ -44,6 +46,9 @@ def test_an_example_works_as_it_is_written(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "usage.csv").write_text("kind,utilization_percent\ndevice,50\n")
     (tmp_path / "saved.xml").write_text(XML)
+    (tmp_path / "manifest.json").write_text('{"scene": "room.ply", "labels": ["front", "back"]}')
+    (tmp_path / "mine.py").write_text("def render(scene, frames, label, out_dir): assert len(scene['x']) == 10\n")
+    write_ply(tmp_path / "room.ply", points(10))
     if language == "python":
         command = [sys.executable, "-c", code]
     else:
@@ -81,7 +86,9 @@ def end_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
+    "page",
+    [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/render/README.md"))],
+    ids=lambda page: page.name,
 )
 def test_a_link_leads_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):

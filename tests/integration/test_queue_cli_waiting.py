@@ -122,6 +122,7 @@ def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_en
     assert "--- attempt 2 ---\n" in result.stderr
 
 
+@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
 def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "1").write_text("begun\n")
     daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path / "1", is_over=False)])

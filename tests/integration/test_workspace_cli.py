@@ -266,6 +266,7 @@ def test_a_watch_on_a_terminal_stays_in_place_and_leaves_the_last_picture(worksp
     assert "1 of 1 done" in last
 
 
+@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
 def test_ctrl_c_ends_the_watching_and_nothing_else(workspace: Path) -> None:
     add_configs(workspace, "gated")
     ok("start")

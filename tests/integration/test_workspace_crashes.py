@@ -44,6 +44,7 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     names, pids = sessions_of(ws, *CONFIGS), [ws.program(config) for config in CONFIGS]
     assert names == {"T_exp1_gpu0", "T_exp2_gpu0", "T_exp3_gpu1"}
     until_seen(ws, names)
+    ws.tmux.wait_to_see("T_scheduler", "● running")  # who comes to look where no daemon runs starts one
 
     yard.kill9()
     kill9(ws.tmux.server())

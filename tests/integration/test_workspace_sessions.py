@@ -127,6 +127,8 @@ def test_tasks_go_on_where_nobody_looks(workspace: Workspace, workspaces: Worksp
     workspace.do("start")
     workspace.until_running("exp1")
     program = workspace.program("exp1")
+    # Who comes to look where no daemon runs starts one; who has looked already waits for the next.
+    workspace.tmux.wait_to_see("T_scheduler", "● running")
     workspaces.yard.stop()
     workspace.let_go("exp1")
     until(lambda: is_gone(program), "its end")

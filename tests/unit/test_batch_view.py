@@ -1,6 +1,10 @@
 """How far a batch is, and how it came out, in words and as a picture."""
 
 import io
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,7 +14,16 @@ from rich.console import Console
 from gpuyard.recipes.batch import Plan
 from gpuyard.recipes.finish import Summary
 from gpuyard.ui.batch_summary import summary_lines
-from gpuyard.ui.batch_view import Outlook, PlainScreen, Progress, hold_of, line_of, picture_of, progress_of
+from gpuyard.ui.batch_view import (
+    LiveScreen,
+    Outlook,
+    PlainScreen,
+    Progress,
+    hold_of,
+    line_of,
+    picture_of,
+    progress_of,
+)
 
 PROGRESS = Progress(
     name="city", total=400, succeeded=140, failed=2, cancelled=0, running=6, gate="gpu",
@@ -114,6 +127,55 @@ def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: 
         screen.show(replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%"))
     lines = capfd.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["3", "5", "6"]  # two have failed
+
+
+class Teletype(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def shows_cursor(self) -> bool:
+        return self.getvalue().rfind("\x1b[?25h") > self.getvalue().rfind("\x1b[?25l")
+
+
+@pytest.fixture
+def terminated() -> Iterator[None]:
+    """As by Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    sys.setprofile(None)
+    signal.signal(signal.SIGTERM, before)
+
+
+def interrupt(signum: int, nth: int) -> None:
+    """As rich's console lets go of what it has gathered, for the nth time from now."""
+    left = nth
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event == "call" and frame.f_code is Console.__exit__.__code__:
+            left -= 1
+            if not left:
+                signal.raise_signal(signum)
+
+    sys.setprofile(look)
+
+
+@pytest.mark.usefixtures("terminated")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was(
+    signum: int, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, stdout = Teletype(), sys.stdout
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(KeyboardInterrupt), LiveScreen() as screen:  # noqa: PT012 - also where it begins and ends
+        interrupt(signum, nth)
+        screen.show(PROGRESS)
+        assert not terminal.shows_cursor()
+        screen.show(PROGRESS)
+    assert terminal.shows_cursor()
+    assert sys.stdout is stdout
 
 
 def test_a_line_says_all_that_the_picture_does() -> None:

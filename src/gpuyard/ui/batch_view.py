@@ -25,6 +25,7 @@ from gpuyard.daemon.patient import PatientClient
 from gpuyard.recipes.batch import Part
 from gpuyard.ui.cli.plain import clean, duration_text
 from gpuyard.ui.cli.terminal import is_terminal, note
+from gpuyard.ui.live import Picture
 
 _ASK_EVERY_S = 0.5
 _TELL_EVERY_S = 5.0
@@ -182,27 +183,14 @@ class Screen(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class _LiveScreen:
+class LiveScreen(Picture):
     def __init__(self) -> None:
         # It leaves standard error alone: one that is interrupted must not keep what is asked of the user after that.
-        self._live = Live(
-            console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True, redirect_stderr=False
-        )
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+        out = Console(stderr=True, highlight=False)
+        super().__init__(Live(console=out, auto_refresh=False, transient=True, redirect_stderr=False))
 
     def show(self, progress: Progress) -> None:
-        self._live.update(picture_of(progress), refresh=True)
-
-    def note(self, text: str) -> None:
-        self._live.console.print(Text(text))
+        self.draw(picture_of(progress))
 
 
 class PlainScreen:
@@ -234,7 +222,7 @@ class PlainScreen:
 def follow(name: str, part: Part) -> dict[str, Any]:
     """Shows it until all is over; the job that came last. KeyboardInterrupt leaves the terminal as it was."""
     outlook, told = Outlook(), set[str]()
-    screen: Screen = _LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
+    screen: Screen = LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
     with PatientClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         while True:

@@ -47,6 +47,7 @@ QUEUE_VERBS = {
 RECIPES = {
     "batch": "Run a command many times, each time when the machine has room for it.",
     "datagen": "Generate data with a simulator, run after run, as the machine has headroom.",
+    "render": "Render a manifest, with scenes and actors kept in VRAM and RAM on a budget.",
     "workspace": "Run a folder of configs over the GPUs, in tmux sessions.",
 }
 

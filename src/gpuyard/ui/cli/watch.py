@@ -60,19 +60,20 @@ def _show_live(samples: "Iterator[Sample]") -> None:
 
     from gpuyard.probes.pci import vendors_on_pci
     from gpuyard.probes.processes import describe_processes
+    from gpuyard.ui.live import Picture
     from gpuyard.ui.tables import Extras, snapshot_view
 
     out = console()
     expected = vendors_on_pci()
     history: dict[str, list[float | None]] = {}
-    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
         for sample in samples:
             for device in sample.snapshot.devices:
                 past = history.get(device.id, [])[1 - _HISTORY :]
                 history[device.id] = [*past, device.utilization_percent]
             people = describe_processes(pids_of(sample.snapshot))
             extras = Extras(expected=expected, history=history, people=people, height=out.height)
-            live.update(snapshot_view(sample.snapshot, out, extras), refresh=True)
+            shown.draw(snapshot_view(sample.snapshot, out, extras))
 
 
 def _print_lines(samples: "Iterator[Sample]") -> None:

@@ -79,13 +79,15 @@ def _standings(loaded: "Loaded") -> Iterator[Standing]:
 def _show_in_place(standings: Iterator[Standing]) -> Standing:
     from rich.live import Live
 
+    from gpuyard.ui.live import Picture
+
     out = console()
     frame = _frame()  # before the output is Live's, which knows nothing of the terminal's encoding
-    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
         for standing in standings:
             # The last one stays on the screen, and may be longer than that is high.
             lines = None if standing.is_over else out.height
-            live.update(_rendered(picture_of(standing, replace(frame, columns=out.width, lines=lines))), refresh=True)
+            shown.draw(_rendered(picture_of(standing, replace(frame, columns=out.width, lines=lines))))
     return standing
 
 

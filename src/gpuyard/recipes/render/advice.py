@@ -1,0 +1,70 @@
+"""What budgets a set of assets asks for. Pure.
+
+A scene is had whole; an actor is had whole too, or streamed, which takes two of its frames at a time. What is had of
+VRAM is for assets but for a part that the renderer is left with; RAM comes in pages.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from gpuyard.recipes.render.profile import Measured
+from gpuyard.residency.model import WORKING_PART, Kind
+from gpuyard.residency.pages import page_size
+
+_MB, _GB = 1 << 20, 1 << 30
+_FOR_ASSETS = 1 - 1 / WORKING_PART
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """In bytes. `least` is what works at all; `good` lets work go on; with `plenty`, more would help little."""
+
+    vram_least: int
+    vram_good: int
+    vram_plenty: int
+    ram_least: int
+    ram_good: int
+    ram_plenty: int
+
+
+def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhead: int = 0) -> Advice:
+    """`overhead` is what the device's allocator takes beside all. Assets of unknown size do not count."""
+    scenes, actors = _sizes(assets, Kind.SCENE), _sizes(assets, Kind.ACTOR)
+    stream = max((min(nbytes, 2 * frame) for nbytes, frame in actors), default=0)
+
+    def vram(scene_count: int, actor_count: int) -> int:
+        chosen = scenes[:scene_count] + actors[:actor_count]
+        return math.ceil((stream + sum(nbytes for nbytes, _ in chosen)) / _FOR_ASSETS) + overhead
+
+    page = page_size(2 * sum(nbytes for nbytes, _ in scenes + actors))
+
+    def ram(scene_count: int, actor_count: int) -> int:
+        return sum(_rounded(nbytes, page) for nbytes, _ in scenes[:scene_count] + actors[:actor_count])
+
+    # Of each worker, where an actor is larger than RAM and streamed from disk.
+    buffers = 2 * workers * max((_rounded(frame, page) for _, frame in actors), default=0)
+    ram_least = ram(1, 0) + buffers
+    return Advice(
+        vram_least=vram(1, 0),
+        vram_good=vram(scene_slots, 1),
+        vram_plenty=vram(scene_slots, workers),
+        ram_least=ram_least,
+        ram_good=max(ram_least, ram(scene_slots + 1, workers + 1)),
+        ram_plenty=max(ram_least, ram(len(scenes), len(actors))),
+    )
+
+
+def size_option(nbytes: int) -> str:
+    """As one would type it, and never less."""
+    return f"{math.ceil(nbytes / _GB)}G" if nbytes >= 4 * _GB else f"{math.ceil(nbytes / _MB)}M"
+
+
+def _sizes(assets: Sequence[Measured], kind: Kind) -> list[tuple[int, int]]:
+    """Of each, and of its largest frame; the largest first."""
+    known = [asset for asset in assets if asset.kind is kind and asset.vram_nbytes is not None]
+    return sorted(((asset.vram_nbytes or 0, asset.frame_nbytes or 0) for asset in known), reverse=True)
+
+
+def _rounded(nbytes: int, page: int) -> int:
+    return -(-nbytes // page) * page

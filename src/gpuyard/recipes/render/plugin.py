@@ -1,0 +1,82 @@
+"""A user's function, named as `module:function`: found, imported and looked at before anything is loaded for it."""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from gpuyard.errors import UserError
+
+RENDERER = ("scene", "frames", "label", "out_dir")
+LOADER = ("path",)
+
+
+def find_function(option: str, text: str, called_with: tuple[str, ...]) -> Callable[..., Any]:
+    """As `python -m` would, the module is looked for in the current directory first."""
+    module_name, colon, function_name = text.partition(":")
+    if not colon or not module_name or not function_name:
+        raise UserError(f"{option} '{text}' is not MODULE:FUNCTION", hint=f"write it as {option} my_pkg.render:render")
+    if module_name.endswith(".py") or "/" in module_name:
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UserError(
+            f"{option} takes the name of a module, not a file: '{module_name}'", hint=f"try {meant}:{function_name}"
+        )
+    function: Callable[..., Any] = _attribute(option, _import(option, module_name), function_name)
+    _check(option, text, function, called_with)
+    return function
+
+
+def _import(option: str, name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            hint = "it is looked for in the current directory, and where Python finds its packages"
+            raise UserError(f"{option}: there is no module '{error.name}'", hint=hint) from None
+        raise _broken(option, name, error) from error
+    except (Exception, SystemExit) as error:  # a module may raise anything
+        raise _broken(option, name, error) from error
+
+
+def _broken(option: str, name: str, error: BaseException) -> UserError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
+    where = f"{last.filename}, line {last.lineno}" if last is not None else None
+    return UserError(f"{option}: {name} cannot be imported: {type(error).__name__}: {error}", hint=where)
+
+
+def _attribute(option: str, module: ModuleType, dotted: str) -> Any:
+    found: Any = module
+    for word in dotted.split("."):
+        if not hasattr(found, word):
+            near = difflib.get_close_matches(word, [name for name in dir(found) if not name.startswith("_")], n=1)
+            file = getattr(module, "__file__", None)
+            hint = f"did you mean '{near[0]}'?" if near else f"the module is {file}" if file else None
+            raise UserError(f"{option}: '{module.__name__}' has no '{dotted}'", hint=hint)
+        found = getattr(found, word)
+    return found
+
+
+def _check(option: str, text: str, function: Any, called_with: tuple[str, ...]) -> None:
+    if not callable(function):
+        raise UserError(f"{option}: {text} is no function but {type(function).__name__}")
+    is_deferred = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(asks(function) for asks in is_deferred):
+        raise UserError(f"{option}: {text} does its work after the call has returned", hint="make it a plain function")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are written in C do not tell
+        return
+    try:
+        signature.bind(*called_with)
+    except TypeError:
+        called = f"it is called as {text.partition(':')[2]}({', '.join(called_with)})"
+        raise UserError(f"{option}: {text} takes {signature}", hint=called) from None

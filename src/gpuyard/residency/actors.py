@@ -1,0 +1,50 @@
+"""Actors for workers: a sequence of frames, uploaded once and shared by all, or streamed where there is no room."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from gpuyard.residency.arrays import Arrays
+from gpuyard.residency.ladder import climb
+from gpuyard.residency.memory import Lane
+from gpuyard.residency.moving import Copies
+from gpuyard.residency.pages import PagePool
+from gpuyard.residency.streaming import Stream, StreamedFrames
+from gpuyard.residency.tiers import Loan, Tiers
+
+Frames = Sequence[Arrays]
+
+
+class ActorCache:
+    """All of a sequence is in VRAM, or nothing of it but the frames that a stream has in hand."""
+
+    def __init__(self, tiers: Tiers, pool: PagePool) -> None:
+        self._tiers, self._pool = tiers, pool
+
+    @contextlib.contextmanager
+    def hold(self, key: str | None, place: int, lane: Lane) -> Iterator[Frames]:
+        """Its frames, for work at this place of the order; none for work without an actor."""
+        if key is None:
+            yield ()
+            return
+        loan = climb(self._tiers, lambda: self._tiers.take(key, place))
+        try:
+            with self._frames(loan, lane) as frames:
+                yield frames
+        finally:
+            self._tiers.give_back(loan)
+
+    @contextlib.contextmanager
+    def _frames(self, loan: Loan, lane: Lane) -> Iterator[Frames]:
+        copies = loan.copies
+        if not loan.is_streamed:
+            yield _resident(self._tiers, copies)
+            return
+        stream = climb(self._tiers, lambda: Stream(self._tiers, copies, self._pool, lane))
+        try:
+            yield StreamedFrames(stream)
+        finally:
+            stream.close()
+
+
+def _resident(tiers: Tiers, copies: Copies) -> Frames:
+    return tuple(Arrays(tiers.memory, copies.buffer, layout, copies.asset.path) for layout in copies.layouts)

@@ -1,0 +1,40 @@
+"""When a device is out of memory: drop what is not in use, and try again, step by step."""
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuyard.errors import DeviceFull
+from gpuyard.residency.memory import as_device_full
+from gpuyard.residency.tiers import Tiers
+
+T = TypeVar("T")
+
+
+def climb(tiers: Tiers, act: Callable[[], T]) -> T:
+    """Does it, and again without the idle actors, and again without the idle scene that was used longest ago.
+
+    DeviceFull where that is not enough. Nothing is promoted ahead of time until it is through.
+    """
+    rungs = iter((tiers.drop_idle_actors, tiers.evict_idle_scene))
+    with contextlib.ExitStack() as stack:
+        while True:
+            full, result = _tried(act)
+            if full is None:
+                return result[0]
+            tiers.was_full()
+            rung = next(rungs, None)
+            if rung is None:
+                raise full
+            stack.enter_context(tiers.short())
+            rung()
+
+
+def _tried(act: Callable[[], T]) -> tuple[DeviceFull | None, list[T]]:
+    try:
+        return None, [act()]
+    except Exception as error:
+        full = as_device_full(error)
+        if full is None:
+            raise
+        return full, []

@@ -1,0 +1,357 @@
+"""What to load, promote, demote and drop, from budgets, sizes, who uses what now and the known future. Pure.
+
+The rules:
+1. What is asked for goes first, then what the future needs, soonest first. Nothing is brought at the cost of something
+   that is needed sooner, and nothing that is in use is ever touched.
+2. The victim is what is needed farthest away, weighed by its bytes. What nobody will need again goes at once.
+3. Scenes take at most `scene_slots`. Actors take what the largest scenes that could fill these slots leave. An actor
+   that does not fit there, or not beside those in use, is streamed: so nobody waits for room while holding some.
+   Room for one stream is always kept, for the same reason.
+4. What nobody asks for yet waits where the farthest needed is in use: to take the second farthest instead would move
+   more bytes, and a promotion from RAM is quick. What is asked for takes it: a worker that waits costs more.
+5. RAM holds what VRAM does not: a copy that is in VRAM as well is the first to go, as no disk is needed to bring it
+   back. Then actors that are not needed soon, then scenes, then actors that are.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from gpuyard.residency.model import (
+    Asset,
+    Demote,
+    DropRam,
+    DropVram,
+    Kind,
+    Promote,
+    Read,
+    Stage,
+    Step,
+    Waits,
+)
+from gpuyard.residency.room import Limits, Room
+
+NEVER = math.inf
+_SOON_UNITS = 8
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The world at a moment. `needed` is where in the order of work each asset is needed next, from `now` on."""
+
+    limits: Limits
+    assets: Mapping[str, Asset]
+    ram: Mapping[str, Stage] = {}
+    vram: Mapping[str, Stage] = {}
+    held: AbstractSet[str] = frozenset()  # in VRAM, and in use
+    held_ram: AbstractSet[str] = frozenset()  # in RAM, and being copied from
+    asked: Mapping[
+        str, int
+    ] = {}  # somebody waits for it: the place of that work, lower for who holds its scene already
+    needed: Mapping[str, int] = {}
+    refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
+    is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
+    stream_nbytes: int = 0  # taken by streams
+    readers: int = 1  # reads that can begin now
+    now: int = 0
+    rounded: Callable[[int], int] = int  # what so many bytes take in RAM
+
+    def need_at(self, key: str) -> float:
+        return self.asked.get(key, self.needed.get(key, NEVER))
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps in their order, why what is asked for is not there yet, and the actors that are to be streamed now."""
+
+    steps: tuple[Step, ...]
+    waits: dict[str, Waits]
+    streams: frozenset[str]
+
+
+def plan(state: State) -> Plan:
+    draft = _Draft(state)
+    draft.drop_what_nobody_needs()
+    draft.evict_what_is_too_much()
+    asked = sorted(state.asked, key=lambda key: (state.asked[key], key))
+    ahead = sorted(state.needed.keys() - state.asked.keys(), key=lambda key: (state.needed[key], key))
+    for key in asked:
+        draft.bring_asked(state.assets[key])
+    for key in ahead:
+        if draft.is_closed:
+            break
+        draft.bring_ahead(state.assets[key])
+    return Plan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
+
+
+class _Draft:
+    """The state as it will be when the steps so far are done, or under way where they take time."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self._limits = state, state.limits
+        self._ram, self._vram = dict(state.ram), dict[str, Stage]()
+        self._taken = self._leaving = Room(0, 0, 0)
+        for key, stage in state.vram.items():
+            self._set_vram(key, stage)
+        self._promoted: set[str] = set()
+        self._readers = state.readers
+        self._stream_nbytes = state.stream_nbytes
+        # Kinds that may still be promoted ahead of time.
+        self._open = set() if state.is_short else {Kind.SCENE, Kind.ACTOR}
+        self._is_reading_open = True
+        self.steps: list[Step] = []
+        self.waits: dict[str, Waits] = {}
+        self.streams: set[str] = set()
+        self._ram_free = state.limits.ram - sum(state.rounded(self._size(key)) for key in self._ram)
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._open and not self._is_reading_open
+
+    def _size(self, key: str) -> int:
+        return self._state.assets[key].nbytes
+
+    # What is wanted
+
+    def bring_asked(self, asset: Asset) -> None:
+        key = asset.key
+        if self._vram.get(key) is Stage.THERE:
+            return
+        if key in self._vram:
+            self.waits[key] = Waits.UPLOAD
+        elif self._ram.get(key) is Stage.THERE:
+            self._take_up(asset)
+        elif key in self._ram:
+            self.waits[key] = Waits.DISK
+        elif asset.kind is Kind.ACTOR and self._state.rounded(asset.nbytes) > self._limits.ram:
+            self._stream(asset)
+        else:
+            self.waits[key] = Waits.DISK if self._read(asset, self._state.asked[key]) else Waits.RAM
+
+    def bring_ahead(self, asset: Asset) -> None:
+        key, at = asset.key, self._state.needed[asset.key]
+        if key in self._vram:
+            return
+        if self._ram.get(key) is Stage.THERE:
+            if asset.kind in self._open and key not in self._state.refused and not self._is_always_streamed(asset):
+                self._promote_ahead(asset, at)
+        elif key not in self._ram and self._is_reading_open:
+            fits_at_all = self._state.rounded(asset.nbytes) <= self._limits.ram
+            self._is_reading_open = not fits_at_all or self._read(asset, at)
+
+    def _take_up(self, asset: Asset) -> None:
+        if asset.kind is Kind.ACTOR and (self._is_always_streamed(asset) or not self._could_fit_beside_held(asset)):
+            self._stream(asset)
+            return
+        victims = self._vram_victims(asset, self._state.asked[asset.key])
+        if victims is None:
+            is_slot = asset.kind is Kind.SCENE and self._missing(asset).slots > 0
+            self.waits[asset.key] = Waits.SLOT if is_slot else Waits.VRAM
+            return
+        self._promote(asset, victims)
+        self.waits[asset.key] = Waits.UPLOAD
+
+    def _promote_ahead(self, asset: Asset, at: int) -> None:
+        victims = self._vram_victims(asset, at)
+        farthest_held = max(
+            (self._state.need_at(key) for key in self._state.held if self._kind(key) is asset.kind), default=0.0
+        )
+        is_costly = victims is None or any(self._state.need_at(key) < farthest_held for key in victims)
+        if is_costly or not self._promote(asset, victims or []):
+            self._open.discard(asset.kind)
+
+    # VRAM
+
+    def _kind(self, key: str) -> Kind:
+        return self._state.assets[key].kind
+
+    def _room(self, key: str) -> Room:
+        return Room.of(self._state.assets[key])
+
+    def _is_always_streamed(self, asset: Asset) -> bool:
+        return asset.nbytes > self._limits.actors
+
+    def _set_vram(self, key: str, stage: Stage | None) -> None:
+        """Keeps count of what is taken, and of what of it is about to be free."""
+        before = self._vram.pop(key, None)
+        if stage is not None:
+            self._vram[key] = stage
+        room = self._room(key)
+        self._taken += room * ((stage is not None) - (before is not None))
+        self._leaving += room * ((stage is Stage.LEAVING) - (before is Stage.LEAVING))
+
+    def _extra_streams(self) -> int:
+        return max(0, self._stream_nbytes - self._limits.stream)
+
+    def _whole(self) -> Room:
+        """What scenes and actors can have, all together."""
+        extra = self._extra_streams()
+        return Room(self._limits.scene_slots, self._limits.vram - extra, self._limits.actors - extra)
+
+    def _missing(self, asset: Asset) -> Room:
+        """What would have to be free for it, too. A scene is not bound by the actors' part."""
+        missing = Room.of(asset) + self._taken - self._whole()
+        return missing if asset.kind is Kind.ACTOR else Room(missing.slots, missing.total, 0)
+
+    def _idle(self, after: float, *kinds: Kind) -> list[str]:
+        """Copies in VRAM that nobody uses, and nobody needs before that, the best victim first, kind by kind."""
+        found = (
+            key
+            for key, stage in self._vram.items()
+            if stage is Stage.THERE
+            and key not in self._state.held
+            and self._kind(key) in kinds
+            and self._state.need_at(key) > after
+        )
+        return sorted(found, key=lambda key: (kinds.index(self._kind(key)), self._worth_keeping(key)))
+
+    def _worth_keeping(self, key: str) -> tuple[float, float, str]:
+        distance = self._state.need_at(key) - self._state.now
+        return -distance * self._size(key), -distance, key
+
+    def _could_fit_beside_held(self, actor: Asset) -> bool:
+        idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
+        coming = [key for key, stage in self._vram.items() if stage is Stage.COMING and key not in self._state.asked]
+        gains = sum(map(self._room, [*idle, *coming]), start=self._leaving)
+        return not (self._missing(actor) - gains).is_more_than_nothing
+
+    def _vram_victims(self, asset: Asset, at: float) -> list[str] | None:
+        """Whom to evict for it, besides those that leave already; nothing where that would not do."""
+        missing = self._missing(asset) - self._leaving
+        if not missing.is_more_than_nothing:
+            return []
+        kinds = (Kind.SCENE, Kind.ACTOR) if asset.kind is Kind.SCENE else (Kind.ACTOR,)
+        return self._fewest(self._idle(at, *kinds), missing, self._room)
+
+    def _fewest(self, candidates: list[str], missing: Room, room_of: Callable[[str], Room]) -> list[str] | None:
+        """The first of them that are enough, less those it is enough without; `None` where all are not enough."""
+        chosen: list[str] = []
+        for key in candidates:
+            if not missing.is_more_than_nothing:
+                break
+            chosen.append(key)
+            missing -= room_of(key)
+        if missing.is_more_than_nothing:
+            return None
+        for key in reversed(chosen[:-1]):
+            without = missing + room_of(key)
+            if not without.is_more_than_nothing:
+                chosen.remove(key)
+                missing = without
+        return chosen
+
+    def _promote(self, asset: Asset, victims: list[str]) -> bool:
+        """Whether it is on its way now; else it follows as soon as those that leave are gone."""
+        for key in victims:
+            self._evict(key)
+        if self._missing(asset).is_more_than_nothing:
+            return False
+        self.steps.append(Promote(asset.key))
+        self._set_vram(asset.key, Stage.COMING)
+        self._promoted.add(asset.key)
+        return True
+
+    def _evict(self, key: str) -> None:
+        need_at = self._state.need_at(key)
+        if key not in self._ram and need_at < NEVER and self._make_ram(self._size(key), need_at, keep=key):
+            self.steps.append(Demote(key))
+            self._set_vram(key, Stage.LEAVING)
+            self._take_ram(key)
+        else:
+            self._drop_vram(key)
+
+    def _drop_vram(self, key: str) -> None:
+        self.steps.append(DropVram(key))
+        self._set_vram(key, None)
+
+    def _stream(self, actor: Asset) -> None:
+        """The first stream has its room kept; others take what is free, or what idle actors have."""
+        extra = max(0, self._stream_nbytes + actor.stream_nbytes - self._limits.stream) - self._extra_streams()
+        free = self._limits.vram - self._extra_streams() - self._taken.total
+        idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
+        victims = self._fewest(idle, Room(0, extra - free, 0), self._room)
+        if victims is None and self._stream_nbytes:
+            self.waits[actor.key] = Waits.VRAM
+            return
+        for key in victims or ():
+            self._drop_vram(key)
+        self._stream_nbytes += actor.stream_nbytes
+        self.streams.add(actor.key)
+
+    # RAM
+
+    def _read(self, asset: Asset, at: float) -> bool:
+        if not self._readers or not self._make_ram(asset.nbytes, at):
+            return False
+        self._readers -= 1
+        self.steps.append(Read(asset.key))
+        self._take_ram(asset.key)
+        return True
+
+    def _take_ram(self, key: str) -> None:
+        self._ram[key] = Stage.COMING
+        self._ram_free -= self._state.rounded(self._size(key))
+
+    def _make_ram(self, nbytes: int, at: float, keep: str | None = None) -> bool:
+        """Room for so many bytes that are needed then; nothing is dropped where that would not do."""
+        missing = self._state.rounded(nbytes) - self._ram_free
+        if missing <= 0:
+            return True
+        victims = self._fewest(
+            self._spare_in_ram(at, keep), Room(0, missing, 0), lambda key: Room(0, self._in_ram(key), 0)
+        )
+        for key in victims or ():
+            self._drop_ram(key)
+        return victims is not None
+
+    def _in_ram(self, key: str) -> int:
+        return self._state.rounded(self._size(key))
+
+    def _spare_in_ram(self, after: float, keep: str | None) -> list[str]:
+        spare = (
+            key
+            for key, stage in self._ram.items()
+            if stage is Stage.THERE
+            and key not in self._state.held_ram
+            and key not in self._promoted
+            and key not in self.streams
+            and key != keep
+            and (self._is_double(key) or self._state.need_at(key) > after)
+        )
+        return sorted(spare, key=lambda key: (self._ram_class(key), *self._worth_keeping(key)))
+
+    def _is_double(self, key: str) -> bool:
+        return self._vram.get(key) is Stage.THERE
+
+    def _ram_class(self, key: str) -> int:
+        if self._is_double(key):
+            return 0
+        if self._kind(key) is Kind.SCENE:
+            return 2
+        return 1 if self._state.need_at(key) > self._state.now + _SOON_UNITS else 3
+
+    def _drop_ram(self, key: str) -> None:
+        self.steps.append(DropRam(key))
+        self._ram_free += self._in_ram(key)
+        del self._ram[key]
+
+    def drop_what_nobody_needs(self) -> None:
+        state = self._state
+        for key in [key for key in self._ram if state.need_at(key) == NEVER]:
+            if self._ram[key] is Stage.THERE and key not in state.held_ram:
+                self._drop_ram(key)
+        for key in [key for key in self._vram if state.need_at(key) == NEVER]:
+            if self._vram[key] is Stage.THERE and key not in state.held:
+                self._drop_vram(key)
+
+    def evict_what_is_too_much(self) -> None:
+        """The limits are lower than they were."""
+        if not self._is_too_much():
+            return
+        for key in self._idle(-NEVER, Kind.ACTOR, Kind.SCENE):
+            self._evict(key)
+            if not self._is_too_much():
+                return
+
+    def _is_too_much(self) -> bool:
+        return (self._taken - self._leaving - self._whole()).is_more_than_nothing

@@ -1,0 +1,77 @@
+"""Where each label of a run ended: rendered, skipped, or set aside for the end. Each ends once."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuyard.residency.model import path_of
+from gpuyard.residency.status import Skip
+from gpuyard.residency.units import Label, Unit
+
+if TYPE_CHECKING:
+    from gpuyard.residency.outputs import Outputs
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """As `Skip` has it."""
+
+    kind: str
+    reason: str
+    traceback: str | None = None
+    sizes: dict[str, int] = {}
+    state: dict[str, int] = {}
+
+
+class Tally:
+    """Of all workers."""
+
+    def __init__(self, outputs: "Outputs") -> None:
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._aside: list[Unit] = []
+        self._is_last_try = False
+        self.skips: list[Skip] = []
+        self.labels = self.already = self.done = 0
+
+    def expect(self, labels: int, *, already: int) -> None:
+        self.labels += labels
+        self.already += already
+
+    def rendered(self) -> None:
+        with self._lock:
+            self.done += 1
+
+    def skipped(self, unit: Unit, labels: Sequence[Label], why: Why) -> None:
+        for label in labels:
+            skip = Skip(
+                label=label.name,
+                kind=why.kind,
+                reason=why.reason,
+                traceback=why.traceback,
+                scene=path_of(unit.scene),
+                actor=path_of(unit.actor),
+                sizes=why.sizes,
+                state=why.state,
+            )
+            with self._lock:
+                self.skips.append(skip)
+            self._outputs.skip(skip)
+
+    def set_aside(self, unit: Unit, labels: Sequence[Label], why: Why) -> None:
+        """To be tried alone at the end; on that last try it is skipped."""
+        if self._is_last_try:
+            self.skipped(unit, labels, why)
+        elif labels:
+            with self._lock:
+                self._aside.append(Unit(scene=unit.scene, actor=unit.actor, labels=tuple(labels)))
+
+    def take_aside(self) -> list[Unit]:
+        """Nothing is set aside from now on."""
+        self._is_last_try = True
+        return self._aside
+
+    @property
+    def left(self) -> int:
+        return self.labels - self.already - self.done - len(self.skips)

@@ -1,0 +1,37 @@
+"""What is to be done: units of labels that share a scene and an actor. Pure.
+
+A unit is what one worker does at a time. Labels that share both assets are split into units of at most
+`LABELS_PER_UNIT`, so that several workers can share a large one.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+LABELS_PER_UNIT = 32
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """One output. `name` is its folder under the output root; `value` is what the renderer gets."""
+
+    name: str
+    value: Any
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """Labels that need the same scene and the same actor; either may be missing."""
+
+    scene: str | None = None
+    actor: str | None = None
+    labels: tuple[Label, ...]
+
+
+def split(units: Iterable[Unit], most: int = LABELS_PER_UNIT) -> list[Unit]:
+    """The same labels in the same order, in units of at most so many."""
+    most = min(max(1, most), LABELS_PER_UNIT)
+    return [
+        Unit(scene=unit.scene, actor=unit.actor, labels=unit.labels[first : first + most])
+        for unit in units
+        for first in range(0, len(unit.labels), most)
+    ]

@@ -1,0 +1,27 @@
+"""The contract of a device's memory, held by the host's and by the CUDA one over a stand-in for PyTorch."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from gpuyard.residency.cuda import CudaMemory
+from gpuyard.residency.host import HostMemory
+from gpuyard.residency.memory import Memory
+from tests.contract.residency_memory import BUDGET, MemoryContract
+from tests.fakes import torch_stand_in
+
+
+class TestHost(MemoryContract):
+    @pytest.fixture
+    def memory(self) -> Iterator[Memory]:
+        with contextlib.closing(HostMemory(BUDGET)) as memory:
+            yield memory
+
+
+class TestCudaOnAStandIn(MemoryContract):
+    @pytest.fixture
+    def memory(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+        torch_stand_in.install(monkeypatch)
+        with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
+            yield memory

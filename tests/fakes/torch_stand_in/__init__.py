@@ -1,0 +1,27 @@
+"""A stand-in for PyTorch with one card, for machines that have neither. It is numpy, and what `residency.cuda` calls.
+
+What a program must not rely on does not work here either:
+- What is queued on a stream runs when somebody waits for it and not before, and streams know nothing of each other.
+- Memory that nobody holds any more is overwritten, whatever is still queued for it.
+- Memory is mapped in steps of 20 MB, and the cap is looked at before the rounding, as with expandable segments.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`import torch` gives the stand-in, new, until the test ends."""
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import torch
+
+    for name in ("torch", "torch.cuda", "torch.tensors", "torch.version"):
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    return torch

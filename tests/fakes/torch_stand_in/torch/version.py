@@ -1,0 +1,3 @@
+"""Built for CUDA."""
+
+cuda, hip = "13.0", None

@@ -1,0 +1,153 @@
+"""On a machine with an NVIDIA card and PyTorch: the memory of the card, its budget, and how fast it is filled."""
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import DeviceFull
+from gpuyard.probes.nvidia.nvml import Nvml
+from gpuyard.residency.cuda import CudaMemory
+from gpuyard.residency.devices import open_device
+from gpuyard.residency.memory import Memory, as_device_full
+from gpuyard.residency.pages import LARGEST
+from tests.contract.residency_memory import BUDGET, MemoryContract
+
+pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
+
+MB = 1048576
+GB = 1024 * MB
+
+
+@pytest.fixture(autouse=True)
+def torch() -> Any:
+    """With nothing on the card that a test before has left to the garbage collector."""
+    torch = pytest.importorskip("torch")
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch
+
+
+class TestCard(MemoryContract):
+    @pytest.fixture
+    def memory(self) -> Iterator[Memory]:
+        with open_device(BUDGET, "cuda") as memory:
+            yield memory
+
+
+def best_s(work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def test_pages_reach_the_card_nearly_as_fast_as_one_plain_copy(torch: Any) -> None:
+    size = 2 * GB
+    with open_device(5 * GB, "cuda") as memory:
+        plain = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        pages = [memory.page(LARGEST) for _ in range(size // LARGEST)]
+        buffer = memory.allocate(size)
+        target = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+        def copy() -> None:
+            target.copy_(plain, non_blocking=True)
+            torch.cuda.synchronize()
+
+        by_one_copy, by_pages = best_s(copy), best_s(lambda: memory.upload(pages, buffer))
+        assert by_pages <= by_one_copy / 0.8, f"{size / GB / by_pages:.1f} of {size / GB / by_one_copy:.1f} GB/s"
+
+
+def test_pytorch_never_takes_more_than_the_budget_whatever_is_asked_of_it(torch: Any) -> None:
+    budget = 1 * GB + 7 * MB
+    with open_device(budget, "cuda") as memory:
+        assert isinstance(memory, CudaMemory)
+
+        def work(size: int) -> int:
+            """Assets, and what a renderer makes beside them, until there is no more room."""
+            refused = 0
+            with memory.lane() as lane:
+                for _ in range(20):
+                    held = []
+                    try:
+                        for _ in range(100):
+                            held.append(memory.allocate(size))
+                            held.append(torch.empty(size // 3, dtype=torch.uint8, device=memory.name))
+                    except (DeviceFull, torch.cuda.OutOfMemoryError) as error:
+                        refused += as_device_full(error) is not None
+                    lane.finish()
+            return refused
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, (9 * MB, 31 * MB, 130 * MB, 401 * MB)))
+        assert budget / 2 < memory.reserved_peak() <= budget
+        memory.empty_cache()
+        memory.free(memory.allocate(budget - 24 * MB))
+        assert memory.reserved_peak() <= budget
+
+
+def test_what_was_refused_fits_once_something_is_freed() -> None:
+    with open_device(2 * GB, "cuda") as memory:
+        first, second = memory.allocate(GB), memory.allocate(GB // 2)
+        with pytest.raises(DeviceFull, match="out of memory"):
+            memory.allocate(GB)
+        memory.free(first)
+        third = memory.allocate(GB)
+        for buffer in (second, third):
+            memory.free(buffer)
+
+
+def test_uploads_go_on_while_a_lane_works(torch: Any) -> None:
+    """The card draws and fetches at once: both together take less than one after the other."""
+    size = 2 * GB
+    with open_device(6 * GB, "cuda") as memory, memory.lane() as lane:
+        pages = [memory.page(LARGEST) for _ in range(size // LARGEST)]
+        buffer = memory.allocate(size)
+        matrix = torch.rand(8192, 8192, device=memory.name)
+
+        def draw() -> None:
+            for _ in range(4):
+                torch.mm(matrix, matrix)
+
+        def draw_alone() -> None:
+            draw()
+            lane.finish()
+
+        def both() -> None:
+            draw()
+            memory.upload(pages, buffer)
+            lane.finish()
+
+        apart = best_s(draw_alone) + best_s(lambda: memory.upload(pages, buffer))
+        assert best_s(both) < 0.9 * apart
+
+
+def test_others_see_the_budget_in_the_ledger() -> None:
+    card = Nvml().read(10).devices[0]
+    total_mb = card.memory_total_mb or 0.0
+    with open_device(int(total_mb * 0.6) * MB, "cuda", label="night shift") as memory:
+        assert memory.used() == 0, "it is leased, not taken"
+        shown = gpuyard("leases", "--json")
+        (lease,) = json.loads(shown.stdout)["leases"]
+        assert lease["label"] == "night shift"
+        assert [(share["device_id"], share["reserved_mb"]) for share in lease["shares"]] == [
+            (card.id, float(int(total_mb * 0.6)))
+        ]
+        refused = gpuyard("run", "--vram", f"{total_mb * 0.6:.0f}MB", "--wait", "1s", "--", "true")
+        assert refused.returncode == 1
+        assert "(night shift)" in refused.stderr
+    assert gpuyard("run", "--vram", f"{total_mb * 0.6:.0f}MB", "--wait", "60s", "--", "true").returncode == 0
+
+
+def gpuyard(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gpuyard", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

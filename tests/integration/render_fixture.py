@@ -1,0 +1,163 @@
+"""A set of small assets, a manifest over them, and renderers that a test can hold, break and kill."""
+
+import contextlib
+import fcntl
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import until
+from tests.residency_files import points, splats, write_ply
+
+SCENES, ACTORS, FRAMES, LABELS = 3, 2, 3, 4
+BUDGETS = ("--device", "host", "--vram-budget", "2M", "--ram-budget", "4M", "--workers", "2")
+DEADLINE_S = 90.0
+
+RENDERERS = '''
+import fcntl, json, os, pathlib, signal
+import numpy as np
+
+def render(scene, frames, label, out_dir):
+    """All that it was given, in a way that is the same each time."""
+    parts = ([scene] if scene else []) + list(frames)
+    sums = [[float(np.asarray(part[name], "f8").sum()) for name in part] for part in parts]
+    (out_dir / "image.json").write_text(json.dumps({"sums": sums, "label": label}, sort_keys=True))
+
+def gated(scene, frames, label, out_dir):
+    """Begins, and goes on when the test lets it."""
+    pathlib.Path("begun", label["name"]).touch()
+    with open("gate") as gate:
+        fcntl.flock(gate, fcntl.LOCK_SH)
+    render(scene, frames, label, out_dir)
+
+def failing(scene, frames, label, out_dir):
+    if label["camera"] == 1:
+        raise ValueError("no such camera")
+    render(scene, frames, label, out_dir)
+
+def noting(scene, frames, label, out_dir):
+    with open("order", "a") as order:
+        order.write(label["name"] + "\\n")
+
+calls = []
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(scene, frames, label, out_dir):
+    """In the middle of its seventh output."""
+    calls.append(label)
+    if len(calls) == 7:
+        (out_dir / "image.json").write_text("half of it")
+        die()
+    render(scene, frames, label, out_dir)
+
+rename = pathlib.Path.rename
+
+def dying_before_its_name(scene, frames, label, out_dir):
+    render(scene, frames, label, out_dir)
+    calls.append(label)
+    if len(calls) == 5:
+        pathlib.Path.rename = lambda *_: die()
+
+def dying_after_its_name(scene, frames, label, out_dir):
+    render(scene, frames, label, out_dir)
+    calls.append(label)
+    if len(calls) == 5:
+        pathlib.Path.rename = lambda *paths: (rename(*paths), die())
+
+def load(path):
+    with np.load(path) as arrays:
+        return dict(arrays)
+'''
+
+
+@pytest.fixture
+def folder(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: `scenes`, `actors`, `renderers.py`, and a `gate` that is open."""
+    here = own_home.parent
+    monkeypatch.chdir(here)
+    (here / "renderers.py").write_text(RENDERERS)
+    (here / "begun").mkdir()
+    (here / "gate").touch()
+    (here / "scenes").mkdir()
+    for scene in range(SCENES):
+        write_ply(here / f"scenes/room{scene}.ply", splats(1500, scene))
+    for actor in range(ACTORS):
+        (here / f"actors/walk{actor}").mkdir(parents=True)
+        for frame in range(FRAMES):
+            write_ply(here / f"actors/walk{actor}/{frame}.ply", points(4000, 10 * actor + frame))
+    write_manifest(here / "manifest.jsonl", *entries())
+    return here
+
+
+def entries() -> list[dict[str, Any]]:
+    return [
+        {
+            "scene": f"scenes/room{scene}.ply",
+            "actor": f"actors/walk{actor}",
+            "fov": 60,
+            "labels": [{"name": f"{scene}-{actor}-{camera}", "camera": camera} for camera in range(LABELS)],
+        }
+        for scene in range(SCENES)
+        for actor in range(ACTORS)
+    ]
+
+
+ALL = {label["name"] for entry in entries() for label in entry["labels"]}
+
+
+def write_manifest(path: Path, *written: Any) -> None:
+    path.write_text("".join(each if isinstance(each, str) else f"{json.dumps(each)}\n" for each in written))
+
+
+def render(
+    function: str = "render", *arguments: str, manifest: str = "manifest.jsonl", **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    return run("render", manifest, "--renderer", f"renderers:{function}", *BUDGETS, *arguments, **options)
+
+
+@contextlib.contextmanager
+def rendering(function: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """In the foreground of nobody."""
+    command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", f"renderers:{function}", *BUDGETS, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def closed_gate() -> Iterator[None]:
+    with Path("gate").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+def await_begun(count: int) -> set[str]:
+    until(lambda: len(list(Path("begun").iterdir())) >= count, f"the beginning of {count} labels")
+    return {path.name for path in Path("begun").iterdir()}
+
+
+def outputs(root: str = "out") -> dict[str, bytes]:
+    """All that is there for others to see, byte for byte."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in Path(root).rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    }
+
+
+def rendered(root: str = "out") -> set[str]:
+    return {path.name for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")}
+
+
+def skipped(root: str = "out") -> list[Any]:
+    return [json.loads(line) for line in Path(root, "skipped.jsonl").read_text().splitlines()]

@@ -1,0 +1,320 @@
+"""`gpuyard render` as people use it: a manifest becomes outputs, and what cannot be rendered is told."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.conftest import Script
+from tests.integration.queue_fixture import until
+from tests.integration.render_fixture import (
+    ALL,
+    BUDGETS,
+    DEADLINE_S,
+    LABELS,
+    await_begun,
+    closed_gate,
+    entries,
+    folder,  # noqa: F401 - a fixture is found where it is named
+    outputs,
+    render,
+    rendered,
+    rendering,
+    skipped,
+    write_manifest,
+)
+from tests.integration.terminal import Terminal
+from tests.residency_files import points, splats, write_ply
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+# From a manifest to outputs
+
+
+def test_every_label_is_rendered_with_its_scene_its_frames_and_its_keys() -> None:
+    result = render()
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].startswith("24 of 24 labels rendered, in ")
+    assert rendered() == ALL
+    assert skipped() == []
+    image = json.loads(outputs()["0-1-3/image.json"])
+    assert image["label"] == {"name": "0-1-3", "camera": 3, "fov": 60}
+    expected = [points(4000, 10 + frame)["x"].astype("f8").sum() for frame in range(3)]
+    assert [frame[0] for frame in image["sums"][1:]] == pytest.approx(expected)
+
+
+def test_the_answer_as_json_says_what_came_of_it() -> None:
+    write_manifest(Path("manifest.jsonl"), entries()[0], "oops\n", {**entries()[1], "scene": "none.ply"})
+    result = render("render", "--json")
+    answer = json.loads(result.stdout)
+    assert result.returncode == 1
+    assert (answer["status"]["state"], answer["status"]["rendered"], answer["status"]["skipped"]) == ("finished", 4, 4)
+    assert {skip["label"] for skip in answer["skipped"]} == {f"0-1-{camera}" for camera in range(LABELS)}
+    assert [bad["place"] for bad in answer["bad"]] == ["line 2"]
+    assert answer["out"] == str(Path("out").absolute())
+
+
+def test_the_order_of_the_manifest_is_kept_where_it_is_asked_for() -> None:
+    mixed = entries()[::2] + entries()[1::2]
+    write_manifest(Path("manifest.jsonl"), *mixed)
+    assert render("noting", "--order", "manifest", "--workers", "1").returncode == 0
+    order = [label["name"] for entry in mixed for label in entry["labels"]]
+    assert Path("order").read_text().split() == order
+
+
+def test_a_loader_of_the_users_own_reads_what_is_no_ply(folder: Path) -> None:  # noqa: F811 - the fixture
+    np.savez(folder / "room.npz", x=np.arange(5.0), colour=np.ones((5, 3), "u1"))
+    write_manifest(folder / "manifest.jsonl", {"scene": "room.npz", "name": "a"})
+    assert render("render", "--loader", "renderers:load").returncode == 0
+    assert json.loads(outputs()["a/image.json"])["sums"] == [[10.0, 15.0]]
+
+
+def test_outputs_that_are_there_are_never_replaced() -> None:
+    assert render().returncode == 0
+    before = outputs()
+    again = render()
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+    assert "--resume" in again.stderr
+    resumed = render("render", "--resume")
+    assert resumed.returncode == 0
+    assert resumed.stdout.startswith("0 of 24 labels rendered, 24 were there already")
+    assert outputs() == before
+
+
+# What cannot be rendered
+
+
+def test_a_bad_line_is_told_with_its_number_and_the_rest_is_rendered() -> None:
+    write_manifest(Path("manifest.jsonl"), entries()[0], "{oops\n", entries()[1])
+    result = render()
+    assert result.returncode == 1
+    assert "gpuyard: manifest.jsonl, line 2: it is not JSON" in result.stderr
+    assert len(rendered()) == 8
+
+
+def test_of_many_bad_lines_the_first_are_told_and_the_rest_counted() -> None:
+    write_manifest(Path("manifest.jsonl"), entries()[0], *["oops\n"] * 25)
+    told = render().stderr.splitlines()
+    assert [line.partition(":")[2].partition(":")[0] for line in told[:2]] == [
+        " manifest.jsonl, line 2",
+        " manifest.jsonl, line 3",
+    ]
+    assert told[20] == "gpuyard: and 5 more; --strict lists them all"
+
+
+def test_with_strict_nothing_is_rendered_and_all_that_is_wrong_is_told() -> None:
+    write_manifest(Path("manifest.jsonl"), entries()[0], "{oops\n", "[]\n")
+    result = render("render", "--strict")
+    assert result.returncode == 2
+    assert "line 2: it is not JSON" in result.stderr
+    assert "line 3: an entry is an object, not a list" in result.stderr
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "[]", "oops"])
+def test_a_manifest_with_nothing_in_it_is_a_mistake(content: str) -> None:
+    Path("manifest.jsonl").write_text(content)
+    result = render()
+    assert (result.returncode, "there is nothing to render" in result.stderr) == (2, True)
+
+
+def test_a_truncated_file_costs_its_own_labels_and_no_others() -> None:
+    whole = Path("scenes/room1.ply").read_bytes()
+    Path("scenes/room1.ply").write_bytes(whole[: len(whole) // 2])
+    result = render()
+    assert result.returncode == 1
+    assert rendered() == {name for name in ALL if not name.startswith("1-")}
+    assert {skip["label"] for skip in skipped()} == ALL - rendered()
+    assert {(skip["kind"], "room1.ply" in skip["reason"]) for skip in skipped()} == {("asset", True)}
+    assert "8: a scene or an actor cannot be read" in result.stdout
+
+
+def test_labels_that_a_renderer_fails_at_are_skipped_with_its_traceback_and_tried_again_later() -> None:
+    result = render("failing")
+    assert result.returncode == 1
+    assert {skip["label"] for skip in skipped()} == {name for name in ALL if name.endswith("-1")}
+    assert all("ValueError: no such camera" in skip["reason"] for skip in skipped())
+    assert all("renderers.py" in skip["traceback"] for skip in skipped())
+    assert rendered() == {name for name in ALL if not name.endswith("-1")}
+    assert render("render", "--resume").returncode == 0
+    assert (rendered(), skipped()) == (ALL, [])
+
+
+def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> None:
+    write_ply("scenes/room2.ply", splats(9000))
+    assert render().returncode == 1
+    assert rendered() == {name for name in ALL if not name.startswith("2-")}
+    assert {skip["label"] for skip in skipped()} == ALL - rendered()
+    assert {(skip["kind"], skip["sizes"]["scene"]) for skip in skipped()} == {("too-large", 9000 * 62 * 4)}
+
+
+# What was typed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["manifest.jsonl"], "--renderer"),
+        (["manifest.jsonl", "--renderer", "renderers:nothing"], "'renderers' has no 'nothing'"),
+        (["manifest.jsonl", "--renderer", "renderers:load"], "is called as load(scene, frames, label, out_dir)"),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--loader", "nowhere:f"], "there is no module 'nowhere'"),
+        (["none.json", "--renderer", "renderers:render"], "there is no manifest none.json"),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--vram-budget", "0"], "--vram-budget is nothing"),
+        (
+            ["manifest.jsonl", "--renderer", "renderers:render", "--ram-budget", "9" * 400],
+            "--ram-budget is too much",
+        ),
+        (
+            ["manifest.jsonl", "--renderer", "renderers:render", "--out", "manifest.jsonl"],
+            "there is a file of that name",
+        ),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--status", "none/x.json"], "there is no folder"),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--workers", "0"], "--workers"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anything_is_rendered(arguments: list[str], says: str) -> None:
+    result = run("render", *arguments)
+    assert (result.returncode, says in result.stderr) == (2, True), result.stderr
+    assert not Path("out").is_dir() or rendered() == set()
+
+
+def test_without_budgets_it_is_said_what_was_taken() -> None:
+    result = run("render", "manifest.jsonl", "--renderer", "renderers:render", "--device", "host")
+    assert result.returncode == 0
+    assert "a quarter of the available RAM" in result.stderr
+    assert "half of the available RAM" in result.stderr
+
+
+def test_a_manifest_may_be_called_profile() -> None:
+    Path("profile").write_text(json.dumps(entries()))
+    assert render(manifest="./profile").returncode == 0
+
+
+def test_the_command_is_there_without_numpy() -> None:
+    program = "import sys, gpuyard.ui.cli.render; print('numpy' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+    assert result.stdout == "False\n"
+
+
+# While it goes on
+
+
+def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None:
+    seen: list[Any] = []
+
+    def look() -> bool:
+        if Path("status.json").exists():
+            seen.append(json.loads(Path("status.json").read_text()))
+        return len({status["now"] for status in seen}) >= 3
+
+    with rendering("gated", "--status", "status.json") as process:
+        with closed_gate():
+            begun = await_begun(2)
+            until(look, "three statuses")
+        _, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, errors
+    workers = seen[-1]["workers"]
+    assert {worker["label"] for worker in workers if worker["doing"] == "rendering"} == begun
+    assert (seen[-1]["state"], seen[-1]["labels"], seen[-1]["rendered"]) == ("running", 24, 0)
+    assert 0 < seen[-1]["vram"]["assets"] <= seen[-1]["vram"]["budget"] == 2 << 20
+    last = json.loads(Path("status.json").read_text())
+    assert (last["state"], last["rendered"], last["left_s"]) == ("finished", 24, 0)
+
+
+def test_a_status_file_may_lie_among_the_outputs() -> None:
+    assert render("render", "--status", "out/status.json").returncode == 0
+    assert json.loads(Path("out/status.json").read_text())["rendered"] == 24
+    assert render("render", "--status", "out/status.json", "--resume").returncode == 0
+
+
+def test_a_terminal_is_shown_how_far_it_is() -> None:
+    command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
+    terminal = Terminal(command, {"COLUMNS": "100"})
+    try:
+        with closed_gate():
+            await_begun(2)
+            terminal.read_until("0 of 24 labels")
+            terminal.read_until("scene slots taken")
+        status, told = terminal.end()
+    finally:
+        terminal.close()
+    assert status == 0
+    assert "24 of 24 labels rendered" in told
+
+
+def test_another_run_with_the_same_outputs_is_refused() -> None:
+    with rendering("gated") as process, closed_gate():
+        await_begun(2)
+        result = render("render", "--resume")
+        assert (result.returncode, "another run has its outputs in" in result.stderr) == (1, True)
+        assert process.poll() is None
+
+
+@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
+def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
+    with rendering("gated", "--status", "status.json") as process:
+        assert process.stderr is not None
+        with closed_gate():
+            begun = await_begun(2)
+            process.send_signal(signal.SIGINT)
+            assert "once more ends it at once" in process.stderr.readline()
+            assert process.poll() is None
+        told, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert rendered() == begun
+    assert told.startswith("2 of 24 labels rendered, 22 left")
+    assert "--resume" in errors
+    assert json.loads(Path("status.json").read_text())["state"] == "interrupted"
+    assert render("render", "--resume").returncode == 0
+    assert rendered() == ALL
+
+
+@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
+def test_a_second_ctrl_c_ends_it_at_once() -> None:
+    with rendering("gated") as process, closed_gate():
+        assert process.stderr is not None
+        await_begun(2)
+        process.send_signal(signal.SIGINT)
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 130
+    assert rendered() == set()
+
+
+def test_it_can_be_asked_to_end_as_services_are() -> None:
+    with rendering("gated") as process:
+        assert process.stderr is not None
+        with closed_gate():
+            begun = await_begun(2)
+            process.send_signal(signal.SIGTERM)
+            process.stderr.readline()
+        process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, rendered()) == (143, begun)
+
+
+# Beside others
+
+
+def test_its_budget_is_a_lease_that_others_see_and_wait_for(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x1GB")
+    holder = script(vram="800M")
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with rendering("gated", "--vram-budget", "500M") as process:
+        assert process.stderr is not None
+        assert "waits until 500 MB can be had on a device" in process.stderr.readline()
+        holder.communicate("\n", timeout=DEADLINE_S)
+        with closed_gate():
+            await_begun(1)
+            leases = json.loads(run("leases", "--json").stdout)["leases"]
+        process.communicate(timeout=DEADLINE_S)
+    assert [(lease["pid"], lease["shares"][0]["reserved_mb"]) for lease in leases] == [(process.pid, 500)]
+    assert process.returncode == 0

@@ -1,0 +1,33 @@
+"""A render that is killed at any moment, and run again: the same outputs, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.render_fixture import (
+    ALL,
+    folder,  # noqa: F401 - a fixture is found where it is named
+    outputs,
+    render,
+    rendered,
+)
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.mark.parametrize("dying", ["dying", "dying_before_its_name", "dying_after_its_name"])
+def test_after_kill_9_again_and_again_the_outputs_are_those_of_a_run_that_nobody_disturbed(dying: str) -> None:
+    assert render("render", "--out", "undisturbed").returncode == 0
+    expected = outputs("undisturbed")
+    before: set[str] = set()
+    for _ in range(2):
+        killed = render(dying, "--resume")
+        assert killed.returncode == -9, killed.stderr
+        now = outputs()
+        assert {name: content for name, content in expected.items() if name in now} == now
+        assert before < rendered() < ALL
+        before = rendered()
+    assert list(Path("out/.partial").iterdir())
+    assert render("render", "--resume").returncode == 0
+    assert outputs() == expected
+    assert not Path("out/.partial").exists()

@@ -1,0 +1,76 @@
+"""`gpuyard render profile`: what assets take and cost, and budgets that really are enough."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gpuyard.ui.cli.render_profile import profile_command
+from tests.fakes.queue_command import run
+from tests.integration.render_fixture import (
+    ALL,
+    folder,  # noqa: F401 - a fixture is found where it is named
+    render,
+    rendered,
+)
+
+pytestmark = pytest.mark.usefixtures("folder")
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_asset_is_measured_in_each_tier() -> None:
+    result = run("render", "profile", "manifest.jsonl", "--device", "host", "--json")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assets = {asset["path"].rpartition("/")[2]: asset for asset in answer["assets"]}
+    assert list(assets) == ["room0.ply", "room1.ply", "room2.ply", "walk0", "walk1"]
+    room, walk = assets["room1.ply"], assets["walk1"]
+    assert (room["kind"], room["frames"], room["labels"], room["vram_nbytes"]) == ("scene", 1, 8, 1500 * 62 * 4)
+    assert (walk["kind"], walk["frames"], walk["labels"], walk["frame_nbytes"]) == ("actor", 3, 12, 4000 * 15)
+    assert walk["disk_nbytes"] == sum(path.stat().st_size for path in Path("actors/walk1").iterdir())
+    assert room["ram_nbytes"] >= room["vram_nbytes"]
+    assert all(asset["load_s"] > 0 and asset["upload_s"] > 0 for asset in assets.values())
+    assert answer["device"] == "host"
+
+
+@pytest.mark.parametrize("size", ["least", "good", "plenty"])
+def test_with_the_budgets_that_it_advises_everything_is_rendered(size: str) -> None:
+    advice = json.loads(run("render", "profile", "manifest.jsonl", "--device", "host", "--json").stdout)["advice"]
+    vram, ram = (f"{advice[f'{tier}_{size}']}B" for tier in ("vram", "ram"))
+    result = render("render", "--vram-budget", vram, "--ram-budget", ram, "--workers", "4")
+    assert result.returncode == 0, result.stdout
+    assert rendered() == ALL
+
+
+def test_what_it_says_to_type_works() -> None:
+    result = run("render", "profile", "manifest.jsonl", "--device", "host")
+    assert result.returncode == 0
+    typed = next(line for line in result.stdout.splitlines() if line.startswith("Try:  "))
+    words = shlex.split(typed.removeprefix("Try:  gpuyard ").replace("MOD:FN", "renderers:render"))
+    assert run(*words, "--device", "host").returncode == 0
+    assert rendered() == ALL
+
+
+def test_the_table_has_a_row_for_each_asset_and_the_problems_of_those_that_are_broken() -> None:
+    Path("scenes/room1.ply").write_bytes(b"ply\n")
+    Path("actors/walk0/1.ply").unlink()
+    result = run("render", "profile", "manifest.jsonl", "--device", "host")
+    assert result.returncode == 1
+    rows = {line.split()[1]: line.split() for line in result.stdout.splitlines() if line.startswith(("scene", "actor"))}
+    assert rows["scenes/room1.ply"][3:] == ["-"] * 6
+    assert rows["actors/walk0"][3] == "2"
+    assert any(line.startswith("scene scenes/room1.ply: ") for line in result.stdout.splitlines())
+
+
+def test_where_nothing_can_be_read_it_still_says_why() -> None:
+    Path("manifest.jsonl").write_text('{"scene": "none.ply", "name": "a"}\n')
+    result = run("render", "profile", "manifest.jsonl", "--device", "host")
+    assert (result.returncode, "none.ply" in result.stdout) == (1, True), result.stderr
+
+
+def test_the_reference_names_its_options() -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `gpuyard render profile"))
+    options = [name for parameter in profile_command.params for name in parameter.opts if name.startswith("--")]
+    assert [name for name in options if name not in row] == []

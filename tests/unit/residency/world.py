@@ -1,0 +1,318 @@
+"""A world for the plan, with no threads: it owns the state, carries out the steps, and has workers as `tiers` serves.
+
+Whatever can happen next is one of its `moves`: a read, an upload or a download ends, or a worker does the next thing.
+Whoever drives it picks. What waits for a change and is not told of one can do nothing, as in a real program. After each
+step everything that must always hold is checked.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+
+import msgspec
+
+from gpuyard.residency.future import Future, keys_of
+from gpuyard.residency.model import Asset, Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, key_of
+from gpuyard.residency.plan import Plan, State, plan
+from gpuyard.residency.room import Limits, cannot_fit, limits_of
+from gpuyard.residency.units import Label, Unit
+
+_HOLDS_A_SCENE = 1 << 40
+ONE_LABEL = (Label(name="label", value=None),)
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done, and with how much."""
+
+    assets: dict[str, Asset]
+    units: tuple[Unit, ...]
+    budgets: Budgets
+    workers: int = 1
+    readers: int = 4
+    page: int = 1
+
+    def rounded(self, nbytes: int) -> int:
+        return -(-nbytes // self.page) * self.page
+
+    def limits(self, units: Sequence[Unit]) -> Limits:
+        return limits_of([self.assets[key] for key in _keys(units)], self.budgets)
+
+    def that_fit(self) -> list[Unit]:
+        """As a run does: the others are not begun."""
+        limits = self.limits(self.units)
+        broken = {key for key in _keys(self.units) if cannot_fit(self.assets[key], limits, self.rounded) is not None}
+        return [unit for unit in self.units if not broken.intersection(keys_of(unit))]
+
+
+def _keys(units: Sequence[Unit]) -> list[str]:
+    return sorted({key for unit in units for key in keys_of(unit)})
+
+
+def scene(number: int, nbytes: int) -> Asset:
+    return Asset(key=key_of(Kind.SCENE, f"s{number}"), kind=Kind.SCENE, nbytes=nbytes, frame_nbytes=nbytes)
+
+
+def actor(number: int, nbytes: int, frame_nbytes: int | None = None) -> Asset:
+    frame = nbytes if frame_nbytes is None else frame_nbytes
+    return Asset(key=key_of(Kind.ACTOR, f"a{number}"), kind=Kind.ACTOR, nbytes=nbytes, frame_nbytes=frame)
+
+
+def unit(scene: int | None = None, actor: int | None = None, labels: tuple[Label, ...] = ONE_LABEL) -> Unit:
+    return Unit(
+        scene=None if scene is None else key_of(Kind.SCENE, f"s{scene}"),
+        actor=None if actor is None else key_of(Kind.ACTOR, f"a{actor}"),
+        labels=labels,
+    )
+
+
+class Loan(msgspec.Struct, frozen=True):
+    key: str
+    is_streamed: bool
+
+
+class Hand:
+    """A worker: it takes its scene, then its actor, works, and gives back the other way round."""
+
+    def __init__(self) -> None:
+        self.place = -1
+        self.unit: Unit | None = None
+        self.to_take: list[str] = []
+        self.loans: list[Loan] = []
+        self.is_asleep = False
+        self.is_through = False
+
+    @property
+    def is_working(self) -> bool:
+        return self.unit is not None and not self.to_take
+
+
+class World:
+    """Ends when every unit was done; AssertionError where anything is not as it must be."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.units = case.that_fit()
+        self.limits = case.limits(self.units)
+        self.assets = {key: case.assets[key] for key in _keys(self.units)}
+        self.future = Future(self.units)
+        self.ram: dict[str, Stage] = {}
+        self.vram: dict[str, Stage] = {}
+        self.held: Counter[str] = Counter()
+        self.held_ram: Counter[str] = Counter()
+        self.asked: dict[tuple[str, int], int] = {}
+        self.flights: list[Step] = []
+        self.hands = [Hand() for _ in range(case.workers)]
+        self.stream_nbytes = 0
+        self.done: list[int] = []
+        self.read_nbytes = self.uploaded = self.streamed = self.downloaded = 0
+        self._ends_in_a_row = self._moves_left = 0
+
+    # What can happen
+
+    def moves(self) -> list[Callable[[], None]]:
+        return [*self.ends(), *self.acts()]
+
+    def ends(self) -> list[Callable[[], None]]:
+        return [lambda flight=flight: self._end(flight) for flight in self.flights]  # type: ignore[misc]
+
+    def acts(self) -> list[Callable[[], None]]:
+        able = [hand for hand in self.hands if not hand.is_asleep and not hand.is_through]
+        return [lambda hand=hand: self._act(hand) for hand in able]  # type: ignore[misc]
+
+    def run(self, pick: Callable[["World"], Callable[[], None]]) -> "World":
+        self._moves_left = 200 * (len(self.units) + len(self.hands) + 1) * (len(self.hands) + 1)
+        while not all(hand.is_through for hand in self.hands):
+            assert self.moves(), f"nothing can happen, and {self._what_waits()} is left"
+            self._moves_left -= 1
+            assert self._moves_left, f"it never ends: {self._what_waits()}"
+            pick(self)()
+            self._check()
+        assert sorted(self.done) == list(range(len(self.units)))
+        return self
+
+    def _what_waits(self) -> str:
+        waits = [f"{hand.unit} at {hand.to_take}" for hand in self.hands if hand.to_take]
+        return f"{waits} of {self.ram} {self.vram} held {dict(self.held)} streams {self.stream_nbytes}"
+
+    def _act(self, hand: Hand) -> None:
+        self._ends_in_a_row = 0
+        if hand.unit is None:
+            self._begin_work(hand)
+        elif hand.to_take:
+            self._try(hand)
+        elif hand.loans:
+            self._give_back(hand.loans.pop())
+        else:
+            self.done.append(hand.place)
+            hand.unit = None
+
+    def _begin_work(self, hand: Hand) -> None:
+        handed = self.future.hand_out()
+        if handed is None:
+            hand.is_through = True
+            return
+        hand.place, hand.unit = handed
+        hand.to_take = list(keys_of(hand.unit))
+        self.asked.update({(key, hand.place): hand.place for key in hand.to_take})
+        self._step()
+
+    def _try(self, hand: Hand) -> None:
+        key = hand.to_take[0]
+        if self.vram.get(key) is Stage.THERE:
+            self._lend(hand, Loan(key, is_streamed=False))
+        elif key in self._step().streams:
+            self._lend(hand, Loan(key, is_streamed=True))
+        else:
+            hand.is_asleep = True
+
+    def _lend(self, hand: Hand, loan: Loan) -> None:
+        hand.loans.append(loan)
+        hand.to_take.remove(loan.key)
+        del self.asked[loan.key, hand.place]
+        if loan.is_streamed:
+            assert hand.unit is not None
+            self.stream_nbytes += self.assets[loan.key].stream_nbytes
+            self.held_ram[loan.key] += 1
+            self.streamed += self._size(loan.key) * len(hand.unit.labels)
+            if loan.key not in self.ram:
+                self.read_nbytes += self._size(loan.key) * len(hand.unit.labels)
+        else:
+            self.held[loan.key] += 1
+        for key, place in self.asked:
+            if place == hand.place:
+                self.asked[key, place] = place - _HOLDS_A_SCENE
+
+    def _give_back(self, loan: Loan) -> None:
+        if loan.is_streamed:
+            self.stream_nbytes -= self.assets[loan.key].stream_nbytes
+        _less(self.held_ram if loan.is_streamed else self.held, loan.key)
+        self._step()
+        self._tell()
+
+    def _tell(self) -> None:
+        for hand in self.hands:
+            hand.is_asleep = False
+
+    # The plan
+
+    def _step(self) -> Plan:
+        asked: dict[str, int] = {}
+        for (key, _), place in self.asked.items():
+            asked[key] = min(place, asked.get(key, place))
+        made = plan(
+            State(
+                limits=self.limits,
+                assets=self.assets,
+                ram=self.ram,
+                vram=self.vram,
+                held=self.held.keys(),
+                held_ram=self.held_ram.keys(),
+                asked=asked,
+                needed=self.future.needed,
+                stream_nbytes=self.stream_nbytes,
+                readers=self.case.readers - sum(isinstance(flight, Read) for flight in self.flights),
+                now=self.future.now,
+                rounded=self.case.rounded,
+            )
+        )
+        for step in made.steps:
+            self._begin(step)
+            self._check()
+        if made.steps:
+            self._tell()
+        assert all(self.ram.get(key) is Stage.THERE or self._is_larger_than_ram(key) for key in made.streams)
+        return made
+
+    def _begin(self, step: Step) -> None:
+        key = step.key
+        match step:
+            case Read():
+                assert key not in self.ram, f"{key} is read, and in RAM"
+                assert key not in self.vram, f"{key} is read, and in VRAM"
+                self.ram[key] = Stage.COMING
+            case Promote():
+                assert self.ram.get(key) is Stage.THERE, f"{key} is promoted, and not in RAM"
+                assert key not in self.vram, f"{key} is promoted, and in VRAM"
+                self.vram[key] = Stage.COMING
+                self.held_ram[key] += 1
+            case Demote():
+                assert key not in self.ram, f"{key} is demoted, and in RAM"
+                self._check_idle(key)
+                self.vram[key], self.ram[key] = Stage.LEAVING, Stage.COMING
+            case DropVram():
+                self._check_idle(key)
+                del self.vram[key]
+            case DropRam():
+                assert self.ram.get(key) is Stage.THERE, f"{key} is dropped, and not in RAM"
+                assert not self.held_ram[key], f"{key} is dropped, and somebody copies it"
+                del self.ram[key]
+        if isinstance(step, Read | Promote | Demote):
+            self.flights.append(step)
+
+    def _end(self, flight: Step) -> None:
+        key, size = flight.key, self._size(flight.key)
+        self.flights.remove(flight)
+        match flight:
+            case Read():
+                self.ram[key] = Stage.THERE
+                self.read_nbytes += size
+            case Promote():
+                self.vram[key] = Stage.THERE
+                _less(self.held_ram, key)
+                self.uploaded += size
+            case Demote():
+                del self.vram[key]
+                self.ram[key] = Stage.THERE
+                self.downloaded += size
+        self._step()
+        self._tell()
+        self._ends_in_a_row += 1
+        assert self._ends_in_a_row <= 4 * len(self.assets) + 4, "what is moved ahead of time never comes to rest"
+
+    # What must always hold
+
+    def _check_idle(self, key: str) -> None:
+        assert self.vram.get(key) is Stage.THERE, f"{key} leaves VRAM, and is not there"
+        assert not self.held[key], f"{key} leaves VRAM, and is in use"
+
+    def _check(self) -> None:
+        limits = self.limits
+        assert sum(self.case.rounded(self._size(key)) for key in self.ram) <= limits.ram
+        assets = sum(map(self._size, self.vram))
+        assert assets + self.stream_nbytes <= self.case.budgets.vram_for_assets
+        assert assets <= limits.vram
+        assert sum(self._size(key) for key in self.vram if self._kind(key) is Kind.ACTOR) <= limits.actors
+        assert sum(self._kind(key) is Kind.SCENE for key in self.vram) <= limits.scene_slots
+        assert all(self.vram.get(key) is Stage.THERE for key in self.held)
+        assert all(self.ram.get(key) is Stage.THERE or self._is_larger_than_ram(key) for key in self.held_ram)
+        assert sum(isinstance(flight, Read) for flight in self.flights) <= self.case.readers
+
+    def _is_larger_than_ram(self, key: str) -> bool:
+        return self.case.rounded(self._size(key)) > self.limits.ram
+
+    def _size(self, key: str) -> int:
+        return self.assets[key].nbytes
+
+    def _kind(self, key: str) -> Kind:
+        return self.assets[key].kind
+
+
+def at_random(seed: int) -> Callable[[World], Callable[[], None]]:
+    random = Random(seed)
+    return lambda world: random.choice(world.moves())
+
+
+def moving_first(world: World) -> Callable[[], None]:
+    """All that was begun ends before anybody goes on: as much as can be is brought ahead of time."""
+    return (world.ends() or world.acts())[0]
+
+
+def working_first(world: World) -> Callable[[], None]:
+    """Nothing that was begun ends before nobody can go on: as little as can be is brought ahead of time."""
+    return (world.acts() or world.ends())[0]
+
+
+def _less(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
