@@ -135,7 +135,7 @@ def test_others_see_the_budget_in_the_ledger() -> None:
     card = Nvml().read(10).devices[0]
     total_mb = card.memory_total_mb or 0.0
     with open_device(int(total_mb * 0.6) * MB, "cuda", label="night shift") as memory:
-        assert memory.used() == 0, "it is leased, not taken"
+        assert memory.used() < 64 * MB, "it is leased, not taken; what multiplied matrices before keeps a workspace"
         shown = gpuyard("leases", "--json")
         (lease,) = json.loads(shown.stdout)["leases"]
         assert lease["label"] == "night shift"

@@ -98,10 +98,8 @@ class CudaMemory:
             with torch.cuda.stream(self._making):
                 return CudaBuffer(torch.empty(nbytes, dtype=torch.uint8, device=self._device), nbytes)
         except RuntimeError as error:
-            full = as_device_full(error)
-            if full is None:
-                raise
-            raise full from error
+            # In no variable: an error that its own traceback leads back to keeps all that is on the way there.
+            raise as_device_full(error) or error from None
 
     def free(self, buffer: CudaBuffer) -> None:
         buffer.tensor = None

@@ -1,6 +1,7 @@
 """When a device is out of memory: drop what is not in use, and try again, step by step."""
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ def climb(tiers: Tiers, act: Callable[[], T]) -> T:
             if rung is None:
                 raise full
             stack.enter_context(tiers.short())
+            gc.collect()  # what was raised may be kept by a circle, and with it what its frames had on the device
             rung()
 
 

@@ -1,0 +1,282 @@
+"""Runs over small assets with real threads on a simulated device, and what must be true of each of them.
+
+The renderer of these runs writes down a checksum of the very bytes it was given, so that an output is right only where
+the right asset was whole and in its place.
+"""
+
+import contextlib
+import faulthandler
+import random
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpuyard.residency import coordinator
+from gpuyard.residency.coordinator import Coordinator
+from gpuyard.residency.host import Bytes, HostMemory
+from gpuyard.residency.loading import Loader
+from gpuyard.residency.memory import Memory
+from gpuyard.residency.pages import PagePool, Pages
+from gpuyard.residency.status import Report, Skip, Status
+from gpuyard.residency.units import Label, Unit
+from tests.residency_files import Table, points, splats, write_ply
+
+MB = 1048576
+PAGE = 4096
+DEADLINE_S = 60.0
+OUTPUT = "checksum"
+
+T = TypeVar("T")
+
+
+# Assets
+
+
+def checksum(parts: Iterable[Mapping[str, Any]]) -> str:
+    """Of each array's bytes, under its name."""
+    total = 0
+    for part in parts:
+        for name in sorted(part):
+            total = zlib.crc32(np.ascontiguousarray(part[name]).tobytes(), zlib.crc32(name.encode(), total))
+    return f"{total:08x}"
+
+
+def columns_of(table: Table) -> dict[str, Any]:
+    return {name: table[name] for name in table.dtype.names or ()}
+
+
+class Shelf:
+    """Scenes and actors on disk, each in several sizes, and what is right for a unit."""
+
+    def __init__(self, root: Path, scenes: Sequence[int], actors: Sequence[Sequence[int]]) -> None:
+        """So many splats in each scene; so many points in each frame of each actor."""
+        root.mkdir(parents=True, exist_ok=True)
+        self._parts: dict[str, list[dict[str, Any]]] = {}
+        self.scenes = [self._scene(root / f"scene{n}.ply", splats(count, n)) for n, count in enumerate(scenes)]
+        self.actors = [self._actor(root / f"actor{n}", n, counts) for n, counts in enumerate(actors)]
+        self._labels = 0
+
+    def _scene(self, path: Path, table: Table) -> str:
+        self._parts[str(path)] = [columns_of(table)]
+        return str(write_ply(path, table))
+
+    def _actor(self, path: Path, number: int, counts: Sequence[int]) -> str:
+        path.mkdir()
+        tables = [points(count, 100 * number + place) for place, count in enumerate(counts)]
+        for place, table in enumerate(tables):
+            write_ply(path / f"frame{place}.ply", table)
+        self._parts[str(path)] = [columns_of(table) for table in tables]
+        return str(path)
+
+    def unit(self, scene: int | None, actor: int | None, labels: int = 1) -> Unit:
+        names = [f"label{self._labels + number}" for number in range(labels)]
+        self._labels += labels
+        return Unit(
+            scene=None if scene is None else self.scenes[scene],
+            actor=None if actor is None else self.actors[actor],
+            labels=tuple(Label(name=name, value={"name": name}) for name in names),
+        )
+
+    def right(self, unit: Unit) -> str:
+        parts = [self._parts[path] for path in (unit.scene, unit.actor) if path is not None]
+        return checksum(part for each in parts for part in each)
+
+    def nbytes(self, path: str | None) -> int:
+        """As it lies in memory: arrays of points are apart, each aligned."""
+        return 0 if path is None else sum(array.nbytes for part in self._parts[path] for array in part.values())
+
+    def products(self, labels: int = 1, seed: int = 0) -> list[Unit]:
+        """Every scene with every actor, shuffled."""
+        pairs = [(scene, actor) for scene in range(len(self.scenes)) for actor in range(len(self.actors))]
+        random.Random(seed).shuffle(pairs)
+        return [self.unit(scene, actor, labels) for scene, actor in pairs]
+
+
+def write_checksum(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+    parts = [] if scene is None else [scene]
+    (out_dir / OUTPUT).write_text(checksum([*parts, *frames]))
+
+
+# The machine
+
+
+class WatchedMemory(HostMemory):
+    """Counts what it is asked for, and what it had to refuse. `fails` says which of its allocations fail, and how."""
+
+    def __init__(self, nbytes: int, fails: Callable[[int, int], Exception | None] = lambda number, nbytes: None) -> None:
+        super().__init__(nbytes)
+        self._fails = fails
+        self._counting = threading.Lock()
+        self.allocations = self.refusals = self.live = 0
+
+    def allocate(self, nbytes: int) -> Bytes:
+        with self._counting:
+            self.allocations += 1
+            error = self._fails(self.allocations, nbytes)
+        if error is not None:
+            raise error
+        with self._counting:
+            self.refusals += 1
+        buffer = super().allocate(nbytes)
+        with self._counting:
+            self.refusals -= 1
+            self.live += 1
+        return buffer
+
+    def free(self, buffer: Bytes) -> None:
+        super().free(buffer)
+        # Whoever still reads it reads nonsense.
+        buffer[:] = 0xEE
+        with self._counting:
+            self.live -= 1
+
+
+class WatchedPool(PagePool):
+    """Knows how many bytes of pages were ever in use at a time."""
+
+    def __init__(self, make: Callable[[int], memoryview], size: int) -> None:
+        super().__init__(make, size)
+        self._counting = threading.Lock()
+        self.in_use = self.peak = 0
+
+    def take(self, nbytes: int) -> Pages:
+        with self._counting:
+            self.in_use += self.rounded(nbytes)
+            self.peak = max(self.peak, self.in_use)
+        return super().take(nbytes)
+
+    def give_back(self, blob: Pages) -> None:
+        for page in blob.pages:
+            np.frombuffer(page, np.uint8)[:] = 0xDD
+        super().give_back(blob)
+        with self._counting:
+            self.in_use -= self.rounded(blob.nbytes)
+
+
+@contextlib.contextmanager
+def opened(memory: Memory, pools: list[WatchedPool], **settings: Any) -> Iterator[Coordinator]:
+    """A coordinator on this memory."""
+
+    def device(*_: object, **__: object) -> contextlib.AbstractContextManager[Memory]:
+        return contextlib.nullcontext(memory)
+
+    def pool(make: Callable[[int], memoryview], size: int) -> WatchedPool:
+        pools.append(WatchedPool(make, size))
+        return pools[-1]
+
+    with (
+        mock.patch.object(coordinator, "open_device", device),
+        mock.patch.object(coordinator, "PagePool", pool),
+        Coordinator(device="host", **settings) as opened,
+    ):
+        yield opened
+
+
+def in_time(act: Callable[[], T], stop: Callable[[], None]) -> T:
+    """What it gives; where it does not end, what every thread was at is shown, and the test fails."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(act())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if thread.is_alive():
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        stop()
+        thread.join(DEADLINE_S)
+        pytest.fail(f"it did not end in {DEADLINE_S:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+# A run
+
+
+@dataclass(kw_only=True)
+class Played:
+    report: Report
+    outputs: dict[str, str]
+    skipped: dict[str, Skip]
+    memory: WatchedMemory
+    pool: WatchedPool
+    reads: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> Status:
+        return self.report.status
+
+
+def play(
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    vram: int,
+    ram: int,
+    memory: WatchedMemory | None = None,
+    render: Callable[..., object] = write_checksum,
+    resume: bool = False,
+    loader: Loader | None = None,
+    working: int | None = 0,
+    **settings: Any,
+) -> Played:
+    """Budgets are in bytes."""
+    memory, pools = memory or WatchedMemory(vram), list[WatchedPool]()
+    budgets = {"vram": vram / MB, "ram": ram / MB, "working": None if working is None else working / MB}
+    with opened(memory, pools, loader=loader, **budgets, **settings) as opened_:
+        report = in_time(lambda: opened_.run(units, render, out, resume=resume), opened_.stop)
+    return Played(
+        report=report, outputs=outputs_in(out), skipped=skipped_in(out), memory=memory, pool=pools[0]
+    )
+
+
+def outputs_in(out: Path) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in out.glob(f"*/{OUTPUT}")}
+
+
+def skipped_in(out: Path) -> dict[str, Skip]:
+    """One line for each label, at most."""
+    path = out / "skipped.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    skips = [msgspec.json.decode(line, type=Skip) for line in lines]
+    assert len({skip.label for skip in skips}) == len(skips)
+    return {skip.label: skip for skip in skips}
+
+
+def check_all_told(units: Iterable[Unit], played: Played, shelf: Shelf) -> None:
+    """Every label was rendered rightly, or reported as skipped, and nothing is left where nothing is to be."""
+    right = {label.name: shelf.right(unit) for unit in units for label in unit.labels}
+    assert played.outputs.keys().isdisjoint(played.skipped)
+    assert played.outputs.keys() | played.skipped.keys() == right.keys()
+    assert played.outputs == {name: right[name] for name in played.outputs}
+    assert {skip.label for skip in played.report.skipped} == played.skipped.keys()
+    status = played.status
+    assert (status.labels, status.rendered + status.already, status.skipped) == (
+        len(right),
+        len(played.outputs),
+        len(played.skipped),
+    )
+    assert (played.memory.used(), played.memory.live, played.pool.in_use) == (0, 0, 0)
+
+
+def check_within_budgets(played: Played, vram: int, ram: int) -> None:
+    assert played.memory.peak() <= vram
+    assert played.memory.refusals == 0
+    assert played.pool.peak <= ram
+    assert played.status.vram.peak_assets <= vram
+    assert played.status.ram.peak_assets <= ram

@@ -1,0 +1,53 @@
+"""Whole runs with real threads, over random manifests and budgets: every label ends once, and no budget is exceeded."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuyard.residency.units import Unit
+from tests.residency_runs import PAGE, Shelf, check_all_told, check_within_budgets, play
+
+SCENES = (20, 40, 60, 100, 160, 250)  # splats of 248 bytes
+ACTORS = ((300,), (200, 250), (20, 900, 30), (150,) * 6, (400,) * 8, (1500, 10))
+LARGEST = 150 * 1024
+EXAMPLES = int(os.environ.get("GPUYARD_SEEDS", "30"))
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+
+
+Pair = tuple[int | None, int | None]
+pairs = st.lists(
+    st.tuples(
+        st.none() | st.integers(0, len(SCENES) - 1), st.none() | st.integers(0, len(ACTORS) - 1), st.integers(1, 3)
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    pairs,
+    st.integers(10_000, 4 * LARGEST),
+    st.integers(2 * PAGE, 4 * LARGEST),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from(["chosen", "manifest"]),
+)
+def test_every_label_ends_once_and_no_budget_is_exceeded(
+    shelf: Shelf, work: list[tuple[int | None, int | None, int]], vram: int, ram: int, slots: int, workers: int, order: str
+) -> None:
+    units: list[Unit] = [shelf.unit(*each) for each in work]
+    with tempfile.TemporaryDirectory() as folder:
+        played = play(units, Path(folder), vram=vram, ram=ram, scene_slots=slots, workers=workers, order=order)
+    check_all_told(units, played, shelf)
+    check_within_budgets(played, vram, ram)
+    assert played.status.state == "finished"
+    assert {skip.kind for skip in played.skipped.values()} <= {"too-large"}
