@@ -32,7 +32,7 @@ from tests.residency_files import Table, points, splats, write_ply
 
 MB = 1048576
 PAGE = 4096
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 OUTPUT = "checksum"
 
 T = TypeVar("T")

@@ -21,12 +21,12 @@ class ActorCache:
         self._tiers, self._pool = tiers, pool
 
     @contextlib.contextmanager
-    def hold(self, key: str | None, place: int, lane: Lane) -> Iterator[Frames]:
-        """Its frames, for work at this place of the order; none for work without an actor."""
+    def hold(self, key: str | None, number: int, lane: Lane) -> Iterator[Frames]:
+        """Its frames, for the work of that number; none for work without an actor."""
         if key is None:
             yield ()
             return
-        loan = climb(self._tiers, lambda: self._tiers.take(key, place))
+        loan = climb(self._tiers, lambda: self._tiers.take(key, number))
         try:
             with self._frames(loan, lane) as frames:
                 yield frames

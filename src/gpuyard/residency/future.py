@@ -1,5 +1,9 @@
-"""The known future: which work comes in which order, and so when each asset is needed next. Pure."""
+"""The known future: which work comes in which order, and so when each asset is needed next. Pure.
 
+Places count the uses of assets: a unit's scene comes just before its actor, as it does for the worker.
+"""
+
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -7,26 +11,35 @@ from gpuyard.residency.units import Unit
 
 
 class Future:
-    """Work is handed out in its order; `needed` is where each asset is needed next, among what was not handed out."""
+    """Work is handed out in its order; `needed` is where each asset is needed next, among what was not handed out.
+
+    `ahead` is the same, soonest first.
+    """
 
     def __init__(self, units: Sequence[Unit]) -> None:
         """Their scenes and actors are the keys of assets."""
         self._units = units
+        self._handed = 0
         self._places: dict[str, deque[int]] = {}
-        for place, unit in enumerate(units):
-            for key in keys_of(unit):
+        for number, unit in enumerate(units):
+            for key, place in uses_of(number, unit).items():
                 self._places.setdefault(key, deque()).append(place)
         self.needed = {key: places[0] for key, places in self._places.items()}
-        self.now = 0
+        self.ahead = sorted((place, key) for key, place in self.needed.items())
+
+    @property
+    def now(self) -> int:
+        return 2 * self._handed
 
     def hand_out(self) -> tuple[int, Unit] | None:
-        if self.now == len(self._units):
+        """The next unit and its number."""
+        if self._handed == len(self._units):
             return None
-        place, unit = self.now, self._units[self.now]
-        self.now += 1
+        number, unit = self._handed, self._units[self._handed]
+        self._handed += 1
         for key in keys_of(unit):
             self._go_past(key)
-        return place, unit
+        return number, unit
 
     def _go_past(self, key: str) -> None:
         places = self._places.get(key)
@@ -34,20 +47,28 @@ class Future:
             return
         while places and places[0] < self.now:
             places.popleft()
-        if places:
-            self.needed[key] = places[0]
-        else:
+        if not places:
             self.forget(key)
+        elif places[0] != self.needed[key]:
+            self._take_out(key)
+            self.needed[key] = places[0]
+            insort(self.ahead, (places[0], key))
 
     def forget(self, key: str) -> None:
         """It is of no use: nothing is to be done about it any more."""
-        self._places.pop(key, None)
-        self.needed.pop(key, None)
+        if self._places.pop(key, None) is not None:
+            self._take_out(key)
+            del self.needed[key]
 
-    @property
-    def left(self) -> int:
-        return len(self._units) - self.now
+    def _take_out(self, key: str) -> None:
+        del self.ahead[bisect_left(self.ahead, (self.needed[key], key))]
 
 
 def keys_of(unit: Unit) -> tuple[str, ...]:
     return tuple(key for key in (unit.scene, unit.actor) if key is not None)
+
+
+def uses_of(number: int, unit: Unit) -> dict[str, int]:
+    """Where the unit of that number needs its assets."""
+    places = ((unit.scene, 2 * number), (unit.actor, 2 * number + 1))
+    return {key: place for key, place in places if key is not None}

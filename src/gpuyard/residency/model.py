@@ -1,6 +1,7 @@
 """The words of residency: assets, where they are, and what is done about it. Pure."""
 
 import enum
+from collections.abc import Callable
 
 import msgspec
 
@@ -28,9 +29,18 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
         return parts_of(self.key)[1]
 
     @property
+    def stream_frames(self) -> int:
+        """How many frames a stream of it has in hand: one in use and one on its way."""
+        return 1 if self.nbytes <= self.frame_nbytes else 2
+
+    @property
     def stream_nbytes(self) -> int:
-        """What streaming it takes on the device: one frame in use and one on its way."""
-        return min(self.nbytes, 2 * self.frame_nbytes)
+        """What streaming it takes on the device."""
+        return self.stream_frames * self.frame_nbytes
+
+    def stream_ram(self, rounded: Callable[[int], int]) -> int:
+        """What streaming it from disk takes in RAM."""
+        return self.stream_frames * rounded(self.frame_nbytes)
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):

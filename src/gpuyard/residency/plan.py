@@ -14,7 +14,7 @@ The rules:
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -46,13 +46,13 @@ class State(msgspec.Struct, kw_only=True):
     vram: Mapping[str, Stage] = {}
     held: AbstractSet[str] = frozenset()  # in VRAM, and in use
     held_ram: AbstractSet[str] = frozenset()  # in RAM, and being copied from
-    asked: Mapping[
-        str, int
-    ] = {}  # somebody waits for it: the place of that work, lower for who holds its scene already
+    asked: Mapping[str, int] = {}  # somebody waits for it: where that work is, or before all where it holds its scene
     needed: Mapping[str, int] = {}
+    ahead: Sequence[tuple[int, str]] = ()  # the same, soonest first
     refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
     is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
     stream_nbytes: int = 0  # taken by streams
+    stream_ram: int = 0  # and of RAM, by those from disk
     readers: int = 1  # reads that can begin now
     now: int = 0
     rounded: Callable[[int], int] = int  # what so many bytes take in RAM
@@ -74,13 +74,13 @@ def plan(state: State) -> Plan:
     draft.drop_what_nobody_needs()
     draft.evict_what_is_too_much()
     asked = sorted(state.asked, key=lambda key: (state.asked[key], key))
-    ahead = sorted(state.needed.keys() - state.asked.keys(), key=lambda key: (state.needed[key], key))
     for key in asked:
         draft.bring_asked(state.assets[key])
-    for key in ahead:
+    for place, key in state.ahead:
         if draft.is_closed:
             break
-        draft.bring_ahead(state.assets[key])
+        if key not in state.asked:
+            draft.bring_ahead(state.assets[key], place)
     return Plan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
 
 
@@ -89,20 +89,21 @@ class _Draft:
 
     def __init__(self, state: State) -> None:
         self._state, self._limits = state, state.limits
-        self._ram, self._vram = dict(state.ram), dict[str, Stage]()
-        self._taken = self._leaving = Room(0, 0, 0)
-        for key, stage in state.vram.items():
-            self._set_vram(key, stage)
+        self._ram, self._vram = dict(state.ram), dict(state.vram)
+        self._taken = Room.taken(state.assets[key] for key in state.vram)
+        leaving = (key for key, stage in state.vram.items() if stage is Stage.LEAVING)
+        self._leaving = Room.taken(state.assets[key] for key in leaving)
         self._promoted: set[str] = set()
+        self._spare: list[str] | None = None  # copies in RAM, those that go first in front
         self._readers = state.readers
         self._stream_nbytes = state.stream_nbytes
-        # Kinds that may still be promoted ahead of time.
-        self._open = set() if state.is_short else {Kind.SCENE, Kind.ACTOR}
-        self._is_reading_open = True
+        # Kinds that may still be promoted ahead of time, and whether there is anything left to be read.
+        self._open = set() if state.is_short else {Kind.SCENE} | ({Kind.ACTOR} if state.limits.actors else set())
+        self._is_reading_open = bool(state.needed.keys() - state.ram.keys() - state.vram.keys())
         self.steps: list[Step] = []
         self.waits: dict[str, Waits] = {}
         self.streams: set[str] = set()
-        self._ram_free = state.limits.ram - sum(state.rounded(self._size(key)) for key in self._ram)
+        self._ram_free = state.limits.ram - state.stream_ram - sum(map(self._in_ram, self._ram))
 
     @property
     def is_closed(self) -> bool:
@@ -123,21 +124,20 @@ class _Draft:
             self._take_up(asset)
         elif key in self._ram:
             self.waits[key] = Waits.DISK
-        elif asset.kind is Kind.ACTOR and self._state.rounded(asset.nbytes) > self._limits.ram:
-            self._stream(asset)
+        elif asset.kind is Kind.ACTOR and self._in_ram(key) > self._limits.ram:
+            self._stream_from_disk(asset)
         else:
             self.waits[key] = Waits.DISK if self._read(asset, self._state.asked[key]) else Waits.RAM
 
-    def bring_ahead(self, asset: Asset) -> None:
-        key, at = asset.key, self._state.needed[asset.key]
+    def bring_ahead(self, asset: Asset, at: int) -> None:
+        key = asset.key
         if key in self._vram:
             return
         if self._ram.get(key) is Stage.THERE:
             if asset.kind in self._open and key not in self._state.refused and not self._is_always_streamed(asset):
                 self._promote_ahead(asset, at)
         elif key not in self._ram and self._is_reading_open:
-            fits_at_all = self._state.rounded(asset.nbytes) <= self._limits.ram
-            self._is_reading_open = not fits_at_all or self._read(asset, at)
+            self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at)
 
     def _take_up(self, asset: Asset) -> None:
         if asset.kind is Kind.ACTOR and (self._is_always_streamed(asset) or not self._could_fit_beside_held(asset)):
@@ -223,7 +223,7 @@ class _Draft:
         kinds = (Kind.SCENE, Kind.ACTOR) if asset.kind is Kind.SCENE else (Kind.ACTOR,)
         return self._fewest(self._idle(at, *kinds), missing, self._room)
 
-    def _fewest(self, candidates: list[str], missing: Room, room_of: Callable[[str], Room]) -> list[str] | None:
+    def _fewest(self, candidates: Iterable[str], missing: Room, room_of: Callable[[str], Room]) -> list[str] | None:
         """The first of them that are enough, less those it is enough without; `None` where all are not enough."""
         chosen: list[str] = []
         for key in candidates:
@@ -253,7 +253,7 @@ class _Draft:
 
     def _evict(self, key: str) -> None:
         need_at = self._state.need_at(key)
-        if key not in self._ram and need_at < NEVER and self._make_ram(self._size(key), need_at, keep=key):
+        if key not in self._ram and need_at < NEVER and self._make_ram(self._in_ram(key), need_at, keep=key):
             self.steps.append(Demote(key))
             self._set_vram(key, Stage.LEAVING)
             self._take_ram(key)
@@ -263,6 +263,15 @@ class _Draft:
     def _drop_vram(self, key: str) -> None:
         self.steps.append(DropVram(key))
         self._set_vram(key, None)
+
+    def _stream_from_disk(self, actor: Asset) -> None:
+        nbytes = actor.stream_ram(self._state.rounded)
+        if not self._make_ram(nbytes, self._state.asked[actor.key]):
+            self.waits[actor.key] = Waits.RAM
+            return
+        self._stream(actor)
+        if actor.key in self.streams:
+            self._ram_free -= nbytes
 
     def _stream(self, actor: Asset) -> None:
         """The first stream has its room kept; others take what is free, or what idle actors have."""
@@ -281,7 +290,7 @@ class _Draft:
     # RAM
 
     def _read(self, asset: Asset, at: float) -> bool:
-        if not self._readers or not self._make_ram(asset.nbytes, at):
+        if not self._readers or not self._make_ram(self._in_ram(asset.key), at):
             return False
         self._readers -= 1
         self.steps.append(Read(asset.key))
@@ -290,11 +299,11 @@ class _Draft:
 
     def _take_ram(self, key: str) -> None:
         self._ram[key] = Stage.COMING
-        self._ram_free -= self._state.rounded(self._size(key))
+        self._ram_free -= self._in_ram(key)
 
     def _make_ram(self, nbytes: int, at: float, keep: str | None = None) -> bool:
         """Room for so many bytes that are needed then; nothing is dropped where that would not do."""
-        missing = self._state.rounded(nbytes) - self._ram_free
+        missing = nbytes - self._ram_free
         if missing <= 0:
             return True
         victims = self._fewest(
@@ -307,18 +316,20 @@ class _Draft:
     def _in_ram(self, key: str) -> int:
         return self._state.rounded(self._size(key))
 
-    def _spare_in_ram(self, after: float, keep: str | None) -> list[str]:
-        spare = (
+    def _spare_in_ram(self, after: float, keep: str | None) -> Iterator[str]:
+        """What is not in use, and in VRAM as well or needed only after that."""
+        if self._spare is None:
+            self._spare = sorted(self._ram, key=lambda key: (self._ram_class(key), *self._worth_keeping(key)))
+        return (
             key
-            for key, stage in self._ram.items()
-            if stage is Stage.THERE
+            for key in self._spare
+            if self._ram.get(key) is Stage.THERE
             and key not in self._state.held_ram
             and key not in self._promoted
             and key not in self.streams
             and key != keep
             and (self._is_double(key) or self._state.need_at(key) > after)
         )
-        return sorted(spare, key=lambda key: (self._ram_class(key), *self._worth_keeping(key)))
 
     def _is_double(self, key: str) -> bool:
         return self._vram.get(key) is Stage.THERE
@@ -337,10 +348,10 @@ class _Draft:
 
     def drop_what_nobody_needs(self) -> None:
         state = self._state
-        for key in [key for key in self._ram if state.need_at(key) == NEVER]:
+        for key in sorted(state.ram.keys() - state.needed.keys() - state.asked.keys()):
             if self._ram[key] is Stage.THERE and key not in state.held_ram:
                 self._drop_ram(key)
-        for key in [key for key in self._vram if state.need_at(key) == NEVER]:
+        for key in sorted(state.vram.keys() - state.needed.keys() - state.asked.keys()):
             if self._vram[key] is Stage.THERE and key not in state.held:
                 self._drop_vram(key)
 

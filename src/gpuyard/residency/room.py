@@ -32,8 +32,10 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> Limits:
 def cannot_fit(asset: Asset, limits: Limits, rounded: Callable[[int], int]) -> str | None:
     """Why it can never be had within these limits, however long one waits."""
     if asset.kind is Kind.ACTOR:
-        is_streamable = asset.stream_nbytes <= limits.stream
-        return None if is_streamable else f"{asset.path}: two of its frames are more than the VRAM budget leaves"
+        if asset.stream_nbytes > limits.stream:
+            return f"{asset.path}: two of its frames are more than the VRAM budget leaves"
+        fits = min(rounded(asset.nbytes), asset.stream_ram(rounded)) <= limits.ram
+        return None if fits else f"{asset.path}: two of its frames are more than the RAM budget"
     if asset.nbytes > limits.vram:
         return f"{asset.path} is larger than what the VRAM budget leaves"
     return None if rounded(asset.nbytes) <= limits.ram else f"{asset.path} is larger than the RAM budget"
@@ -50,6 +52,17 @@ class Room(NamedTuple):
     def of(cls, asset: Asset) -> "Room":
         is_scene = asset.kind is Kind.SCENE
         return cls(int(is_scene), asset.nbytes, 0 if is_scene else asset.nbytes)
+
+    @classmethod
+    def taken(cls, assets: Iterable[Asset]) -> "Room":
+        """By all of them."""
+        slots = total = actors = 0
+        for asset in assets:
+            is_scene = asset.kind is Kind.SCENE
+            slots += is_scene
+            total += asset.nbytes
+            actors += 0 if is_scene else asset.nbytes
+        return cls(slots, total, actors)
 
     def __add__(self, other: "Room") -> "Room":  # type: ignore[override]
         return Room(self.slots + other.slots, self.total + other.total, self.actors + other.actors)

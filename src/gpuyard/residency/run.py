@@ -93,7 +93,7 @@ class Run:
 
     def _that_fit(self, units: Sequence[Unit]) -> list[Unit]:
         """The others are set aside."""
-        limits = self._limits(self._assets.values(), self._settings.workers)
+        limits = limits_of(self._assets.values(), self._settings.budgets)
         left = []
         for unit in units:
             reason = self._why_not(unit, limits)
@@ -119,24 +119,12 @@ class Run:
             return small
         return choose_order(small, self._assets, self._settings.budgets, workers=workers)
 
-    def _limits(self, assets: Iterable[Asset], workers: int) -> Limits:
-        known = list(assets)
-        return limits_of(known, self._for_assets(known, workers))
-
-    def _for_assets(self, assets: Iterable[Asset], workers: int) -> Budgets:
-        """Without the RAM that streams from disk need: those of actors that are larger than it."""
-        budgets, rounded = self._settings.budgets, self._pool.rounded
-        from_disk = [asset for asset in assets if asset.kind is Kind.ACTOR and rounded(asset.nbytes) > budgets.ram]
-        buffers = 2 * max((rounded(asset.frame_nbytes) for asset in from_disk), default=0)
-        return msgspec.structs.replace(budgets, ram=max(0, budgets.ram - buffers * workers))
-
     # The work
 
     def _work_on(self, units: Sequence[Unit], render: Render, workers: int) -> None:
         keys = sorted({key for unit in units for key in keys_of(unit)})
         copies = {key: Copies(self._assets[key], self._sources[key], self._memory, self._pool) for key in keys}
-        budgets = self._for_assets([self._assets[key] for key in keys], workers)
-        tiers = Tiers(self._memory, budgets, copies, Future(units), rounded=self._pool.rounded)
+        tiers = Tiers(self._memory, self._settings.budgets, copies, Future(units), rounded=self._pool.rounded)
         crew = [Worker(number, tiers, self._pool, render, self._outputs, self._tally) for number in range(workers)]
         self._standing.begin(tiers, crew)
         try:
@@ -147,7 +135,8 @@ class Run:
             self._assets.update({key: copy.asset for key, copy in copies.items()})
 
     def _do_alone(self, unit: Unit, render: Render) -> None:
-        reason = self._why_not(unit, self._limits([self._assets[key] for key in keys_of(unit)], 1))
+        assets = [self._assets[key] for key in keys_of(unit)]
+        reason = self._why_not(unit, limits_of(assets, self._settings.budgets))
         if reason is not None:
             self._tally.skipped(unit, unit.labels, self._too_large(unit, reason))
             return

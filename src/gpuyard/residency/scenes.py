@@ -18,12 +18,12 @@ class SceneManager:
         self._tiers = tiers
 
     @contextlib.contextmanager
-    def hold(self, key: str | None, place: int) -> Iterator[Arrays | None]:
-        """The scene, for work at this place of the order; nothing for work without one."""
+    def hold(self, key: str | None, number: int) -> Iterator[Arrays | None]:
+        """The scene, for the work of that number; nothing for work without one."""
         if key is None:
             yield None
             return
-        loan = climb(self._tiers, lambda: self._tiers.take(key, place))
+        loan = climb(self._tiers, lambda: self._tiers.take(key, number))
         try:
             copies = loan.copies
             yield Arrays(self._tiers.memory, copies.buffer, copies.layouts[0], copies.asset.path)

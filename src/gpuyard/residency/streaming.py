@@ -36,7 +36,7 @@ class Stream:
         self._slots: list[_Slot] = []
         self._thread = ThreadPoolExecutor(1, "gpuyard-stream")
         try:
-            for _ in range(min(2, self.frames)):
+            for _ in range(copies.asset.stream_frames):
                 self._slots.append(self._new_slot())
         except BaseException:
             self.close()

@@ -16,7 +16,7 @@ import msgspec
 
 from gpuyard.errors import DeviceFull, EnvironmentFault
 from gpuyard.residency.figures import Figures
-from gpuyard.residency.future import Future, keys_of
+from gpuyard.residency.future import Future, keys_of, uses_of
 from gpuyard.residency.memory import Memory
 from gpuyard.residency.model import Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, Waits
 from gpuyard.residency.moving import Copies, SizeIsWrong
@@ -36,6 +36,7 @@ class Loan(msgspec.Struct, frozen=True):
 
     copies: Copies
     is_streamed: bool
+    is_from_disk: bool = False
 
 
 class Tiers:
@@ -63,7 +64,7 @@ class Tiers:
         self._broken: dict[str, Exception] = {}
         self._refused: set[str] = set()
         self._last_used: dict[str, int] = {}
-        self._uses = self._short = self._stream_nbytes = self._reading = 0
+        self._uses = self._short = self._stream_nbytes = self._stream_ram = self._reading = 0
         self._readers = readers
         self._is_stopped = False
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in _threads(readers).items()]
@@ -78,21 +79,23 @@ class Tiers:
         with self._changed:
             handed = None if self._is_stopped else self._future.hand_out()
             if handed is not None:
-                place, unit = handed
-                self._asked.update({(key, place): place for key in keys_of(unit)})
+                number, unit = handed
+                self._asked.update({(key, number): place for key, place in uses_of(number, unit).items()})
                 self._step()
             return handed
 
-    def take(self, key: str, place: int) -> Loan:
-        """Waits until it can be had. AssetError where it is broken, DeviceFull where the device has no room for it."""
+    def take(self, key: str, number: int) -> Loan:
+        """For the work of that number; waits until it can be had.
+
+        AssetError where it is broken, DeviceFull where the device has no room for it after all.
+        """
         with self._changed:
             self._full.pop(key, None)
-            self._asked.setdefault((key, place), place)
             self._count_hit(key)
             while True:
                 loan = self._try(key)
                 if loan is not None:
-                    self._lend(loan, key, place)
+                    self._lend(loan, key, number)
                     return loan
                 self._wait(key)
 
@@ -106,39 +109,45 @@ class Tiers:
         if self._vram.get(key) is Stage.THERE:
             return Loan(self._copies[key], is_streamed=False)
         made = self._step()
-        return Loan(self._copies[key], is_streamed=True) if key in made.streams else None
+        if key not in made.streams:
+            return None
+        return Loan(self._copies[key], is_streamed=True, is_from_disk=key not in self._ram)
 
-    def _lend(self, loan: Loan, key: str, place: int) -> None:
-        del self._asked[key, place]
+    def _lend(self, loan: Loan, key: str, number: int) -> None:
+        del self._asked[key, number]
         self._uses += 1
         self._last_used[key] = self._uses
-        if loan.is_streamed:
-            self.figures.streams += 1
-            self._stream_nbytes += loan.copies.asset.stream_nbytes
-            self._held_ram[key] += 1
-        else:
-            self._held[key] += 1
-        for other, its_place in self._asked:
-            if its_place == place:
-                self._asked[other, place] = place - _HOLDS_A_SCENE
+        self._hold(loan, 1)
+        self.figures.streams += loan.is_streamed
+        for ask, place in self._asked.items():
+            if ask[1] == number:
+                self._asked[ask] = place - _HOLDS_A_SCENE
         self._look()
 
     def give_back(self, loan: Loan) -> None:
-        key = loan.copies.asset.key
         with self._changed:
-            if loan.is_streamed:
-                self._stream_nbytes -= loan.copies.asset.stream_nbytes
-            _less(self._held_ram if loan.is_streamed else self._held, key)
-            self._step()
+            self._hold(loan, -1)
+            # Those who wait plan anew; where nobody does, there is time until more work is asked for.
             self._changed.notify_all()
 
-    def give_up(self, place: int) -> None:
+    def _hold(self, loan: Loan, more: int) -> None:
+        """Of what is in use."""
+        asset = loan.copies.asset
+        if loan.is_streamed:
+            self._stream_nbytes += more * asset.stream_nbytes
+        if loan.is_from_disk:
+            self._stream_ram += more * asset.stream_ram(self._rounded)
+        else:
+            _count(self._held_ram if loan.is_streamed else self._held, asset.key, more)
+
+    def give_up(self, number: int) -> None:
         """What this work asked for and has not got is no longer asked for."""
         with self._changed:
-            for key, its_place in [ask for ask in self._asked if ask[1] == place]:
-                del self._asked[key, its_place]
-            self._step()
-            self._changed.notify_all()
+            left = [ask for ask in self._asked if ask[1] == number]
+            for ask in left:
+                del self._asked[ask]
+            if left:
+                self._changed.notify_all()
 
     def _wait(self, key: str) -> None:
         cause = self.waits.get(key, Waits.UPLOAD)
@@ -186,9 +195,11 @@ class Tiers:
             held_ram=self._held_ram.keys(),
             asked=asked,
             needed=self._future.needed,
+            ahead=self._future.ahead,
             refused=self._refused,
             is_short=self._short > 0,
             stream_nbytes=self._stream_nbytes,
+            stream_ram=self._stream_ram,
             readers=self._readers - self._reading,
             now=self._future.now,
             rounded=self._rounded,
@@ -208,7 +219,7 @@ class Tiers:
 
     def ram_nbytes(self) -> int:
         with self._changed:
-            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram)
+            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._stream_ram
 
     def sizes(self, unit: Unit) -> dict[str, int]:
         """Of its assets, by their kinds."""
@@ -250,7 +261,7 @@ class Tiers:
                 reading.submit(self._carry_out, key, self._copies[key].read, self._was_read)
             case Promote():
                 self._vram[key] = Stage.COMING
-                self._held_ram[key] += 1
+                _count(self._held_ram, key, 1)
                 up.submit(self._carry_out, key, self._copies[key].upload, self._was_uploaded)
             case Demote():
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
@@ -297,7 +308,7 @@ class Tiers:
             self._is_broken(copies.asset.key, TooLarge(reason))
 
     def _was_uploaded(self, key: str, error: Exception | None) -> None:
-        _less(self._held_ram, key)
+        _count(self._held_ram, key, -1)
         if error is None:
             self._vram[key] = Stage.THERE
             self._refused.discard(key)
@@ -405,8 +416,8 @@ class TooLarge(EnvironmentFault):
     """An asset cannot be had within the budgets."""
 
 
-def _less(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
+def _count(counter: Counter[str], key: str, more: int) -> None:
+    counter[key] += more
     if not counter[key]:
         del counter[key]
 

@@ -56,13 +56,13 @@ class Worker:
                 self._do(*handed, lane)
         self._says(doing="finished", scene=None, actor=None, label=None)
 
-    def _do(self, place: int, unit: Unit, lane: Lane) -> None:
+    def _do(self, number: int, unit: Unit, lane: Lane) -> None:
         left = list(unit.labels)
         self._says(doing="waiting", scene=unit.scene, actor=unit.actor)
         try:
             with (
-                self._scenes.hold(unit.scene, place) as scene,
-                self._actors.hold(unit.actor, place, lane) as frames,
+                self._scenes.hold(unit.scene, number) as scene,
+                self._actors.hold(unit.actor, number, lane) as frames,
             ):
                 while left and not self._tiers.is_stopped:
                     self._do_label(unit, left[0], scene, frames, lane)
@@ -74,7 +74,7 @@ class Worker:
         except AssetError as error:
             self._tally.skipped(unit, left, self._why(unit, "asset", error.message))
         finally:
-            self._tiers.give_up(place)
+            self._tiers.give_up(number)
         self._says(doing="idle", scene=None, actor=None, label=None)
 
     def _do_label(self, unit: Unit, label: Label, scene: Arrays | None, frames: Frames, lane: Lane) -> None:

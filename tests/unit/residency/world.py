@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from gpuyard.residency.future import Future, keys_of
+from gpuyard.residency.future import Future, keys_of, uses_of
 from gpuyard.residency.model import Asset, Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, key_of
 from gpuyard.residency.plan import Plan, State, plan
 from gpuyard.residency.room import Limits, cannot_fit, limits_of
@@ -102,7 +102,7 @@ class World:
         self.asked: dict[tuple[str, int], int] = {}
         self.flights: list[Step] = []
         self.hands = [Hand() for _ in range(case.workers)]
-        self.stream_nbytes = 0
+        self.stream_nbytes = self.stream_ram = 0
         self.done: list[int] = []
         self.read_nbytes = self.uploaded = self.streamed = self.downloaded = 0
         self._ends_in_a_row = self._moves_left = 0
@@ -153,7 +153,7 @@ class World:
             return
         hand.place, hand.unit = handed
         hand.to_take = list(keys_of(hand.unit))
-        self.asked.update({(key, hand.place): hand.place for key in hand.to_take})
+        self.asked.update({(key, hand.place): place for key, place in uses_of(hand.place, hand.unit).items()})
         self._step()
 
     def _try(self, hand: Hand) -> None:
@@ -172,21 +172,26 @@ class World:
         if loan.is_streamed:
             assert hand.unit is not None
             self.stream_nbytes += self.assets[loan.key].stream_nbytes
-            self.held_ram[loan.key] += 1
+            if loan.key in self.ram:
+                self.held_ram[loan.key] += 1
+            else:
+                self.stream_ram += self.assets[loan.key].stream_ram(self.case.rounded)
             self.streamed += self._size(loan.key) * len(hand.unit.labels)
             if loan.key not in self.ram:
                 self.read_nbytes += self._size(loan.key) * len(hand.unit.labels)
         else:
             self.held[loan.key] += 1
-        for key, place in self.asked:
-            if place == hand.place:
-                self.asked[key, place] = place - _HOLDS_A_SCENE
+        for ask, place in self.asked.items():
+            if ask[1] == hand.place:
+                self.asked[ask] = place - _HOLDS_A_SCENE
 
     def _give_back(self, loan: Loan) -> None:
         if loan.is_streamed:
             self.stream_nbytes -= self.assets[loan.key].stream_nbytes
-        _less(self.held_ram if loan.is_streamed else self.held, loan.key)
-        self._step()
+        if loan.is_streamed and self._is_larger_than_ram(loan.key):
+            self.stream_ram -= self.assets[loan.key].stream_ram(self.case.rounded)
+        else:
+            _less(self.held_ram if loan.is_streamed else self.held, loan.key)
         self._tell()
 
     def _tell(self) -> None:
@@ -209,7 +214,9 @@ class World:
                 held_ram=self.held_ram.keys(),
                 asked=asked,
                 needed=self.future.needed,
+                ahead=self.future.ahead,
                 stream_nbytes=self.stream_nbytes,
+                stream_ram=self.stream_ram,
                 readers=self.case.readers - sum(isinstance(flight, Read) for flight in self.flights),
                 now=self.future.now,
                 rounded=self.case.rounded,
@@ -277,14 +284,14 @@ class World:
 
     def _check(self) -> None:
         limits = self.limits
-        assert sum(self.case.rounded(self._size(key)) for key in self.ram) <= limits.ram
+        assert sum(self.case.rounded(self._size(key)) for key in self.ram) + self.stream_ram <= limits.ram
         assets = sum(map(self._size, self.vram))
         assert assets + self.stream_nbytes <= self.case.budgets.vram_for_assets
         assert assets <= limits.vram
         assert sum(self._size(key) for key in self.vram if self._kind(key) is Kind.ACTOR) <= limits.actors
         assert sum(self._kind(key) is Kind.SCENE for key in self.vram) <= limits.scene_slots
         assert all(self.vram.get(key) is Stage.THERE for key in self.held)
-        assert all(self.ram.get(key) is Stage.THERE or self._is_larger_than_ram(key) for key in self.held_ram)
+        assert all(self.ram.get(key) is Stage.THERE for key in self.held_ram)
         assert sum(isinstance(flight, Read) for flight in self.flights) <= self.case.readers
 
     def _is_larger_than_ram(self, key: str) -> bool:
@@ -297,7 +304,10 @@ class World:
         return self.assets[key].kind
 
 
-def at_random(seed: int) -> Callable[[World], Callable[[], None]]:
+Pick = Callable[[World], Callable[[], None]]
+
+
+def at_random(seed: int) -> Pick:
     random = Random(seed)
     return lambda world: random.choice(world.moves())
 

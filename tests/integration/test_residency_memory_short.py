@@ -1,0 +1,175 @@
+"""Out of memory at every allocation in turn, inside renderers, and for ever: whatever can be rendered is rendered."""
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import DeviceFull
+from gpuyard.residency.units import Unit
+from tests.residency_runs import Played, Shelf, WatchedMemory, check_all_told, play, write_checksum
+
+SCENES = (60, 80, 100, 120)  # splats of 248 bytes
+ACTORS = ((200, 250), (150,) * 4, (900,) * 6)  # the last one is always streamed
+VRAM = 100 * 1024
+RAM = 200 * 1024
+PYTORCH_SAYS = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 1.06 GiB is "
+    "free. Process 4711 has 22.58 GiB memory in use."
+)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as PyTorch's is."""
+
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "a full device": lambda: DeviceFull("the device is full"),
+    "as PyTorch says it": lambda: RuntimeError(PYTORCH_SAYS),
+    "as PyTorch names it": lambda: OutOfMemoryError("no text that anybody knows"),
+}
+each_error = pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+
+
+def run(units: list[Unit], out: Path, **settings: Any) -> Played:
+    return play(units, out, **{"vram": VRAM, "ram": RAM, "scene_slots": 2, "workers": 2, **settings})
+
+
+def some_of_each(shelf: Shelf) -> list[Unit]:
+    return [
+        *(shelf.unit(scene, scene % 3) for scene in range(len(SCENES))),
+        shelf.unit(0, None),
+        shelf.unit(None, 2),
+        shelf.unit(1, 0, labels=2),
+    ]
+
+
+@each_error
+def test_any_one_allocation_may_fail_and_nothing_is_skipped(
+    shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
+) -> None:
+    units = some_of_each(shelf)
+    streamed = 0
+    for failing in count(1):
+        memory = WatchedMemory(VRAM, lambda number, _, failing=failing: error() if number == failing else None)
+        played = run(units, tmp_path / str(failing), memory=memory)
+        check_all_told(units, played, shelf)
+        assert not played.skipped, failing
+        streamed += played.status.counts.streams
+        if memory.allocations < failing:
+            break
+    assert failing > 8
+    assert streamed
+
+
+@each_error
+def test_a_renderer_may_run_out_at_any_label_once_and_nothing_is_skipped(
+    shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
+) -> None:
+    units = some_of_each(shelf)
+    for failing in range(1, 9):
+        calls = count(1)
+
+        def render(*args: Any, failing: int = failing, calls: Any = calls) -> None:
+            write_checksum(*args)
+            if next(calls) == failing:
+                raise error()
+
+        played = run(units, tmp_path / str(failing), render=render)
+        check_all_told(units, played, shelf)
+        assert not played.skipped
+
+
+def test_a_run_that_fails_everywhere_at_first_still_renders_all(shelf: Shelf, tmp_path: Path) -> None:
+    """The first so many allocations fail, whoever makes them."""
+    units = some_of_each(shelf)
+    for failing in (2, 5, 9):
+        memory = WatchedMemory(VRAM, lambda number, _, failing=failing: DeviceFull("full") if number <= failing else None)
+        played = run(units, tmp_path / str(failing), memory=memory)
+        check_all_told(units, played, shelf)
+        assert not played.skipped, failing
+
+
+def test_what_can_never_be_allocated_is_skipped_and_nothing_else(shelf: Shelf, tmp_path: Path) -> None:
+    units = [*some_of_each(shelf), shelf.unit(3, None, labels=3)]
+    too_large = shelf.nbytes(shelf.scenes[3]) - 100
+    memory = WatchedMemory(VRAM, lambda _, nbytes: DeviceFull("no such block") if nbytes > too_large else None)
+    played = run(units, tmp_path / "out", memory=memory)
+    check_all_told(units, played, shelf)
+    needing = {label.name for unit in units for label in unit.labels if unit.scene == shelf.scenes[3]}
+    assert len(needing) == 4
+    assert played.skipped.keys() == needing
+    for skip in played.skipped.values():
+        assert (skip.kind, skip.reason) == ("out-of-memory", "no such block")
+        assert skip.scene == shelf.scenes[3]
+        assert skip.sizes["scene"] == shelf.nbytes(shelf.scenes[3])
+        assert skip.state["vram_budget"] == VRAM
+
+
+def test_a_renderer_that_needs_the_device_almost_for_itself_gets_it_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in range(2)]
+    memory = WatchedMemory(4 * VRAM)
+
+    def render(*args: Any) -> None:
+        if memory.live > 2:
+            raise RuntimeError(PYTORCH_SAYS)
+        write_checksum(*args)
+
+    played = run(units, tmp_path / "out", vram=4 * VRAM, memory=memory, render=render, workers=3, scene_slots=4)
+    check_all_told(units, played, shelf)
+    assert not played.skipped
+
+
+def test_only_labels_that_run_out_alone_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in (None, 1)]
+    hungry = {units[2].labels[0].name, units[5].labels[1].name}
+
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        write_checksum(scene, frames, label, out_dir)
+        if label["name"] in hungry:
+            raise RuntimeError(PYTORCH_SAYS)
+
+    played = run(units, tmp_path / "out", render=render, workers=3)
+    check_all_told(units, played, shelf)
+    assert played.skipped.keys() == hungry
+    for skip in played.skipped.values():
+        assert skip.kind == "out-of-memory"
+        assert skip.reason.startswith("CUDA out of memory")
+        assert {"vram_budget", "vram_assets", "ram_budget"} <= skip.state.keys()
+    assert not any(path.name.startswith("label") for path in (tmp_path / "out" / ".partial").glob("*"))
+
+
+def test_what_runs_out_gives_the_device_back_before_the_ladder_is_climbed(shelf: Shelf, tmp_path: Path) -> None:
+    """What a renderer's frames hold of the device must be gone when it is called again."""
+    units = [shelf.unit(0, 0)]
+    alive: list[int] = []
+    held = threading.local()
+
+    class Texture:
+        count = 0
+
+        def __init__(self) -> None:
+            Texture.count += 1
+
+        def __del__(self) -> None:
+            Texture.count -= 1
+
+    def render(*args: Any) -> None:
+        alive.append(Texture.count)
+        texture = Texture()
+        held.calls = getattr(held, "calls", 0) + 1
+        if len(alive) < 3:
+            raise RuntimeError(f"{PYTORCH_SAYS} {type(texture).__name__}")
+        write_checksum(*args)
+
+    played = run(units, tmp_path / "out", render=render)
+    check_all_told(units, played, shelf)
+    assert alive == [0, 0, 0]
