@@ -14,6 +14,7 @@ The rules:
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -52,7 +53,7 @@ class State(msgspec.Struct, kw_only=True):
     refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
     is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
     stream_nbytes: int = 0  # taken by streams
-    stream_ram: int = 0  # and of RAM, by those from disk
+    ram_taken: int = 0  # of RAM, by copies and by streams from disk
     readers: int = 1  # reads that can begin now
     now: int = 0
     rounded: Callable[[int], int] = int  # what so many bytes take in RAM
@@ -97,17 +98,19 @@ class _Draft:
         self._spare: list[str] | None = None  # copies in RAM, those that go first in front
         self._readers = state.readers
         self._stream_nbytes = state.stream_nbytes
-        # Kinds that may still be promoted ahead of time, and whether there is anything left to be read.
+        # Kinds that may still be promoted ahead of time, how many copies there are for that, and whether to read more.
         self._open = set() if state.is_short else {Kind.SCENE} | ({Kind.ACTOR} if state.limits.actors else set())
+        promotable = state.ram.keys() - state.vram.keys() - state.asked.keys()
+        self._promotable = Counter(state.assets[key].kind for key in promotable)
         self._is_reading_open = bool(state.needed.keys() - state.ram.keys() - state.vram.keys())
         self.steps: list[Step] = []
         self.waits: dict[str, Waits] = {}
         self.streams: set[str] = set()
-        self._ram_free = state.limits.ram - state.stream_ram - sum(map(self._in_ram, self._ram))
+        self._ram_free = state.limits.ram - state.ram_taken
 
     @property
     def is_closed(self) -> bool:
-        return not self._open and not self._is_reading_open
+        return not self._is_reading_open and not any(self._promotable[kind] > 0 for kind in self._open)
 
     def _size(self, key: str) -> int:
         return self._state.assets[key].nbytes
@@ -134,6 +137,7 @@ class _Draft:
         if key in self._vram:
             return
         if self._ram.get(key) is Stage.THERE:
+            self._promotable[asset.kind] -= 1
             if asset.kind in self._open and key not in self._state.refused and not self._is_always_streamed(asset):
                 self._promote_ahead(asset, at)
         elif key not in self._ram and self._is_reading_open:
@@ -193,17 +197,17 @@ class _Draft:
         missing = Room.of(asset) + self._taken - self._whole()
         return missing if asset.kind is Kind.ACTOR else Room(missing.slots, missing.total, 0)
 
-    def _idle(self, after: float, *kinds: Kind) -> list[str]:
-        """Copies in VRAM that nobody uses, and nobody needs before that, the best victim first, kind by kind."""
+    def _idle(self, after: float, kind: Kind) -> list[str]:
+        """Copies in VRAM that nobody uses, and nobody needs before that, the best victim first."""
         found = (
             key
             for key, stage in self._vram.items()
             if stage is Stage.THERE
             and key not in self._state.held
-            and self._kind(key) in kinds
+            and self._kind(key) is kind
             and self._state.need_at(key) > after
         )
-        return sorted(found, key=lambda key: (kinds.index(self._kind(key)), self._worth_keeping(key)))
+        return sorted(found, key=self._worth_keeping)
 
     def _worth_keeping(self, key: str) -> tuple[float, float, str]:
         distance = self._state.need_at(key) - self._state.now
@@ -220,8 +224,10 @@ class _Draft:
         missing = self._missing(asset) - self._leaving
         if not missing.is_more_than_nothing:
             return []
-        kinds = (Kind.SCENE, Kind.ACTOR) if asset.kind is Kind.SCENE else (Kind.ACTOR,)
-        return self._fewest(self._idle(at, *kinds), missing, self._room)
+        idle = self._idle(at, asset.kind)
+        if asset.kind is Kind.SCENE and missing.slots <= len(idle):  # actors have bytes, and no slots
+            idle += self._idle(at, Kind.ACTOR) if missing.total > 0 else []
+        return self._fewest(idle, missing, self._room)
 
     def _fewest(self, candidates: Iterable[str], missing: Room, room_of: Callable[[str], Room]) -> list[str] | None:
         """The first of them that are enough, less those it is enough without; `None` where all are not enough."""
@@ -359,7 +365,7 @@ class _Draft:
         """The limits are lower than they were."""
         if not self._is_too_much():
             return
-        for key in self._idle(-NEVER, Kind.ACTOR, Kind.SCENE):
+        for key in [*self._idle(-NEVER, Kind.ACTOR), *self._idle(-NEVER, Kind.SCENE)]:
             self._evict(key)
             if not self._is_too_much():
                 return

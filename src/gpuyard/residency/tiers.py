@@ -199,7 +199,7 @@ class Tiers:
             refused=self._refused,
             is_short=self._short > 0,
             stream_nbytes=self._stream_nbytes,
-            stream_ram=self._stream_ram,
+            ram_taken=self.ram_nbytes(),
             readers=self._readers - self._reading,
             now=self._future.now,
             rounded=self._rounded,
