@@ -11,7 +11,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -22,11 +22,15 @@ import pytest
 
 from gpuyard.residency import coordinator
 from gpuyard.residency.coordinator import Coordinator
+from gpuyard.residency.future import Future, keys_of
 from gpuyard.residency.host import Bytes, HostMemory
 from gpuyard.residency.loading import Loader
 from gpuyard.residency.memory import Memory
+from gpuyard.residency.model import Asset, Budgets, Kind, key_of, parts_of
+from gpuyard.residency.moving import Copies
 from gpuyard.residency.pages import PagePool, Pages
 from gpuyard.residency.status import Report, Skip, Status
+from gpuyard.residency.tiers import Tiers
 from gpuyard.residency.units import Label, Unit
 from tests.residency_files import Table, points, splats, write_ply
 
@@ -101,6 +105,14 @@ class Shelf:
         return [self.unit(scene, actor, labels) for scene, actor in pairs]
 
 
+def labels(*names: str) -> tuple[Label, ...]:
+    return tuple(Label(name=name, value={"name": name}) for name in names)
+
+
+def names_of(units: Iterable[Unit]) -> set[str]:
+    return {label.name for unit in units for label in unit.labels}
+
+
 def write_checksum(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
     parts = [] if scene is None else [scene]
     (out_dir / OUTPUT).write_text(checksum([*parts, *frames]))
@@ -112,7 +124,9 @@ def write_checksum(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
 class WatchedMemory(HostMemory):
     """Counts what it is asked for, and what it had to refuse. `fails` says which of its allocations fail, and how."""
 
-    def __init__(self, nbytes: int, fails: Callable[[int, int], Exception | None] = lambda number, nbytes: None) -> None:
+    def __init__(
+        self, nbytes: int, fails: Callable[[int, int], Exception | None] = lambda number, nbytes: None
+    ) -> None:
         super().__init__(nbytes)
         self._fails = fails
         self._counting = threading.Lock()
@@ -196,7 +210,7 @@ def in_time(act: Callable[[], T], stop: Callable[[], None]) -> T:
     thread.start()
     thread.join(DEADLINE_S)
     if thread.is_alive():
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
         stop()
         thread.join(DEADLINE_S)
         pytest.fail(f"it did not end in {DEADLINE_S:g} s")
@@ -215,7 +229,6 @@ class Played:
     skipped: dict[str, Skip]
     memory: WatchedMemory
     pool: WatchedPool
-    reads: list[str] = field(default_factory=list)
 
     @property
     def status(self) -> Status:
@@ -240,9 +253,7 @@ def play(
     budgets = {"vram": vram / MB, "ram": ram / MB, "working": None if working is None else working / MB}
     with opened(memory, pools, loader=loader, **budgets, **settings) as opened_:
         report = in_time(lambda: opened_.run(units, render, out, resume=resume), opened_.stop)
-    return Played(
-        report=report, outputs=outputs_in(out), skipped=skipped_in(out), memory=memory, pool=pools[0]
-    )
+    return Played(report=report, outputs=outputs_in(out), skipped=skipped_in(out), memory=memory, pool=pools[0])
 
 
 def outputs_in(out: Path) -> dict[str, str]:
@@ -280,3 +291,36 @@ def check_within_budgets(played: Played, vram: int, ram: int) -> None:
     assert played.pool.peak <= ram
     assert played.status.vram.peak_assets <= vram
     assert played.status.ram.peak_assets <= ram
+
+
+# The tiers alone
+
+
+@contextlib.contextmanager
+def tiers_over(
+    units: Sequence[Unit], *, vram: int, ram: int, memory: WatchedMemory | None = None, loader: Loader | None = None
+) -> Iterator[tuple[Tiers, WatchedPool]]:
+    """Over units as the manifest has them; two slots for scenes."""
+    memory, loader = memory or WatchedMemory(vram), loader or Loader()
+    pool = WatchedPool(memory.page, PAGE)
+    keyed = [with_keys(unit) for unit in units]
+    copies = {key: _copies(key, loader, memory, pool) for unit in keyed for key in keys_of(unit)}
+    tiers = Tiers(memory, Budgets(vram=vram, ram=ram, scene_slots=2), copies, Future(keyed), rounded=pool.rounded)
+    try:
+        yield tiers, pool
+    finally:
+        tiers.close()
+        assert (memory.live, pool.in_use) == (0, 0)
+
+
+def with_keys(unit: Unit) -> Unit:
+    scene = None if unit.scene is None else key_of(Kind.SCENE, unit.scene)
+    actor = None if unit.actor is None else key_of(Kind.ACTOR, unit.actor)
+    return Unit(scene=scene, actor=actor, labels=unit.labels)
+
+
+def _copies(key: str, loader: Loader, memory: Memory, pool: PagePool) -> Copies:
+    kind, path = parts_of(key)
+    source = loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
+    asset = Asset(key=key, kind=kind, nbytes=source.nbytes, frame_nbytes=source.frame_nbytes)
+    return Copies(asset, source, memory, pool)

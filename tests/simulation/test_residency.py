@@ -4,11 +4,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuyard.residency.units import Unit
 from tests.residency_runs import PAGE, Shelf, check_all_told, check_within_budgets, play
 
 SCENES = (20, 40, 60, 100, 160, 250)  # splats of 248 bytes
@@ -22,32 +22,40 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
-Pair = tuple[int | None, int | None]
-pairs = st.lists(
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    vram: int
+    ram: int
+    scene_slots: int
+    workers: int
+    order: str
+
+
+some_work = st.lists(
     st.tuples(
         st.none() | st.integers(0, len(SCENES) - 1), st.none() | st.integers(0, len(ACTORS) - 1), st.integers(1, 3)
     ),
     min_size=1,
     max_size=25,
 )
+rooms = st.builds(
+    Room,
+    vram=st.integers(5_000, 4 * LARGEST),
+    ram=st.integers(2 * PAGE, 4 * LARGEST),
+    scene_slots=st.integers(1, 5),
+    workers=st.integers(1, 6),
+    order=st.sampled_from(["chosen", "manifest"]),
+)
 
 
 @settings(max_examples=EXAMPLES)
-@given(
-    pairs,
-    st.integers(10_000, 4 * LARGEST),
-    st.integers(2 * PAGE, 4 * LARGEST),
-    st.integers(1, 5),
-    st.integers(1, 6),
-    st.sampled_from(["chosen", "manifest"]),
-)
+@given(some_work, rooms)
 def test_every_label_ends_once_and_no_budget_is_exceeded(
-    shelf: Shelf, work: list[tuple[int | None, int | None, int]], vram: int, ram: int, slots: int, workers: int, order: str
+    shelf: Shelf, work: list[tuple[int | None, int | None, int]], room: Room
 ) -> None:
-    units: list[Unit] = [shelf.unit(*each) for each in work]
+    units = [shelf.unit(*each) for each in work]
     with tempfile.TemporaryDirectory() as folder:
-        played = play(units, Path(folder), vram=vram, ram=ram, scene_slots=slots, workers=workers, order=order)
+        played = play(units, Path(folder), **msgspec.structs.asdict(room))
     check_all_told(units, played, shelf)
-    check_within_budgets(played, vram, ram)
+    check_within_budgets(played, room.vram, room.ram)
     assert played.status.state == "finished"
     assert {skip.kind for skip in played.skipped.values()} <= {"too-large"}

@@ -47,6 +47,14 @@ def test_bars_grow_with_what_they_stand_for_and_all_fits_into_a_narrow_terminal(
     assert all(len(line) <= 44 for line in drawn(STATUS, 1.0, width=44))
 
 
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_a_narrow_terminal_has_a_line_for_each_memory_with_its_name_and_all_figures(width: int) -> None:
+    vram, ram = (line for line in drawn(STATUS, 1.0, width=width) if "/" in line and "GB" in line)
+    assert (vram.split()[0], vram.rstrip().endswith("33.0/44.0 GB")) == ("VRAM", True)
+    assert (ram.split()[0], ram.rstrip().endswith("45.0/90.0 GB")) == ("RAM", True)
+    assert vram.count("━") >= ram.count("━") > 0
+
+
 def test_a_line_says_the_same_where_there_is_no_terminal() -> None:
     assert line_of(status(workers=(worker("waiting", "ram"),)), 0.05) == (
         "gpuyard: 1,303 of 2,000 labels, 100 were there, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "

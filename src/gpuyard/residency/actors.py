@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.residency.arrays import Arrays
 from gpuyard.residency.ladder import climb
+from gpuyard.residency.loans import Loan
 from gpuyard.residency.memory import Lane
 from gpuyard.residency.moving import Copies
 from gpuyard.residency.pages import PagePool
 from gpuyard.residency.streaming import Stream, StreamedFrames
-from gpuyard.residency.tiers import Loan, Tiers
+from gpuyard.residency.tiers import Tiers
 
 Frames = Sequence[Arrays]
 

@@ -1,6 +1,7 @@
 """`Coordinator`: budgets on a device and in RAM, leased while it is open, and runs over units of work within them."""
 
 import contextlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
@@ -56,9 +57,12 @@ class Coordinator:
         self._memory: Memory | None = None
         self._pool: PagePool | None = None
         self._run: Run | None = None
+        self._is_busy = threading.Lock()
 
     def __enter__(self) -> Self:
         """Waits until the budget can be leased."""
+        if self._memory is not None:
+            raise UserError("this coordinator is open already", hint="make another one, within another budget")
         budgets = self._settings.budgets
         self._memory = self._open.enter_context(open_device(budgets.vram, self._device))
         self._pool = PagePool(self._memory.page, page_size(budgets.ram))
@@ -74,15 +78,17 @@ class Coordinator:
         """Renders every label into a folder of its own in `out_dir`, or reports it as skipped."""
         if self._memory is None or self._pool is None:
             raise UserError("this coordinator is not open", hint="write `with Coordinator(…) as c:` around it")
-        units = list(units)
-        _check_names(units)
-        with Outputs(Path(out_dir), resume=resume) as outputs:
-            self._run = Run(self._settings, self._memory, self._pool, outputs)
-            try:
+        if not self._is_busy.acquire(blocking=False):
+            raise UserError("this coordinator runs already", hint="make another one, within another budget")
+        try:
+            units = list(units)
+            _check_names(units)
+            # Wherever a renderer goes meanwhile.
+            with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
+                self._run = Run(self._settings, self._memory, self._pool, outputs)
                 return self._run.go(units, render, self._loader)
-            except BaseException:
-                self._run.stop()
-                raise
+        finally:
+            self._is_busy.release()
 
     def status(self) -> Status | None:
         """How the run stands, or the last one stood; nothing before the first."""

@@ -3,8 +3,7 @@
 Places count the uses of assets: a unit's scene comes just before its actor, as it does for the worker.
 """
 
-from bisect import bisect_left, insort
-from collections import deque
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
 from gpuyard.residency.units import Unit
@@ -20,10 +19,10 @@ class Future:
         """Their scenes and actors are the keys of assets."""
         self._units = units
         self._handed = 0
-        self._places: dict[str, deque[int]] = {}
+        self._places: dict[str, list[int]] = {}
         for number, unit in enumerate(units):
             for key, place in uses_of(number, unit).items():
-                self._places.setdefault(key, deque()).append(place)
+                self._places.setdefault(key, []).append(place)
         self.needed = {key: places[0] for key, places in self._places.items()}
         self.ahead = sorted((place, key) for key, place in self.needed.items())
 
@@ -42,21 +41,26 @@ class Future:
         return number, unit
 
     def _go_past(self, key: str) -> None:
-        places = self._places.get(key)
-        if places is None:
+        if key not in self.needed:
             return
-        while places and places[0] < self.now:
-            places.popleft()
-        if not places:
-            self.forget(key)
-        elif places[0] != self.needed[key]:
-            self._take_out(key)
-            self.needed[key] = places[0]
-            insort(self.ahead, (places[0], key))
+        self._take_out(key)
+        place = self.next_after(key, self.now - 1)
+        if place is None:
+            del self.needed[key]
+        else:
+            self.needed[key] = place
+            insort(self.ahead, (place, key))
+
+    def next_after(self, key: str, place: float) -> int | None:
+        """Where it is needed next after that place."""
+        places = self._places.get(key, [])
+        at = bisect_right(places, place)
+        return places[at] if at < len(places) else None
 
     def forget(self, key: str) -> None:
         """It is of no use: nothing is to be done about it any more."""
-        if self._places.pop(key, None) is not None:
+        self._places.pop(key, None)
+        if key in self.needed:
             self._take_out(key)
             del self.needed[key]
 

@@ -1,6 +1,5 @@
 """When a device is out of memory: drop what is not in use, and try again, step by step."""
 
-import contextlib
 import gc
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,22 +16,22 @@ def climb(tiers: Tiers, act: Callable[[], T]) -> T:
 
     DeviceFull where that is not enough. Nothing is promoted ahead of time until it is through.
     """
-    rungs = iter((tiers.drop_idle_actors, tiers.evict_idle_scene))
-    with contextlib.ExitStack() as stack:
-        while True:
-            full, result = _tried(act)
-            if full is None:
-                return result[0]
-            tiers.was_full()
-            rung = next(rungs, None)
-            if rung is None:
-                raise full
-            stack.enter_context(tiers.short())
+    full, result = _tried(act)
+    if full is None:
+        return result[0]
+    with tiers.short():
+        for rung in (tiers.drop_idle_actors, tiers.evict_idle_scene):
             gc.collect()  # what was raised may be kept by a circle, and with it what its frames had on the device
             rung()
+            full, result = _tried(act)
+            if full is None:
+                tiers.leave_more()
+                return result[0]
+    raise full
 
 
 def _tried(act: Callable[[], T]) -> tuple[DeviceFull | None, list[T]]:
+    """Why the device was full, or what it gave."""
     try:
         return None, [act()]
     except Exception as error:

@@ -175,9 +175,7 @@ class _LoadedSource:
         try:
             given = self._load(path)
             arrays = {name: np.asarray(value) for name, value in given.items()} if isinstance(given, Mapping) else None
-        except MemoryError:
-            raise
-        except Exception as error:  # another's code: whatever it raises concerns this file alone
+        except (Exception, SystemExit) as error:  # another's code: whatever it raises concerns this file alone
             raise AssetError(path, f"its loader failed: {type(error).__name__}: {error}") from error
         if arrays is None:
             raise AssetError(path, f"its loader gave a {type(given).__name__}, and no mapping of names to arrays")

@@ -3,7 +3,7 @@
 - A label is rendered into a folder of its own under `.partial`; one rename makes it `<root>/<name>`. So what has a
   name is complete, and what a run that died left behind is under `.partial`, which the next run empties.
 - Nothing that is complete is ever replaced. Where it is not to be kept and gone on from, that is an error at once.
-- Labels that were not rendered are lines of `skipped.jsonl`, which each run begins anew.
+- Labels that were not rendered are lines of `skipped.jsonl`, which each run begins anew, but one that is refused.
 - One run at a time has a root: it holds a lock on `.lock`. Any thread may call anything.
 """
 
@@ -32,6 +32,14 @@ _SYNC_EVERY_S = 1.0
 _ELSEWHERE = "name another folder for outputs (--out)"
 
 
+class SkipsUnwritten(EnvironmentFault):
+    """`skipped.jsonl` is not whole. All that the run skipped is in `skipped`."""
+
+    def __init__(self, fault: EnvironmentFault, skipped: tuple[Skip, ...]) -> None:
+        super().__init__(fault.message, hint=fault.hint)
+        self.skipped = skipped
+
+
 class Outputs:
     """`resume`: labels that are complete are kept, and not rendered again."""
 
@@ -41,6 +49,7 @@ class Outputs:
         self._numbers = itertools.count(1)
         self._lines = threading.Lock()
         self._skipped: int | None = None
+        self._skips: list[Skip] = []
         self._unwritten: list[bytes] = []
         self._synced_at = -math.inf
         with contextlib.ExitStack() as undo, _told(root, "used for outputs"):
@@ -57,14 +66,19 @@ class Outputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # What ended the run is what is told.
+        with contextlib.suppress(*([] if error is None else [EnvironmentFault])):
+            self.close(was_run=error is None)
 
-    def close(self) -> None:
-        """EnvironmentFault where not all that was skipped could be written down."""
+    def close(self, *, was_run: bool = True) -> None:
+        """SkipsUnwritten where not all that was skipped could be written down. A run has lines of its own, if none."""
         with self._open_files, self._lines:
             self.discard(self._partial)
             self._synced_at = -math.inf
-            self._write_lines()
+            try:
+                self._write_lines(begin=was_run)
+            except EnvironmentFault as fault:
+                raise SkipsUnwritten(fault, tuple(self._skips)) from fault
 
     def is_complete(self, label: Label) -> bool:
         """UserError where it cannot be put there, or where it is and nobody said to go on from that."""
@@ -111,6 +125,7 @@ class Outputs:
         After a power failure the last lines may be missing: such labels are tried again anyway.
         """
         with self._lines:
+            self._skips.append(skip)
             self._unwritten.append(_line_of(skip))
             with contextlib.suppress(EnvironmentFault):
                 self._write_lines()
@@ -123,25 +138,29 @@ class Outputs:
             self._open_files.callback(os.close, self._skipped)
         return self._skipped
 
-    def _write_lines(self) -> None:
+    def _write_lines(self, *, begin: bool = False) -> None:
         """Whole ones only."""
-        while self._unwritten:
-            with _told(self._root / _SKIPPED, "written"):
+        with _told(self._root / _SKIPPED, "written"):
+            if begin:
+                self._begin_lines()
+            while self._unwritten:
                 _append(self._begin_lines(), self._unwritten[0])
-            del self._unwritten[0]
-        # A broken scene may cost a hundred thousand labels at once: each line on its own would take minutes.
-        if self._skipped is not None and time.monotonic() >= self._synced_at + _SYNC_EVERY_S:
-            with _told(self._root / _SKIPPED, "written"):
+                del self._unwritten[0]
+            # A broken scene may cost a hundred thousand labels at once: each line on its own would take minutes.
+            if self._skipped is not None and time.monotonic() >= self._synced_at + _SYNC_EVERY_S:
                 os.fsync(self._skipped)
-            self._synced_at = time.monotonic()
+                self._synced_at = time.monotonic()
 
 
 def check_outputs(root: Path, units: Iterable[Unit], *, resume: bool) -> None:
     """Raises what a run would raise at its beginning: before anybody waits for a device."""
-    with Outputs(root, resume=resume) as outputs:
+    outputs = Outputs(root, resume=resume)
+    try:
         for unit in units:
             for label in unit.labels:
                 outputs.is_complete(label)
+    finally:
+        outputs.close(was_run=False)
 
 
 @contextlib.contextmanager

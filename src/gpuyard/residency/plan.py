@@ -50,6 +50,7 @@ class State(msgspec.Struct, kw_only=True):
     asked: Mapping[str, int] = {}  # somebody waits for it: where that work is, or before all where it holds its scene
     needed: Mapping[str, int] = {}
     ahead: Sequence[tuple[int, str]] = ()  # the same, soonest first
+    next_after: Callable[[str, float], int | None]  # where it is needed next after a place
     refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
     is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
     stream_nbytes: int = 0  # taken by streams
@@ -130,7 +131,8 @@ class _Draft:
         elif asset.kind is Kind.ACTOR and self._in_ram(key) > self._limits.ram:
             self._stream_from_disk(asset)
         else:
-            self.waits[key] = Waits.DISK if self._read(asset, self._state.asked[key]) else Waits.RAM
+            is_for_disk = not self._readers or self._read(asset, self._state.asked[key])
+            self.waits[key] = Waits.DISK if is_for_disk else Waits.RAM
 
     def bring_ahead(self, asset: Asset, at: int) -> None:
         key = asset.key
@@ -141,7 +143,7 @@ class _Draft:
             if asset.kind in self._open and key not in self._state.refused and not self._is_always_streamed(asset):
                 self._promote_ahead(asset, at)
         elif key not in self._ram and self._is_reading_open:
-            self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at)
+            self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at, is_ahead=True)
 
     def _take_up(self, asset: Asset) -> None:
         if asset.kind is Kind.ACTOR and (self._is_always_streamed(asset) or not self._could_fit_beside_held(asset)):
@@ -157,10 +159,8 @@ class _Draft:
 
     def _promote_ahead(self, asset: Asset, at: int) -> None:
         victims = self._vram_victims(asset, at)
-        farthest_held = max(
-            (self._state.need_at(key) for key in self._state.held if self._kind(key) is asset.kind), default=0.0
-        )
-        is_costly = victims is None or any(self._state.need_at(key) < farthest_held for key in victims)
+        of_its_kind = (key for key in self._vram if self._kind(key) is asset.kind)
+        is_costly = victims is None or self._are_too_good(victims, at, of_its_kind) or not self._can_go_down(victims)
         if is_costly or not self._promote(asset, victims or []):
             self._open.discard(asset.kind)
 
@@ -173,10 +173,11 @@ class _Draft:
         return Room.of(self._state.assets[key])
 
     def _is_always_streamed(self, asset: Asset) -> bool:
-        return asset.nbytes > self._limits.actors
+        return asset.kind is Kind.ACTOR and asset.nbytes > self._limits.actors
 
     def _set_vram(self, key: str, stage: Stage | None) -> None:
         """Keeps count of what is taken, and of what of it is about to be free."""
+        self._spare = None  # what is in VRAM as well may have changed
         before = self._vram.pop(key, None)
         if stage is not None:
             self._vram[key] = stage
@@ -189,8 +190,7 @@ class _Draft:
 
     def _whole(self) -> Room:
         """What scenes and actors can have, all together."""
-        extra = self._extra_streams()
-        return Room(self._limits.scene_slots, self._limits.vram - extra, self._limits.actors - extra)
+        return Room(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
 
     def _missing(self, asset: Asset) -> Room:
         """What would have to be free for it, too. A scene is not bound by the actors' part."""
@@ -246,6 +246,12 @@ class _Draft:
                 missing = without
         return chosen
 
+    def _can_go_down(self, victims: list[str]) -> bool:
+        """Whether RAM has room for them, with no copy lost that is nowhere else."""
+        doubles = (key for key in self._spare_in_ram(NEVER, None) if self._is_double(key))
+        room = self._ram_free + sum(map(self._in_ram, doubles))
+        return sum(self._in_ram(key) for key in victims if key not in self._ram) <= room
+
     def _promote(self, asset: Asset, victims: list[str]) -> bool:
         """Whether it is on its way now; else it follows as soon as those that leave are gone."""
         for key in victims:
@@ -295,8 +301,8 @@ class _Draft:
 
     # RAM
 
-    def _read(self, asset: Asset, at: float) -> bool:
-        if not self._readers or not self._make_ram(self._in_ram(asset.key), at):
+    def _read(self, asset: Asset, at: float, *, is_ahead: bool = False) -> bool:
+        if not self._readers or not self._make_ram(self._in_ram(asset.key), at, is_ahead=is_ahead):
             return False
         self._readers -= 1
         self.steps.append(Read(asset.key))
@@ -307,17 +313,41 @@ class _Draft:
         self._ram[key] = Stage.COMING
         self._ram_free -= self._in_ram(key)
 
-    def _make_ram(self, nbytes: int, at: float, keep: str | None = None) -> bool:
-        """Room for so many bytes that are needed then; nothing is dropped where that would not do."""
-        missing = nbytes - self._ram_free
-        if missing <= 0:
-            return True
-        victims = self._fewest(
-            self._spare_in_ram(at, keep), Room(0, missing, 0), lambda key: Room(0, self._in_ram(key), 0)
-        )
-        for key in victims or ():
+    def _make_ram(self, nbytes: int, at: float, keep: str | None = None, *, is_ahead: bool = False) -> bool:
+        """Room for so many bytes that are needed then; nothing is dropped where that would not do.
+
+        What is read ahead of time leaves room for one asset to change places with one in VRAM, without which each
+        exchange would cost a reading; and it does not take the place of what is needed before something in use is.
+        """
+        doubles = [key for key in self._spare_in_ram(at, keep) if self._is_double(key)]
+        missing = nbytes - self._ram_free - sum(map(self._in_ram, doubles))
+        if is_ahead:
+            rising = sum(self._in_ram(key) for key in self._ram if self._vram.get(key) is Stage.COMING)
+            missing += max(0, self._limits.exchange - rising)
+        only = (key for key in self._spare_in_ram(at, keep) if not self._is_double(key))
+        victims = self._fewest(only, Room(0, missing, 0), lambda key: Room(0, self._in_ram(key), 0))
+        if victims is None or (is_ahead and self._are_too_good(victims, at, {**self._ram, **self._vram})):
+            return False
+        for key in victims:
             self._drop_ram(key)
-        return victims is not None
+        while self._ram_free < nbytes:
+            self._drop_ram(doubles.pop(0))
+        return True
+
+    def _are_too_good(self, victims: list[str], at: float, there: Iterable[str]) -> bool:
+        """Something that is there and used before that place is needed again only after one of them.
+
+        It will be the better victim when it has been used, and is to be waited for.
+        """
+        if not victims:
+            return False
+        soonest = min(map(self._state.need_at, victims))
+        for key in there:
+            if key in self._state.held or self._state.need_at(key) < at:
+                again = self._state.next_after(key, at)
+                if again is None or again > soonest:
+                    return True
+        return False
 
     def _in_ram(self, key: str) -> int:
         return self._state.rounded(self._size(key))
@@ -363,12 +393,15 @@ class _Draft:
 
     def evict_what_is_too_much(self) -> None:
         """The limits are lower than they were."""
-        if not self._is_too_much():
-            return
-        for key in [*self._idle(-NEVER, Kind.ACTOR), *self._idle(-NEVER, Kind.SCENE)]:
-            self._evict(key)
-            if not self._is_too_much():
-                return
+        for kind in (Kind.ACTOR, Kind.SCENE):
+            if not self._is_too_much(kind):
+                continue
+            for key in self._idle(-NEVER, kind):
+                if key not in self._state.asked:
+                    self._evict(key)
+                if not self._is_too_much(kind):
+                    break
 
-    def _is_too_much(self) -> bool:
-        return (self._taken - self._leaving - self._whole()).is_more_than_nothing
+    def _is_too_much(self, kind: Kind) -> bool:
+        over = self._taken - self._leaving - self._whole()
+        return over.total > 0 or (over.actors if kind is Kind.ACTOR else over.slots) > 0

@@ -15,6 +15,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     actors: int
     stream: int  # kept for one stream, beside `vram`
     ram: int
+    exchange: int  # of `ram`, where what leaves VRAM goes while something else leaves RAM
     scene_slots: int
 
 
@@ -26,7 +27,14 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> Limits:
     largest = sorted((asset.nbytes for asset in known if asset.kind is Kind.SCENE), reverse=True)
     vram = max(0, budgets.vram_for_assets - stream)
     actors = max(0, vram - sum(largest[: budgets.scene_slots]))
-    return Limits(vram=vram, actors=actors, stream=stream, ram=budgets.ram, scene_slots=budgets.scene_slots)
+    return Limits(
+        vram=vram,
+        actors=actors,
+        stream=stream,
+        ram=budgets.ram,
+        exchange=min(max((asset.nbytes for asset in known), default=0), budgets.ram // 4),
+        scene_slots=budgets.scene_slots,
+    )
 
 
 def cannot_fit(asset: Asset, limits: Limits, rounded: Callable[[int], int]) -> str | None:

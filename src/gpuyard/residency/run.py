@@ -128,7 +128,7 @@ class Run:
         crew = [Worker(number, tiers, self._pool, render, self._outputs, self._tally) for number in range(workers)]
         self._standing.begin(tiers, crew)
         try:
-            _all_at_once(crew)
+            _all_at_once(crew, tiers)
         finally:
             tiers.close()
             self._standing.keep()
@@ -144,11 +144,15 @@ class Run:
         self._work_on([unit], render, 1)
 
 
-def _all_at_once(workers: Sequence[Worker]) -> None:
-    """Until each has finished; what one of them fails with is raised."""
+def _all_at_once(workers: Sequence[Worker], tiers: Tiers) -> None:
+    """Until each has finished. What one of them fails with, or Ctrl-C, ends the others after the labels in hand."""
     with ThreadPoolExecutor(max(1, len(workers)), "gpuyard-worker") as pool:
-        for done in [pool.submit(worker.run) for worker in workers]:
-            done.result()
+        try:
+            for done in [pool.submit(worker.run) for worker in workers]:
+                done.result()
+        except BaseException:
+            tiers.stop()
+            raise
 
 
 def _keyed(unit: Unit) -> Unit:
@@ -167,4 +171,6 @@ def _source(key: str, loader: Loader) -> Source | AssetError:
 
 
 def _asset(key: str, source: Source) -> Asset:
-    return Asset(key=key, kind=parts_of(key)[0], nbytes=source.nbytes, frame_nbytes=source.frame_nbytes)
+    # An empty file's estimate is nothing, and what a loader makes of it need not be.
+    nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
+    return Asset(key=key, kind=parts_of(key)[0], nbytes=nbytes, frame_nbytes=frame_nbytes)

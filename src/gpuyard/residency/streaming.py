@@ -4,11 +4,11 @@ Frames come from the copy in RAM, or through two buffers of RAM from disk where 
 renderer gets of a frame is its own, copied on the device: so it may keep whatever it likes for as long as it likes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, overload
 
-from gpuyard.errors import AssetError
 from gpuyard.residency.arrays import Arrays
 from gpuyard.residency.layout import Field, Layout
 from gpuyard.residency.memory import Buffer, Lane, Mark
@@ -32,7 +32,8 @@ class Stream:
     def __init__(self, tiers: Tiers, copies: Copies, pool: PagePool, lane: Lane) -> None:
         """DeviceFull where there is no room for its buffers."""
         self._tiers, self._copies, self._pool, self._lane = tiers, copies, pool, lane
-        self.frames = copies.source.frames
+        self.frames, self.path = copies.source.frames, copies.asset.path
+        self._lock = threading.Lock()
         self._slots: list[_Slot] = []
         self._thread = ThreadPoolExecutor(1, "gpuyard-stream")
         try:
@@ -47,7 +48,7 @@ class Stream:
         buffer = self._tiers.memory.allocate(nbytes)
         return _Slot(buffer, self._pool.take(nbytes) if self._copies.pages is None else None)
 
-    def arrays(self, frame: int) -> Arrays:
+    def _arrays(self, frame: int) -> Arrays:
         """Where the frame lies now, until another one is asked for."""
         slot = self._slot_of(frame) or self._bring(frame)
         layout = self._arrived(slot)
@@ -64,8 +65,14 @@ class Stream:
             slot.frame = None
             raise
 
-    def own(self, array: Any) -> Any:
-        return self._tiers.memory.clone(array)
+    def own(self, frame: int, pick: Callable[[Arrays], Any]) -> Any:
+        """A copy of what is picked of a frame. Of several threads that ask, one waits for the other."""
+        with self._lock:
+            return self._tiers.memory.clone(pick(self._arrays(frame)))
+
+    def names(self, frame: int) -> list[str]:
+        with self._lock:
+            return list(self._arrays(frame))
 
     def _slot_of(self, frame: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.frame == frame), None)
@@ -92,7 +99,7 @@ class Stream:
     def _from_disk(self, frame: int, pages: Pages) -> tuple[Layout, list[memoryview]]:
         def allocate(nbytes: int) -> Pages:
             if nbytes > pages.nbytes:
-                raise AssetError(self._copies.asset.path, f"frame {frame} is larger in memory than its file is")
+                raise self._tiers.learn_frame(self._copies.asset.key, nbytes)
             return pages
 
         layout = self._copies.source.read_frame(frame, allocate)
@@ -136,20 +143,20 @@ class StreamedArrays(Mapping[str, Any]):
         self._stream, self._frame = stream, frame
 
     def __getitem__(self, name: str) -> Any:
-        return self._stream.own(self._stream.arrays(self._frame)[name])
+        return self._stream.own(self._frame, lambda arrays: arrays[name])
 
     def columns(self, *names: str) -> Any:
-        return self._stream.own(self._stream.arrays(self._frame).columns(*names))
+        return self._stream.own(self._frame, lambda arrays: arrays.columns(*names))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stream.arrays(self._frame))
+        return iter(self._stream.names(self._frame))
 
     def __len__(self) -> int:
-        return len(self._stream.arrays(self._frame))
+        return len(self._stream.names(self._frame))
 
     @property
     def path(self) -> str:
-        return self._stream.arrays(self._frame).path
+        return self._stream.path
 
 
 def _from(layout: Layout, start: int) -> Layout:

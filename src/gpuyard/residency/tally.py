@@ -68,9 +68,12 @@ class Tally:
                 self._aside.append(Unit(scene=unit.scene, actor=unit.actor, labels=tuple(labels)))
 
     def take_aside(self) -> list[Unit]:
-        """Nothing is set aside from now on."""
+        """All labels of the same assets together. Nothing is set aside from now on."""
         self._is_last_try = True
-        return self._aside
+        labels: dict[tuple[str | None, str | None], list[Label]] = {}
+        for unit in self._aside:
+            labels.setdefault((unit.scene, unit.actor), []).extend(unit.labels)
+        return [Unit(scene=scene, actor=actor, labels=tuple(its)) for (scene, actor), its in labels.items()]
 
     @property
     def left(self) -> int:

@@ -8,35 +8,22 @@ waits holds nothing but a scene, and those who hold one go first: so there is al
 import contextlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from gpuyard.errors import DeviceFull, EnvironmentFault
+from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.residency.figures import Figures
-from gpuyard.residency.future import Future, keys_of, uses_of
-from gpuyard.residency.memory import Memory
+from gpuyard.residency.future import Future, keys_of
+from gpuyard.residency.loans import Loan, Stopped, TooLarge, renewed
+from gpuyard.residency.memory import Memory, as_device_full
 from gpuyard.residency.model import Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, Waits
 from gpuyard.residency.moving import Copies, SizeIsWrong
 from gpuyard.residency.plan import Plan, State, plan
 from gpuyard.residency.room import Limits, cannot_fit, limits_of
 from gpuyard.residency.units import Unit
-
-_HOLDS_A_SCENE = 1 << 40  # how much earlier those are served who would hold up others
-
-
-class Stopped(Exception):
-    """No more is lent: the run is being stopped."""
-
-
-class Loan(msgspec.Struct, frozen=True):
-    """Copies that stay where they are until they are given back: in VRAM, or for a stream in RAM or on disk."""
-
-    copies: Copies
-    is_streamed: bool
-    is_from_disk: bool = False
+from gpuyard.residency.uses import Uses, change
 
 
 class Tiers:
@@ -57,17 +44,16 @@ class Tiers:
         self._changed = threading.Condition()
         self._ram: dict[str, Stage] = {}
         self._vram: dict[str, Stage] = {}
-        self._held: Counter[str] = Counter()
-        self._held_ram: Counter[str] = Counter()
-        self._asked: dict[tuple[str, int], int] = {}
+        self._uses = Uses()
         self._full: dict[str, DeviceFull] = {}
-        self._broken: dict[str, Exception] = {}
+        self._broken: dict[str, EnvironmentFault] = {}
+        self._failure: BaseException | None = None
         self._refused: set[str] = set()
-        self._last_used: dict[str, int] = {}
-        self._uses = self._short = self._stream_nbytes = self._stream_ram = self._reading = 0
+        self._short = self._reading = 0
         self._readers = readers
         self._is_stopped = False
-        self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in _threads(readers).items()]
+        threads = {"read": readers, "up": 1, "down": 1}
+        self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
         self._limits = self._new_limits()
         self.figures = Figures()
         self.waits: dict[str, Waits] = {}
@@ -79,8 +65,7 @@ class Tiers:
         with self._changed:
             handed = None if self._is_stopped else self._future.hand_out()
             if handed is not None:
-                number, unit = handed
-                self._asked.update({(key, number): place for key, place in uses_of(number, unit).items()})
+                self._uses.ask(*handed)
                 self._step()
             return handed
 
@@ -95,58 +80,43 @@ class Tiers:
             while True:
                 loan = self._try(key)
                 if loan is not None:
-                    self._lend(loan, key, number)
+                    self._uses.lend(loan, key, number)
+                    self.figures.streams += loan.is_streamed
+                    self._look()
                     return loan
                 self._wait(key)
 
     def _try(self, key: str) -> Loan | None:
         if self._is_stopped:
             raise Stopped
-        if key in self._broken:
-            raise self._broken[key]
-        if key in self._full:
-            raise self._full[key]
+        if self._failure is not None:
+            raise self._failure
+        for why_not in (self._broken, self._full):
+            if key in why_not:
+                raise renewed(why_not[key])
         if self._vram.get(key) is Stage.THERE:
-            return Loan(self._copies[key], is_streamed=False)
+            return Loan(copies=self._copies[key])
         made = self._step()
         if key not in made.streams:
             return None
-        return Loan(self._copies[key], is_streamed=True, is_from_disk=key not in self._ram)
-
-    def _lend(self, loan: Loan, key: str, number: int) -> None:
-        del self._asked[key, number]
-        self._uses += 1
-        self._last_used[key] = self._uses
-        self._hold(loan, 1)
-        self.figures.streams += loan.is_streamed
-        for ask, place in self._asked.items():
-            if ask[1] == number:
-                self._asked[ask] = place - _HOLDS_A_SCENE
-        self._look()
+        copies, is_from_disk = self._copies[key], key not in self._ram
+        return Loan(
+            copies=copies,
+            is_streamed=True,
+            stream_nbytes=copies.asset.stream_nbytes,
+            stream_ram=copies.asset.stream_ram(self._rounded) if is_from_disk else 0,
+        )
 
     def give_back(self, loan: Loan) -> None:
         with self._changed:
-            self._hold(loan, -1)
+            self._uses.give_back(loan)
             # Those who wait plan anew; where nobody does, there is time until more work is asked for.
             self._changed.notify_all()
-
-    def _hold(self, loan: Loan, more: int) -> None:
-        """Of what is in use."""
-        asset = loan.copies.asset
-        if loan.is_streamed:
-            self._stream_nbytes += more * asset.stream_nbytes
-        if loan.is_from_disk:
-            self._stream_ram += more * asset.stream_ram(self._rounded)
-        else:
-            _count(self._held_ram if loan.is_streamed else self._held, asset.key, more)
 
     def give_up(self, number: int) -> None:
         """What this work asked for and has not got is no longer asked for."""
         with self._changed:
-            left = [ask for ask in self._asked if ask[1] == number]
-            for ask in left:
-                del self._asked[ask]
-            if left:
+            if self._uses.give_up(number):
                 self._changed.notify_all()
 
     def _wait(self, key: str) -> None:
@@ -182,23 +152,21 @@ class Tiers:
         return made
 
     def _state(self) -> State:
-        asked: dict[str, int] = {}
-        for (key, _), place in self._asked.items():
-            if key not in self._full and key not in self._broken:
-                asked[key] = min(place, asked.get(key, place))
+        asked = self._uses.asked()
         return State(
             limits=self._limits,
             assets=self._assets,
             ram=self._ram,
             vram=self._vram,
-            held=self._held.keys(),
-            held_ram=self._held_ram.keys(),
-            asked=asked,
+            held=self._uses.held.keys(),
+            held_ram=self._uses.held_ram.keys(),
+            asked={key: at for key, at in asked.items() if key not in self._full and key not in self._broken},
             needed=self._future.needed,
             ahead=self._future.ahead,
+            next_after=self._future.next_after,
             refused=self._refused,
             is_short=self._short > 0,
-            stream_nbytes=self._stream_nbytes,
+            stream_nbytes=self._uses.stream_nbytes,
             ram_taken=self.ram_nbytes(),
             readers=self._readers - self._reading,
             now=self._future.now,
@@ -215,11 +183,11 @@ class Tiers:
 
     def vram_nbytes(self) -> int:
         with self._changed:
-            return sum(self._assets[key].nbytes for key in self._vram) + self._stream_nbytes
+            return sum(self._assets[key].nbytes for key in self._vram) + self._uses.stream_nbytes
 
     def ram_nbytes(self) -> int:
         with self._changed:
-            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._stream_ram
+            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._uses.stream_ram
 
     def sizes(self, unit: Unit) -> dict[str, int]:
         """Of its assets, by their kinds."""
@@ -242,9 +210,6 @@ class Tiers:
             there = (self._assets[key] for key, stage in self._vram.items() if stage is Stage.THERE)
             return tuple(asset.path for asset in there if asset.kind is kind)
 
-    def _is(self, key: str, kind: Kind) -> bool:
-        return self._assets[key].kind is kind
-
     # Its steps
 
     def _begin(self, step: Step) -> None:
@@ -261,7 +226,7 @@ class Tiers:
                 reading.submit(self._carry_out, key, self._copies[key].read, self._was_read)
             case Promote():
                 self._vram[key] = Stage.COMING
-                _count(self._held_ram, key, 1)
+                change(self._uses.held_ram, key, 1)
                 up.submit(self._carry_out, key, self._copies[key].upload, self._was_uploaded)
             case Demote():
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
@@ -271,18 +236,25 @@ class Tiers:
         del self._vram[key]
         self._copies[key].drop_vram()
 
-    def _carry_out(self, key: str, move: Callable[[], object], settle: Callable[[str, Exception | None], None]) -> None:
+    def _carry_out(
+        self, key: str, move: Callable[[], object], settle: Callable[[str, BaseException | None], None]
+    ) -> None:
         error = None
         try:
             move()
-        except Exception as raised:  # noqa: BLE001 - raised again in those who wait for the asset
+        except BaseException as raised:  # noqa: BLE001 - raised again in those who wait for the asset
             error = raised
         with self._changed:
-            settle(key, error)
-            self._step()
-            self._changed.notify_all()
+            try:
+                settle(key, error)
+                self._step()
+            except BaseException as failure:
+                self._failure = failure
+                raise
+            finally:
+                self._changed.notify_all()
 
-    def _was_read(self, key: str, error: Exception | None) -> None:
+    def _was_read(self, key: str, error: BaseException | None) -> None:
         self._reading -= 1
         copies = self._copies[key]
         if error is None:
@@ -303,25 +275,43 @@ class Tiers:
             return
         copies.asset = msgspec.structs.replace(copies.asset, nbytes=nbytes, frame_nbytes=frame_nbytes)
         self._limits = self._new_limits()
-        reason = cannot_fit(copies.asset, self._limits, self._rounded)
-        if reason is not None:
-            self._is_broken(copies.asset.key, TooLarge(reason))
+        self._set_aside_what_cannot_fit()
 
-    def _was_uploaded(self, key: str, error: Exception | None) -> None:
-        _count(self._held_ram, key, -1)
+    def _set_aside_what_cannot_fit(self) -> None:
+        """Any of them: what is kept for one's stream is taken from all."""
+        for key, asset in self._assets.items():
+            reason = None if key in self._broken else cannot_fit(asset, self._limits, self._rounded)
+            if reason is not None:
+                self._is_broken(key, TooLarge(reason))
+
+    def learn_frame(self, key: str, nbytes: int) -> TooLarge:
+        """A frame is larger than was estimated: what streams it now cannot, and what streams it after that can."""
+        with self._changed:
+            copies = self._copies[key]
+            if nbytes > copies.asset.frame_nbytes:  # some more: others may be larger still
+                frame_nbytes = nbytes * 5 // 4
+                total = max(copies.asset.nbytes, 2 * frame_nbytes)
+                copies.asset = msgspec.structs.replace(copies.asset, nbytes=total, frame_nbytes=frame_nbytes)
+            reason = f"{copies.asset.path}: a frame is larger in memory than its file is"
+            self._is_broken(key, TooLarge(reason))
+        return TooLarge(reason)
+
+    def _was_uploaded(self, key: str, error: BaseException | None) -> None:
+        change(self._uses.held_ram, key, -1)
         if error is None:
             self._vram[key] = Stage.THERE
             self._refused.discard(key)
             self.figures.uploaded += self._assets[key].nbytes
             return
         del self._vram[key]
-        if isinstance(error, DeviceFull):
+        full = as_device_full(error)
+        if full is not None:
             self._refused.add(key)
-            self._full[key] = error
+            self._full[key] = full
         else:
             self._is_broken(key, error)
 
-    def _was_downloaded(self, key: str, error: Exception | None) -> None:
+    def _was_downloaded(self, key: str, error: BaseException | None) -> None:
         self._drop_vram(key)
         if error is None:
             self._ram[key] = Stage.THERE
@@ -329,7 +319,9 @@ class Tiers:
         else:
             del self._ram[key]
 
-    def _is_broken(self, key: str, error: Exception) -> None:
+    def _is_broken(self, key: str, error: BaseException) -> None:
+        if not isinstance(error, AssetError | TooLarge):
+            error = AssetError(self._assets[key].path, f"it cannot be had: {type(error).__name__}: {error}")
         self._broken[key] = error
         self._future.forget(key)
 
@@ -339,6 +331,7 @@ class Tiers:
     def short(self) -> Iterator[None]:
         """Nothing is promoted ahead of time meanwhile: it would take what was just freed."""
         with self._changed:
+            self.figures.out_of_memory += 1
             self._short += 1
         try:
             yield
@@ -352,7 +345,7 @@ class Tiers:
     def drop_idle_actors(self) -> int:
         """Out of VRAM; how many went."""
         with self._changed:
-            idle = [key for key in self._idle() if self._is(key, Kind.ACTOR)]
+            idle = self._idle(Kind.ACTOR)
             for key in idle:
                 self._drop_vram(key)
             self._changed.notify_all()
@@ -362,20 +355,20 @@ class Tiers:
     def evict_idle_scene(self) -> bool:
         """The least recently used one, out of VRAM; whether there was one."""
         with self._changed:
-            idle = [key for key in self._idle() if self._is(key, Kind.SCENE)]
+            idle = self._idle(Kind.SCENE)
             if idle:
-                self._drop_vram(min(idle, key=lambda key: self._last_used.get(key, 0)))
+                self._drop_vram(min(idle, key=self._uses.last_use))
             self._changed.notify_all()
         self.memory.empty_cache()
         return bool(idle)
 
-    def _idle(self) -> list[str]:
-        return [key for key, stage in self._vram.items() if stage is Stage.THERE and not self._held[key]]
+    def _idle(self, kind: Kind) -> list[str]:
+        there = [key for key, stage in self._vram.items() if stage is Stage.THERE and not self._uses.held[key]]
+        return [key for key in there if self._assets[key].kind is kind]
 
-    def was_full(self) -> None:
-        """More is left to the renderer from now on, so that it does not happen with each label."""
+    def leave_more(self) -> None:
+        """Dropping assets helped: more is left to the renderer from now on, so that it need not happen again."""
         with self._changed:
-            self.figures.out_of_memory += 1
             self._leave(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
 
     def learn_working(self) -> None:
@@ -390,6 +383,7 @@ class Tiers:
         if working > self.budgets.working:
             self.budgets = msgspec.structs.replace(self.budgets, working=working)
             self._limits = self._new_limits()
+            self._set_aside_what_cannot_fit()
 
     # The end
 
@@ -410,17 +404,3 @@ class Tiers:
         for copies in self._copies.values():
             copies.drop_vram()
             copies.drop_ram()
-
-
-class TooLarge(EnvironmentFault):
-    """An asset cannot be had within the budgets."""
-
-
-def _count(counter: Counter[str], key: str, more: int) -> None:
-    counter[key] += more
-    if not counter[key]:
-        del counter[key]
-
-
-def _threads(readers: int) -> dict[str, int]:
-    return {"read": readers, "up": 1, "down": 1}

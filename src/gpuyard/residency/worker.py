@@ -17,13 +17,14 @@ from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.residency.actors import ActorCache, Frames
 from gpuyard.residency.arrays import Arrays
 from gpuyard.residency.ladder import climb
+from gpuyard.residency.loans import Stopped, TooLarge
 from gpuyard.residency.memory import Lane, as_device_full
 from gpuyard.residency.outputs import Outputs
 from gpuyard.residency.pages import PagePool
 from gpuyard.residency.scenes import SceneManager
 from gpuyard.residency.status import WorkerStatus
 from gpuyard.residency.tally import Tally, Why
-from gpuyard.residency.tiers import Stopped, Tiers, TooLarge
+from gpuyard.residency.tiers import Tiers
 from gpuyard.residency.units import Label, Unit
 
 Render = Callable[[Arrays | None, Frames, Any, Path], object]
@@ -86,7 +87,7 @@ class Worker:
             self._tally.set_aside(unit, [label], self._why(unit, "out-of-memory", error.message))
         except RendererError as error:
             self._tally.skipped(unit, [label], self._why(unit, "renderer", str(error), error.traceback))
-        except AssetError:
+        except (AssetError, TooLarge):
             raise
         except EnvironmentFault as error:
             self._tally.skipped(unit, [label], self._why(unit, "output", error.message))
@@ -98,9 +99,8 @@ class Worker:
     def _render_into(self, label: Label, scene: Arrays | None, frames: Frames, lane: Lane) -> None:
         """All of its output, or nothing of it."""
         folder = self._outputs.open(label)
-        # A copy: it may be called once more with the same label.
-        value = copy.deepcopy(label.value)
-        error = self._error_of(lambda: self._render(scene, frames, value, folder))
+        # With a copy of the label: it may be called once more with the same one.
+        error = self._error_of(lambda: self._render(scene, frames, copy.deepcopy(label.value), folder))
         error = self._error_of(lane.finish) or error
         if error is not None:
             self._outputs.discard(folder)
@@ -112,8 +112,10 @@ class Worker:
         """What it raised, to be raised again when its frames, and what they have on the device, are gone."""
         try:
             act()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's
-            return as_device_full(error) or (error if isinstance(error, AssetError) else RendererError(error))
+        except BaseException as error:  # noqa: BLE001 - a plugin's; no signal is heard in this thread
+            if isinstance(error, AssetError | TooLarge):
+                return error
+            return as_device_full(error) or RendererError(error)
         return None
 
     def _why(self, unit: Unit, kind: str, reason: str, traceback: str | None = None) -> Why:

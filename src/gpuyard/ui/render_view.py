@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -135,14 +136,17 @@ def _head(status: Status) -> Table:
     return head
 
 
-def _memory(status: Status) -> Table:
+def _memory(status: Status) -> Columns:
+    """One below the other where there is no room, and then the bars are the first to shrink."""
+    return Columns([_tier(name, tier) for name, tier in _tiers(status)], padding=(0, 2))
+
+
+def _tier(name: str, tier: TierStatus) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    parts: list[RenderableType] = []
-    for name, tier in _tiers(status):
-        parts += [Text(name), _bar(_used(tier), tier.budget, "cyan", _BAR_WIDTH), Text(tier_text(tier))]
-    for _ in parts:
-        grid.add_column(no_wrap=True)
-    grid.add_row(*parts)
+    grid.add_column(no_wrap=True, min_width=len("VRAM"))
+    grid.add_column()
+    grid.add_column(no_wrap=True)
+    grid.add_row(name, _bar(_used(tier), tier.budget, "cyan", _BAR_WIDTH), tier_text(tier))
     return grid
 
 

@@ -270,14 +270,22 @@ def test_what_is_wrong_with_a_loader_is_said_with_the_files_name(tmp_path: Path,
     assert problem_with(path, lambda: read_frame(source, 0)).startswith(problem)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
-def test_what_is_not_the_loaders_fault_is_passed_on(tmp_path: Path, stop: type[BaseException]) -> None:
+@pytest.mark.parametrize("raised", [SystemExit(3), MemoryError("no more"), OSError("gone")])
+def test_whatever_ends_a_loader_concerns_that_file_alone(tmp_path: Path, raised: BaseException) -> None:
     def load(path: str) -> dict[str, Any]:
-        raise stop
+        raise raised
 
     (tmp_path / "scene.abc").write_bytes(b"abc")
+    with pytest.raises(AssetError, match=f"its loader failed: {type(raised).__name__}"):
+        read(Loader(load).scene(str(tmp_path / "scene.abc")))
 
-    with pytest.raises(stop):
+
+def test_ctrl_c_in_a_loader_is_passed_on(tmp_path: Path) -> None:
+    def load(path: str) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    (tmp_path / "scene.abc").write_bytes(b"abc")
+    with pytest.raises(KeyboardInterrupt):
         read(Loader(load).scene(str(tmp_path / "scene.abc")))
 
 

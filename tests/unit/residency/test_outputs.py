@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.residency.outputs import Outputs, check_outputs
+from gpuyard.residency.outputs import Outputs, SkipsUnwritten, check_outputs
 from gpuyard.residency.status import Skip
 from gpuyard.residency.units import Label, Unit
 
@@ -226,6 +226,51 @@ def test_what_was_skipped_is_a_line_at_once_and_each_run_begins_anew(root: Path)
     with Outputs(root, resume=True) as outputs:
         put(outputs, A)
     assert skipped_in(root) == []
+
+
+def test_a_run_that_finds_all_complete_begins_anew_too(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A)
+        outputs.skip(skip("b"))
+    check_outputs(root, [Unit(scene="s", labels=(A,))], resume=True)
+    assert len(skipped_in(root)) == 1
+    with Outputs(root, resume=True) as outputs:
+        assert outputs.is_complete(A)
+    assert skipped_in(root) == []
+
+
+def test_a_run_that_is_refused_leaves_the_lines_of_the_last_one(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A)
+        outputs.skip(skip("b"))
+    with pytest.raises(UserError, match="a is there already"), Outputs(root, resume=False) as outputs:
+        outputs.is_complete(A)
+    assert len(skipped_in(root)) == 1
+
+
+def test_whoever_is_told_that_lines_are_missing_has_all_that_was_skipped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = Outputs(root, resume=False)
+    outputs.skip(skip("a"))
+    fail(monkeypatch, os, "write", errno.ENOSPC)
+    outputs.skip(skip("b"))
+    with pytest.raises(SkipsUnwritten, match=r"skipped\.jsonl cannot be written: No space left on device") as caught:
+        outputs.close()
+    assert caught.value.skipped == (skip("a"), skip("b"))
+    assert [line["label"] for line in skipped_in(root)] == ["a"]
+
+
+def test_what_ended_a_run_is_told_and_not_that_lines_are_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, os, "write", errno.ENOSPC)
+
+    def run() -> None:
+        with Outputs(root, resume=False) as outputs:
+            outputs.skip(skip("a"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
 
 
 def test_lines_of_many_threads_are_whole(root: Path) -> None:

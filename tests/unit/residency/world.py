@@ -65,6 +65,10 @@ def unit(scene: int | None = None, actor: int | None = None, labels: tuple[Label
     )
 
 
+def case_of(assets: Sequence[Asset], units: Sequence[Unit], budgets: Budgets, **more: int) -> Case:
+    return Case(assets={asset.key: asset for asset in assets}, units=tuple(units), budgets=budgets, **more)
+
+
 class Loan(msgspec.Struct, frozen=True):
     key: str
     is_streamed: bool
@@ -215,8 +219,9 @@ class World:
                 asked=asked,
                 needed=self.future.needed,
                 ahead=self.future.ahead,
+                next_after=self.future.next_after,
                 stream_nbytes=self.stream_nbytes,
-                stream_ram=self.stream_ram,
+                ram_taken=self._ram_taken(),
                 readers=self.case.readers - sum(isinstance(flight, Read) for flight in self.flights),
                 now=self.future.now,
                 rounded=self.case.rounded,
@@ -284,7 +289,7 @@ class World:
 
     def _check(self) -> None:
         limits = self.limits
-        assert sum(self.case.rounded(self._size(key)) for key in self.ram) + self.stream_ram <= limits.ram
+        assert self._ram_taken() <= limits.ram
         assets = sum(map(self._size, self.vram))
         assert assets + self.stream_nbytes <= self.case.budgets.vram_for_assets
         assert assets <= limits.vram
@@ -293,6 +298,9 @@ class World:
         assert all(self.vram.get(key) is Stage.THERE for key in self.held)
         assert all(self.ram.get(key) is Stage.THERE for key in self.held_ram)
         assert sum(isinstance(flight, Read) for flight in self.flights) <= self.case.readers
+
+    def _ram_taken(self) -> int:
+        return sum(self.case.rounded(self._size(key)) for key in self.ram) + self.stream_ram
 
     def _is_larger_than_ram(self, key: str) -> bool:
         return self.case.rounded(self._size(key)) > self.limits.ram

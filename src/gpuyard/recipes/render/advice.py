@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpuyard.recipes.render.profile import Measured
-from gpuyard.residency.model import WORKING_PART, Kind
+from gpuyard.residency.model import WORKING_PART, Asset, Kind
 from gpuyard.residency.pages import page_size
 
 _MB, _GB = 1 << 20, 1 << 30
@@ -30,21 +30,24 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhead: int = 0) -> Advice:
     """`overhead` is what the device's allocator takes beside all. Assets of unknown size do not count."""
-    scenes, actors = _sizes(assets, Kind.SCENE), _sizes(assets, Kind.ACTOR)
-    stream = max((min(nbytes, 2 * frame) for nbytes, frame in actors), default=0)
+    scenes, actors = _assets(assets, Kind.SCENE), _assets(assets, Kind.ACTOR)
+    stream = max((actor.stream_nbytes for actor in actors), default=0)
 
     def vram(scene_count: int, actor_count: int) -> int:
         chosen = scenes[:scene_count] + actors[:actor_count]
-        return math.ceil((stream + sum(nbytes for nbytes, _ in chosen)) / _FOR_ASSETS) + overhead
+        return math.ceil((stream + sum(asset.nbytes for asset in chosen)) / _FOR_ASSETS) + overhead
 
-    page = page_size(2 * sum(nbytes for nbytes, _ in scenes + actors))
+    # No budget here is as large, so its pages are these or smaller ones.
+    page = page_size(2 * (sum(asset.nbytes for asset in scenes + actors) + workers * stream))
+
+    def rounded(nbytes: int) -> int:
+        return -(-nbytes // page) * page
 
     def ram(scene_count: int, actor_count: int) -> int:
-        return sum(_rounded(nbytes, page) for nbytes, _ in scenes[:scene_count] + actors[:actor_count])
+        return sum(rounded(asset.nbytes) for asset in scenes[:scene_count] + actors[:actor_count])
 
     # Of each worker, where an actor is larger than RAM and streamed from disk.
-    buffers = 2 * workers * max((_rounded(frame, page) for _, frame in actors), default=0)
-    ram_least = ram(1, 0) + buffers
+    ram_least = ram(1, 0) + workers * max((actor.stream_ram(rounded) for actor in actors), default=0)
     return Advice(
         vram_least=vram(1, 0),
         vram_good=vram(scene_slots, 1),
@@ -60,11 +63,11 @@ def size_option(nbytes: int) -> str:
     return f"{math.ceil(nbytes / _GB)}G" if nbytes >= 4 * _GB else f"{math.ceil(nbytes / _MB)}M"
 
 
-def _sizes(assets: Sequence[Measured], kind: Kind) -> list[tuple[int, int]]:
-    """Of each, and of its largest frame; the largest first."""
-    known = [asset for asset in assets if asset.kind is kind and asset.vram_nbytes is not None]
-    return sorted(((asset.vram_nbytes or 0, asset.frame_nbytes or 0) for asset in known), reverse=True)
-
-
-def _rounded(nbytes: int, page: int) -> int:
-    return -(-nbytes // page) * page
+def _assets(measured: Sequence[Measured], kind: Kind) -> list[Asset]:
+    """The largest first."""
+    known = [
+        Asset(key=each.path, kind=kind, nbytes=each.vram_nbytes, frame_nbytes=each.frame_nbytes or 0)
+        for each in measured
+        if each.kind is kind and each.vram_nbytes is not None
+    ]
+    return sorted(known, key=lambda asset: asset.nbytes, reverse=True)

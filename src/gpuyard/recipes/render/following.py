@@ -1,13 +1,16 @@
 """Looks at a run while it goes on: tells how it stands, writes that to a file each second, and has it stopped.
 
-The file is replaced as a whole, so whoever reads it at any moment finds all of one status.
+The file is replaced as a whole, so whoever reads it at any moment finds all of one status. Neither it nor stopping
+waits for whoever is shown something, nor ends when that one goes away.
 """
 
 import contextlib
 import json
 import os
+import queue
 import threading
 from collections.abc import Callable
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -18,6 +21,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.status import Status
 
 LOOK_EVERY_S = 1.0
+_GIVE_UP_S = 0.5  # the file may be on a disk that does not answer
 
 
 class Running(Protocol):
@@ -57,46 +61,76 @@ def _as_json(status: Status) -> bytes:
         return json.dumps(msgspec.to_builtins(status), indent=2).encode() + b"\n"
 
 
+class _Order(Enum):
+    STOP = auto()
+    GIVE_UP = auto()
+    END = auto()
+
+
 class Follower:
-    """From `with` to its end, in a thread of its own. `stop` may be called anywhere, in a signal handler too."""
+    """From `with` to its end, in threads of its own. `stop` and `give_up` may be called in a signal handler too."""
 
     def __init__(self, run: Running, show: Callable[[Status], None], file: StatusFile | None) -> None:
         self._run, self._show, self._file = run, show, file
-        self._called = threading.Event()
-        self._is_over = self._is_to_stop = False
-        self._thread = threading.Thread(target=self._follow, name="gpuyard-status", daemon=True)
-        self.problem: EnvironmentFault | None = None
+        # Of all that threads can wait for, only this may be used by a handler that interrupts its own use.
+        self._orders, self._answers = queue.SimpleQueue[_Order](), queue.SimpleQueue[None]()
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep, name="gpuyard-status", daemon=True),
+            threading.Thread(target=self._keep_showing, name="gpuyard-show", daemon=True),
+        ]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_over = True
-        self._called.set()
-        self._thread.join()
+        self._orders.put(_Order.END)
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
 
     def stop(self) -> None:
-        self._is_to_stop = True
-        self._called.set()
+        self._orders.put(_Order.STOP)
 
-    def _follow(self) -> None:
-        while not self._is_over:
-            self._look()
-            if self._called.wait(LOOK_EVERY_S):
-                self._called.clear()
-            if self._is_to_stop:
-                self._run.stop()
-
-    def _look(self) -> None:
-        status = self._run.status()
-        if status is None:  # it is about to begin
-            return
-        self._show(status)
+    def give_up(self) -> None:
+        """The process is about to end, whatever the run does: the file says so, if that can be written in no time."""
         if self._file is not None:
-            try:
-                self._file.write(status)
-            except EnvironmentFault as problem:  # the run goes on, and the next one may be written
-                self.problem = problem
+            self._orders.put(_Order.GIVE_UP)
+            with contextlib.suppress(queue.Empty):
+                self._answers.get(timeout=_GIVE_UP_S)
+
+    def _keep(self) -> None:
+        is_to_stop = False
+        self._write_down()
+        while (order := self._next_order()) not in (_Order.GIVE_UP, _Order.END):
+            is_to_stop = is_to_stop or order is _Order.STOP
+            if is_to_stop:  # once more each time: it may not have begun before
+                self._run.stop()
+            self._write_down()
+        if order is _Order.GIVE_UP:
+            self._write_down(state="interrupted")
+            self._answers.put(None)
+
+    def _next_order(self) -> _Order | None:
+        try:
+            return self._orders.get(timeout=LOOK_EVERY_S)
+        except queue.Empty:
+            return None
+
+    def _write_down(self, **changes: str) -> None:
+        """Where it cannot be, the run goes on, and the next one may be."""
+        if self._file is not None and (status := self._run.status()) is not None:
+            with contextlib.suppress(EnvironmentFault):
+                self._file.write(msgspec.structs.replace(status, **changes))
+
+    def _keep_showing(self) -> None:
+        while not self._is_over.is_set():
+            status = self._run.status()
+            if status is not None:  # it has begun
+                with contextlib.suppress(OSError):
+                    self._show(status)
+            self._is_over.wait(LOOK_EVERY_S)

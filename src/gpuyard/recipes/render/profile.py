@@ -31,7 +31,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     labels: int
     frames: int | None = None
     disk_nbytes: int | None = None
-    ram_nbytes: int | None = None  # whole pages
+    ram_nbytes: int | None = None  # without the rest of its last page
     vram_nbytes: int | None = None
     frame_nbytes: int | None = None
     load_s: float | None = None
@@ -108,7 +108,7 @@ class _Landing:
         layouts = source.read(self._allocate)
         return msgspec.structs.replace(
             self._asset,
-            ram_nbytes=self._pool.rounded(self.pages[0].nbytes),
+            ram_nbytes=self.pages[0].nbytes,
             vram_nbytes=self.pages[0].nbytes,
             frame_nbytes=max(layout.nbytes for layout in layouts),
             load_s=time.monotonic() - began - self._making_s,

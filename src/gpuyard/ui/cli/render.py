@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -29,9 +29,11 @@ from gpuyard.ui.cli.render_options import (
     whole_option,
 )
 from gpuyard.ui.cli.render_profile import profile_command
+from gpuyard.ui.cli.render_streams import forgiving_errors, lose, only_the_answer
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
 
 if TYPE_CHECKING:
+    from gpuyard.errors import EnvironmentFault
     from gpuyard.recipes.render.following import StatusFile
     from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.residency.coordinator import Coordinator
@@ -85,12 +87,35 @@ def command(manifest: str, **typed: Any) -> int:
 
     Exit status 0 where every label is rendered, 1 where some were skipped.
     """
-    from gpuyard.recipes.render.following import StatusFile
-    from gpuyard.recipes.render.plugin import RENDERER, find_function
     from gpuyard.residency.devices import need_numpy
-    from gpuyard.residency.outputs import check_outputs
 
     need_numpy()
+    with forgiving_errors():
+        with only_the_answer(as_json=typed["as_json"]):
+            ran = _run(manifest, typed)
+        is_told = _tell(ran, typed)
+        for fault in ran.faults:
+            note(f"gpuyard: {fault}")
+        return _exit_status(ran, is_told=is_told)
+
+
+# Running it
+
+
+class _Ran(NamedTuple):
+    """`heard` are the signals that it was told to stop by; `faults` is what could not be written down."""
+
+    manifest: "Manifest"
+    report: "Report"
+    heard: list[int]
+    faults: "list[EnvironmentFault]"
+
+
+def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
+    from gpuyard.recipes.render.following import StatusFile
+    from gpuyard.recipes.render.plugin import RENDERER, find_function
+    from gpuyard.residency.outputs import check_outputs
+
     render = find_function("--renderer", typed["renderer"], RENDERER)
     typed |= {"loader": loader_of(typed["loader"]), "out": absolute(typed["out"])}
     read = read_manifest(manifest, is_strict=typed["strict"])
@@ -98,15 +123,37 @@ def command(manifest: str, **typed: Any) -> int:
     file = None if typed["status"] is None else StatusFile(Path(absolute(typed["status"])))
     # They stay to the end: looking through a million labels for garbage would hold up all workers.
     gc.freeze()
-    with _opened(typed) as coordinator, _running(coordinator, file) as interrupted:
-        report = coordinator.run(read.units, render, typed["out"], resume=typed["resume"])
-    _tell(report, read, typed)
+    faults: list[EnvironmentFault] = []
+    with _opened(typed) as coordinator, _running(coordinator, file) as heard:
+        report = _report(
+            coordinator, lambda: coordinator.run(read.units, render, typed["out"], resume=typed["resume"]), faults
+        )
+    _write_last(file, report, faults)
+    return _Ran(manifest=read, report=report, heard=heard, faults=faults)
+
+
+def _report(coordinator: "Coordinator", run: Callable[[], "Report"], faults: "list[EnvironmentFault]") -> "Report":
+    """Also where the disk had no room for all of `skipped.jsonl`."""
+    from gpuyard.residency.outputs import SkipsUnwritten
+    from gpuyard.residency.status import Report
+
+    try:
+        return run()
+    except SkipsUnwritten as fault:
+        faults.append(fault)
+        status = coordinator.status()
+        assert status is not None
+        return Report(status=status, skipped=fault.skipped)
+
+
+def _write_last(file: "StatusFile | None", report: "Report", faults: "list[EnvironmentFault]") -> None:
+    from gpuyard.errors import EnvironmentFault
+
     if file is not None:
-        file.write(report.status)
-    return _exit_status(report, read, interrupted)
-
-
-# Running it
+        try:
+            file.write(report.status)
+        except EnvironmentFault as fault:
+            faults.append(fault)
 
 
 @contextlib.contextmanager
@@ -147,6 +194,7 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
 
         def hear(signum: int, _: object) -> None:
             if heard:
+                follower.give_up()
                 _end_at_once(signum)
             heard.append(signum)
             follower.stop()
@@ -154,8 +202,6 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
 
         with _signals(hear):
             yield heard
-    if follower.problem is not None:
-        note(f"gpuyard: {follower.problem}")
 
 
 @contextlib.contextmanager
@@ -175,33 +221,49 @@ def _signals(hear: Callable[[int, object], None]) -> Iterator[None]:
 def _end_at_once(signum: int) -> NoReturn:
     """Renderers are not waited for; what they have not finished is under `.partial`, and of no use to anybody."""
     if sys.__stderr__ is not None and is_terminal(sys.__stderr__):
-        os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)
+        with contextlib.suppress(OSError):  # it may have gone
+            os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)
     os._exit(128 + signum)
 
 
 # What came of it
 
 
-def _tell(report: "Report", manifest: "Manifest", typed: dict[str, Any]) -> None:
+def _tell(ran: _Ran, typed: dict[str, Any]) -> bool:
+    """Whether there was somebody to tell it to."""
+    try:
+        if typed["as_json"]:
+            _say_json(ran, typed["out"])
+        else:
+            _say_summary(ran, typed["out"])
+        sys.stdout.flush()
+    except OSError:
+        lose(sys.stdout.fileno())
+        return False
+    return True
+
+
+def _say_json(ran: _Ran, out: str) -> None:
     from msgspec import to_builtins
 
+    say_json({"out": out, **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
+
+
+def _say_summary(ran: _Ran, out: str) -> None:
     from gpuyard.ui.render_summary import summary_lines
 
-    if typed["as_json"]:
-        say_json({"out": typed["out"], **to_builtins(report), "bad": to_builtins(manifest.bad)})
-        return
-    first, *others = summary_lines(report, manifest.bad, typed["out"])
-    say(paint(first, "red" if _is_short(report, manifest) else "green"))
+    first, *others = summary_lines(ran.report, ran.manifest.bad, out)
+    say(paint(first, "red" if _is_short(ran) else "green"))
     for line in others:
         say(line)
 
 
-def _is_short(report: "Report", manifest: "Manifest") -> bool:
-    return bool(report.skipped or manifest.bad or report.status.state == "interrupted")
+def _is_short(ran: _Ran) -> bool:
+    return bool(ran.report.skipped or ran.manifest.bad or ran.report.status.state == "interrupted")
 
 
-def _exit_status(report: "Report", manifest: "Manifest", interrupted: list[int]) -> int:
-    if report.status.state == "interrupted" and interrupted:
+def _exit_status(ran: _Ran, *, is_told: bool) -> int:
+    if ran.report.status.state == "interrupted" and ran.heard:
         note("gpuyard: to go on with what is left, type the same with --resume")
-        return 128 + interrupted[0]
-    return EXIT_FAULT if _is_short(report, manifest) else 0
+        return 128 + ran.heard[0]
+    return EXIT_FAULT if _is_short(ran) or ran.faults or not is_told else 0

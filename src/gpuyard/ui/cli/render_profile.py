@@ -19,6 +19,7 @@ from gpuyard.ui.cli.render_options import (
     manifest_argument,
     read_manifest,
 )
+from gpuyard.ui.cli.render_streams import only_the_answer
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -62,10 +63,11 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     from gpuyard.recipes.render.advice import advise
     from gpuyard.recipes.render.profile import OVERHEAD_NBYTES, Profiler
 
-    read = read_manifest(manifest)
-    vram, ram = budgets_of(None, None, device)
-    profiler = Profiler(loader_of(loader), device, vram, ram)
-    assets = _measured(profiler, read)
+    with only_the_answer(as_json=as_json):
+        read = read_manifest(manifest)
+        vram, ram = budgets_of(None, None, device)
+        profiler = Profiler(loader_of(loader), device, vram, ram)
+        assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)
     typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)

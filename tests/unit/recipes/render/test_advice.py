@@ -63,6 +63,10 @@ def test_more_is_never_less_and_with_the_least_everything_fits(
     rounded = PagePool(lambda nbytes: memoryview(bytearray(nbytes)), page_size(ram)).rounded
     assert [cannot_fit(asset, limits, rounded) for asset in assets] == [None] * len(assets)
 
+    scene_ram = max((rounded(asset.nbytes) for asset in assets if asset.kind is Kind.SCENE), default=0)
+    stream_ram = max((asset.stream_ram(rounded) for asset in assets if asset.kind is Kind.ACTOR), default=0)
+    assert scene_ram + workers * stream_ram <= ram
+
 
 @given(st.integers(0, 1 << 42))
 def test_what_is_typed_is_never_less_than_what_was_meant(nbytes: int) -> None:

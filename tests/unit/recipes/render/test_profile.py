@@ -25,7 +25,7 @@ def test_an_asset_is_measured_on_its_way_and_a_broken_one_costs_no_other(tmp_pat
     write_ply(tmp_path / "c.ply", splats(1000))
     one, broken, other = measured(tmp_path, "a.ply", "b.ply", "c.ply")
     for asset in (one, other):
-        assert (asset.problem, asset.vram_nbytes, asset.frames) == (None, NBYTES, 1)
+        assert (asset.problem, asset.ram_nbytes, asset.vram_nbytes, asset.frames) == (None, NBYTES, NBYTES, 1)
         assert asset.load_s is not None
         assert asset.upload_s is not None
     assert "b.ply" in str(broken.problem)

@@ -1,0 +1,195 @@
+"""What makes runs hang, move too much, or tell what is not true, unless it is thought of."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.residency.coordinator import Coordinator
+from gpuyard.residency.loading import Loader
+from gpuyard.residency.model import Budgets, Waits
+from gpuyard.residency.plan import State, plan
+from gpuyard.residency.room import limits_of
+from gpuyard.residency.units import Label, Unit
+from tests.residency_runs import MB, OUTPUT, PAGE, Shelf, WatchedMemory, check_all_told, checksum, play
+from tests.unit.residency.world import scene
+
+KB = 1024
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "assets", scenes=(60,) * 6, actors=((400,) * 8,) * 3)
+
+
+def labels(prefix: str, count: int) -> tuple[Label, ...]:
+    return tuple(Label(name=f"{prefix}{number}", value={}) for number in range(count))
+
+
+def save(path: Path, count: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(count))
+    return str(path)
+
+
+def test_many_streams_at_once_do_not_drive_scenes_out(shelf: Shelf, tmp_path: Path) -> None:
+    units = shelf.products(labels=4)
+    largest = max(map(shelf.nbytes, shelf.scenes))
+    played = play(units, tmp_path / "out", vram=8 * largest, ram=MB, workers=4, scene_slots=6)
+    check_all_told(units, played, shelf)
+    assert played.status.counts.streams == len(units)
+    assert played.status.moved.uploaded <= 2 * sum(map(shelf.nbytes, shelf.scenes))
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_loader_may_make_arrays_of_an_empty_file(tmp_path: Path, frames: int) -> None:
+    for number in range(frames):
+        save(tmp_path / "actor" / f"{number}.none", 0)
+    unit = Unit(actor=str(tmp_path / "actor"), labels=labels("l", 3))
+    loader = Loader(lambda path: {"x": np.arange(500.0)})
+    played = play([unit], tmp_path / "out", vram=MB, ram=MB, loader=loader)
+    assert (played.status.rendered, played.status.skipped) == (3, 0)
+
+
+def test_a_scene_that_no_longer_fits_beside_what_was_learnt_is_rendered_alone(tmp_path: Path) -> None:
+    """A frame turns out so large that its stream leaves too little for the scene that others wait for."""
+    place = threading.Event()
+
+    def load(path: str) -> dict[str, Any]:
+        if path.endswith(".scene"):
+            place.wait(5)  # until the actor's size is known
+            return {"x": np.ones(80 * KB, np.uint8)}
+        place.set()
+        return {"x": np.ones(30 * KB, np.uint8)}
+
+    scene_path = save(tmp_path / "a.scene", 80 * KB)
+    for number in range(3):
+        save(tmp_path / "actor" / f"{number}.frame", KB)
+    units = [
+        Unit(scene=scene_path, labels=labels("scene", 2)),
+        Unit(actor=str(tmp_path / "actor"), labels=labels("actor", 2)),
+    ]
+    played = play(units, tmp_path / "out", vram=120 * KB, ram=MB, workers=2, loader=Loader(load), order="manifest")
+    assert (played.status.rendered, played.status.skipped) == (4, 0)
+
+
+def test_threads_of_a_renderer_may_read_streamed_frames(shelf: Shelf, tmp_path: Path) -> None:
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            read = list(pool.map(lambda number: dict(frames[number]), [*range(len(frames))] * 3))
+        (out_dir / OUTPUT).write_text(checksum([scene, *read[: len(frames)]]))
+        assert checksum(read[: len(frames)]) == checksum(read[len(frames) : 2 * len(frames)])
+
+    units = [shelf.unit(0, number, labels=2) for number in range(3)]
+    played = play(units, tmp_path / "out", vram=60 * KB, ram=MB, render=render)
+    check_all_told(units, played, shelf)
+    assert played.status.counts.streams > 0
+
+
+def test_frames_that_are_larger_than_their_files_are_streamed_all_the_same(tmp_path: Path) -> None:
+    for number in range(20):
+        save(tmp_path / "actor" / f"{number}.z", 100 + 20 * number)
+    loader = Loader(lambda path: {"x": np.ones(100 * Path(path).stat().st_size, np.uint8)})
+    unit = Unit(actor=str(tmp_path / "actor"), labels=labels("l", 3))
+    played = play([unit], tmp_path / "out", vram=200 * KB, ram=60 * PAGE, loader=loader)
+    assert (played.status.rendered, played.status.skipped) == (3, 0)
+    assert played.pool.peak <= 60 * PAGE
+
+
+def test_labels_that_never_fit_are_read_once_more_and_cost_the_others_nothing(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(number, None, labels=8) for number in range(6)]
+    poor = {label.name for label in units[2].labels}
+
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        if label["name"] in poor:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        (out_dir / OUTPUT).write_text(checksum([scene]))
+
+    played = play(units, tmp_path / "out", vram=MB, ram=MB, render=render, workers=2)
+    assert played.skipped.keys() == poor
+    assert {skip.kind for skip in played.skipped.values()} == {"out-of-memory"}
+    assert played.status.moved.read_from_disk == sum(map(shelf.nbytes, shelf.scenes)) + shelf.nbytes(shelf.scenes[2])
+    assert {skip.state["vram_working"] for skip in played.skipped.values()} == {0}
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), KeyboardInterrupt(), MemoryError("no more")])
+def test_whatever_a_renderer_raises_ends_its_label_alone(shelf: Shelf, tmp_path: Path, raised: BaseException) -> None:
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        if label["name"] == "label0":
+            raise raised
+        (out_dir / OUTPUT).write_text(checksum([scene]))
+
+    units = [shelf.unit(0, None, labels=3)]
+    played = play(units, tmp_path / "out", vram=MB, ram=MB, render=render)
+    assert (played.status.rendered, set(played.skipped)) == (2, {"label0"})
+
+
+def test_a_label_that_cannot_be_copied_is_reported(shelf: Shelf, tmp_path: Path) -> None:
+    unit = Unit(scene=shelf.scenes[0], labels=(Label(name="bad", value=threading.Lock()), *labels("good", 2)))
+    played = play([unit], tmp_path / "out", vram=MB, ram=MB)
+    assert (played.status.rendered, played.skipped["bad"].kind) == (2, "renderer")
+
+
+def test_an_error_that_many_are_told_keeps_nothing_of_them(tmp_path: Path) -> None:
+    def load(path: str) -> dict[str, Any]:
+        raise ValueError("no")
+
+    path = save(tmp_path / "a.scene", 10)
+    units = [Unit(scene=path, labels=labels(f"u{number}-", 1)) for number in range(60)]
+    played = play(units, tmp_path / "out", vram=MB, ram=MB, loader=Loader(load))
+    assert len(played.skipped) == 60
+    assert {skip.reason for skip in played.skipped.values()} == {f"{path}: its loader failed: ValueError: no"}
+
+
+def test_a_coordinator_runs_one_thing_at_a_time(shelf: Shelf, tmp_path: Path) -> None:
+    refused: list[str] = []
+    with Coordinator(vram=1, ram=1, device="host") as opened:
+
+        def render(*_: Any) -> None:
+            with pytest.raises(UserError) as caught:
+                opened.run([], render, tmp_path / "other")
+            refused.append(caught.value.message)
+
+        opened.run([shelf.unit(0, None)], render, tmp_path / "out")
+        with pytest.raises(UserError, match="open already"), opened:
+            pass
+    assert refused == ["this coordinator runs already"]
+
+
+def test_where_a_renderer_goes_does_not_change_where_outputs_are(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    away = tmp_path / "away"
+    away.mkdir()
+
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        monkeypatch.chdir(away)
+        (out_dir / OUTPUT).write_text(checksum([scene]))
+
+    units = [shelf.unit(0, None, labels=3)]
+    with Coordinator(vram=1, ram=1, device="host", workers=1) as opened:
+        assert opened.run(units, render, "out").status.rendered == 3
+    assert len(list((tmp_path / "out").glob(f"*/{OUTPUT}"))) == 3
+
+
+def test_who_waits_for_a_free_reader_waits_for_the_disk() -> None:
+    assets = {asset.key: asset for asset in (scene(0, 10), scene(1, 10))}
+    limits = limits_of(assets.values(), Budgets(vram=100, ram=100))
+    asked = dict.fromkeys(assets, 0)
+    state = State(limits=limits, assets=assets, asked=asked, readers=1, next_after=lambda *_: None)
+    assert set(plan(state).waits.values()) == {Waits.DISK}
+
+
+def test_a_device_that_refuses_every_asset_ends_the_run_with_a_report(shelf: Shelf, tmp_path: Path) -> None:
+    memory = WatchedMemory(MB, fails=lambda number, nbytes: RuntimeError("CUDA error: an illegal memory access"))
+    units = [shelf.unit(0, None, labels=3), shelf.unit(1, None, labels=2)]
+    played = play(units, tmp_path / "out", vram=MB, ram=MB, memory=memory)
+    assert {skip.kind for skip in played.skipped.values()} == {"asset"}
+    assert len(played.skipped) == 5
+    assert "an illegal memory access" in played.skipped["label0"].reason
