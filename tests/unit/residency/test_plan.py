@@ -105,11 +105,17 @@ def test_a_scene_and_an_actor_that_do_not_fit_into_ram_together_are_had_by_the_s
 
 
 def test_room_that_is_made_for_what_is_asked_for_is_not_taken_by_others() -> None:
-    """Two small actors leave for a large one, which cannot come before both are gone."""
-    assets = [actor(0, 6, 1), actor(1, 6, 1), actor(2, 10, 1)]
-    units = [unit(None, number) for number in (0, 1, 2, 0, 1, 2, 1, 0)]
-    world = World(case_of(assets, units, Budgets(vram=14, ram=100)))
-    assert world.run(working_first).uploaded <= 8 * 10
+    """Two scenes leave for the large one, and neither may come back before both are gone and it is there."""
+    assets = [scene(number, size) for number, size in enumerate((6, 6, 9, 5, 7))]
+    units = [unit(number) for number in (3, 4, 2, 0, 1, 3)]
+    case = case_of(assets, units, Budgets(vram=13, ram=32), readers=2, page=4)
+    assert World(case).run(working_first).downloaded <= 5 + 7 + 9
+
+
+def test_what_becomes_free_for_an_actor_is_not_filled_with_others_before_it_fits() -> None:
+    assets = [actor(0, 1), actor(1, 5), actor(2, 3, 1), actor(3, 1), actor(4, 1)]
+    units = [unit(None, number) for number in (2, 1, 3, 2, 4, 0, 3)]
+    World(case_of(assets, units, Budgets(vram=8, ram=5), readers=3)).run(moving_first)
 
 
 # Rules

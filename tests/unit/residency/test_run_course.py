@@ -206,7 +206,7 @@ def test_a_renderer_that_needs_memory_for_itself_is_left_it_once_that_is_seen(sh
 
 def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> None:
     units = shelf.products(labels=2)
-    seen: list[Status] = []
+    seen: dict[str, Status] = {}
     vram = 60_000
 
     with opened(WatchedMemory(vram), [], vram=vram / MB, ram=1, working=0, workers=3, scene_slots=2) as coordinator:
@@ -216,23 +216,22 @@ def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> N
             write_checksum(*args)
             status = coordinator.status()
             assert status is not None
-            seen.append(status)
+            seen[args[2]["name"]] = status
 
         report = in_time(lambda: coordinator.run(units, render, tmp_path / "out"), coordinator.stop)
         assert coordinator.status() is not None
     assert len(seen) == 12
-    for status in seen:
+    for name, status in seen.items():
         assert status.state == "running"
         assert status.rendered + status.skipped + status.already < status.labels == 12
-        assert 0 < status.vram.assets <= status.vram.peak_assets <= status.vram.budget == vram
-        assert status.ram.assets <= status.ram.peak_assets <= status.ram.budget == MB
+        assert 0 < status.vram.assets <= report.status.vram.peak_assets <= status.vram.budget == vram
+        assert status.ram.assets <= report.status.ram.peak_assets <= status.ram.budget == MB
         assert 1 <= len(status.scenes) <= status.scene_slots == 2
         assert set(status.scenes) <= set(shelf.scenes)
         assert set(status.actors) <= set(shelf.actors)
-        rendering = [worker for worker in status.workers if worker.doing == "rendering"]
-        assert rendering
-        assert all(worker.scene in status.scenes for worker in rendering)
-        assert all(worker.waits_for is None for worker in rendering)
+        (worker,) = (worker for worker in status.workers if worker.label == name)
+        assert (worker.doing, worker.waits_for) == ("rendering", None)
+        assert worker.scene in status.scenes
     last = report.status
     assert (last.state, last.rendered, last.left_s) == ("finished", 12, 0.0)
     assert [worker.doing for worker in last.workers] == ["finished"] * 3
