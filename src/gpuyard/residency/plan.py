@@ -7,68 +7,21 @@ The rules:
 3. Scenes take at most `scene_slots`. Actors take what the largest scenes that could fill these slots leave. An actor
    that does not fit there, or not beside those in use, is streamed: so nobody waits for room while holding some.
    Room for one stream is always kept, for the same reason.
-4. What nobody asks for yet waits where the farthest needed is in use: to take the second farthest instead would move
-   more bytes, and a promotion from RAM is quick. What is asked for takes it: a worker that waits costs more.
+4. What nobody asks for yet takes no place of something that will be a better victim when it has been used: waiting for
+   that moves fewer bytes, and a promotion from RAM is quick. What is asked for takes it: waiting workers cost more.
 5. RAM holds what VRAM does not: a copy that is in VRAM as well is the first to go, as no disk is needed to bring it
-   back. Then actors that are not needed soon, then scenes, then actors that are.
+   back. Then actors that are not needed soon, then scenes, then actors that are. What is read ahead of time leaves room
+   for one asset to go down while another comes up, without which each exchange would cost a reading.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
+from gpuyard.residency.model import Asset, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, Waits
+from gpuyard.residency.room import Room
+from gpuyard.residency.state import NEVER, Plan, State
 
-from gpuyard.residency.model import (
-    Asset,
-    Demote,
-    DropRam,
-    DropVram,
-    Kind,
-    Promote,
-    Read,
-    Stage,
-    Step,
-    Waits,
-)
-from gpuyard.residency.room import Limits, Room
-
-NEVER = math.inf
-_SOON_UNITS = 8
-
-
-class State(msgspec.Struct, kw_only=True):
-    """The world at a moment. `needed` is where in the order of work each asset is needed next, from `now` on."""
-
-    limits: Limits
-    assets: Mapping[str, Asset]
-    ram: Mapping[str, Stage] = {}
-    vram: Mapping[str, Stage] = {}
-    held: AbstractSet[str] = frozenset()  # in VRAM, and in use
-    held_ram: AbstractSet[str] = frozenset()  # in RAM, and being copied from
-    asked: Mapping[str, int] = {}  # somebody waits for it: where that work is, or before all where it holds its scene
-    needed: Mapping[str, int] = {}
-    ahead: Sequence[tuple[int, str]] = ()  # the same, soonest first
-    next_after: Callable[[str, float], int | None]  # where it is needed next after a place
-    refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
-    is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
-    stream_nbytes: int = 0  # taken by streams
-    ram_taken: int = 0  # of RAM, by copies and by streams from disk
-    readers: int = 1  # reads that can begin now
-    now: int = 0
-    rounded: Callable[[int], int] = int  # what so many bytes take in RAM
-
-    def need_at(self, key: str) -> float:
-        return self.asked.get(key, self.needed.get(key, NEVER))
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps in their order, why what is asked for is not there yet, and the actors that are to be streamed now."""
-
-    steps: tuple[Step, ...]
-    waits: dict[str, Waits]
-    streams: frozenset[str]
+_SOON = 16  # places: those of the next eight units
 
 
 def plan(state: State) -> Plan:
@@ -133,6 +86,7 @@ class _Draft:
         else:
             is_for_disk = not self._readers or self._read(asset, self._state.asked[key])
             self.waits[key] = Waits.DISK if is_for_disk else Waits.RAM
+            self._is_reading_open &= is_for_disk
 
     def bring_ahead(self, asset: Asset, at: int) -> None:
         key = asset.key
@@ -152,10 +106,16 @@ class _Draft:
         victims = self._vram_victims(asset, self._state.asked[asset.key])
         if victims is None:
             is_slot = asset.kind is Kind.SCENE and self._missing(asset).slots > 0
-            self.waits[asset.key] = Waits.SLOT if is_slot else Waits.VRAM
-            return
-        self._promote(asset, victims)
-        self.waits[asset.key] = Waits.UPLOAD
+            self._wait_for_vram(asset, Waits.SLOT if is_slot else Waits.VRAM)
+        elif self._promote(asset, victims):
+            self.waits[asset.key] = Waits.UPLOAD
+        else:
+            self._wait_for_vram(asset, Waits.UPLOAD)
+
+    def _wait_for_vram(self, asset: Asset, cause: Waits) -> None:
+        """What becomes free is for it: nothing is promoted ahead of time until it has that."""
+        self.waits[asset.key] = cause
+        self._open.clear()
 
     def _promote_ahead(self, asset: Asset, at: int) -> None:
         victims = self._vram_victims(asset, at)
@@ -280,6 +240,7 @@ class _Draft:
         nbytes = actor.stream_ram(self._state.rounded)
         if not self._make_ram(nbytes, self._state.asked[actor.key]):
             self.waits[actor.key] = Waits.RAM
+            self._is_reading_open = False
             return
         self._stream(actor)
         if actor.key in self.streams:
@@ -292,7 +253,7 @@ class _Draft:
         idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
         victims = self._fewest(idle, Room(0, extra - free, 0), self._room)
         if victims is None and self._stream_nbytes:
-            self.waits[actor.key] = Waits.VRAM
+            self._wait_for_vram(actor, Waits.VRAM)
             return
         for key in victims or ():
             self._drop_vram(key)
@@ -375,7 +336,7 @@ class _Draft:
             return 0
         if self._kind(key) is Kind.SCENE:
             return 2
-        return 1 if self._state.need_at(key) > self._state.now + _SOON_UNITS else 3
+        return 1 if self._state.need_at(key) > self._state.now + _SOON else 3
 
     def _drop_ram(self, key: str) -> None:
         self.steps.append(DropRam(key))

@@ -20,8 +20,9 @@ from gpuyard.residency.loans import Loan, Stopped, TooLarge, renewed
 from gpuyard.residency.memory import Memory, as_device_full
 from gpuyard.residency.model import Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, Waits
 from gpuyard.residency.moving import Copies, SizeIsWrong
-from gpuyard.residency.plan import Plan, State, plan
+from gpuyard.residency.plan import plan
 from gpuyard.residency.room import Limits, cannot_fit, limits_of
+from gpuyard.residency.state import Plan, State
 from gpuyard.residency.units import Unit
 from gpuyard.residency.uses import Uses, change
 
@@ -42,16 +43,14 @@ class Tiers:
         self.memory, self.budgets = memory, budgets
         self._copies, self._future, self._rounded = copies, future, rounded
         self._changed = threading.Condition()
-        self._ram: dict[str, Stage] = {}
-        self._vram: dict[str, Stage] = {}
+        self._ram, self._vram = dict[str, Stage](), dict[str, Stage]()
         self._uses = Uses()
         self._full: dict[str, DeviceFull] = {}
         self._broken: dict[str, EnvironmentFault] = {}
         self._failure: BaseException | None = None
         self._refused: set[str] = set()
-        self._short = self._reading = 0
-        self._readers = readers
-        self._is_stopped = False
+        self._short, self._reading, self._readers = 0, 0, readers
+        self.is_stopped = False
         threads = {"read": readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
         self._limits = self._new_limits()
@@ -63,7 +62,7 @@ class Tiers:
     def next_work(self) -> tuple[int, Unit] | None:
         """Both of its assets count as asked for from now on."""
         with self._changed:
-            handed = None if self._is_stopped else self._future.hand_out()
+            handed = None if self.is_stopped else self._future.hand_out()
             if handed is not None:
                 self._uses.ask(*handed)
                 self._step()
@@ -87,7 +86,7 @@ class Tiers:
                 self._wait(key)
 
     def _try(self, key: str) -> Loan | None:
-        if self._is_stopped:
+        if self.is_stopped:
             raise Stopped
         if self._failure is not None:
             raise self._failure
@@ -387,13 +386,9 @@ class Tiers:
 
     # The end
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
-
     def stop(self) -> None:
         with self._changed:
-            self._is_stopped = True
+            self.is_stopped = True
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -13,8 +13,9 @@ from gpuyard.errors import UserError
 from gpuyard.residency.coordinator import Coordinator
 from gpuyard.residency.loading import Loader
 from gpuyard.residency.model import Budgets, Waits
-from gpuyard.residency.plan import State, plan
+from gpuyard.residency.plan import plan
 from gpuyard.residency.room import limits_of
+from gpuyard.residency.state import State
 from gpuyard.residency.units import Label, Unit
 from tests.residency_runs import MB, OUTPUT, PAGE, Shelf, WatchedMemory, check_all_told, checksum, play
 from tests.unit.residency.world import scene

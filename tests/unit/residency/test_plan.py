@@ -20,8 +20,9 @@ from gpuyard.residency.model import (
     Step,
     Waits,
 )
-from gpuyard.residency.plan import Plan, State, plan
+from gpuyard.residency.plan import plan
 from gpuyard.residency.room import cannot_fit, limits_of
+from gpuyard.residency.state import Plan, State
 from tests.unit.residency.world import (
     Case,
     Pick,

@@ -77,7 +77,8 @@ def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> N
         assert content(tiers, second) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
         assert tiers.figures.uploaded == first.copies.asset.nbytes
         figures = tiers.figures
-        assert (figures.misses + figures.ram_hits, figures.vram_hits) == (1, 1)
+        assert figures.misses + figures.ram_hits + figures.vram_hits == 2
+        assert figures.vram_hits >= 1
         tiers.give_back(second)
 
 

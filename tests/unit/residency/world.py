@@ -13,8 +13,9 @@ import msgspec
 
 from gpuyard.residency.future import Future, keys_of, uses_of
 from gpuyard.residency.model import Asset, Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, key_of
-from gpuyard.residency.plan import Plan, State, plan
+from gpuyard.residency.plan import plan
 from gpuyard.residency.room import Limits, cannot_fit, limits_of
+from gpuyard.residency.state import Plan, State
 from gpuyard.residency.units import Label, Unit
 
 _HOLDS_A_SCENE = 1 << 40
