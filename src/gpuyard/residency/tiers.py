@@ -45,8 +45,7 @@ class Tiers:
         self._changed = threading.Condition()
         self._ram, self._vram = dict[str, Stage](), dict[str, Stage]()
         self._uses = Uses()
-        self._full: dict[str, DeviceFull] = {}
-        self._broken: dict[str, EnvironmentFault] = {}
+        self._full, self._broken = dict[str, DeviceFull](), dict[str, EnvironmentFault]()
         self._failure: BaseException | None = None
         self._refused: set[str] = set()
         self._short, self._reading, self._readers = 0, 0, readers
