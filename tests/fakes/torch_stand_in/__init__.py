@@ -15,13 +15,15 @@ import pytest
 FOLDER = Path(__file__).parent
 
 
+_MODULES = ("torch", "torch.cuda", "torch.tensors", "torch.version")
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`import torch` gives the stand-in, new, until the test ends."""
-    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in {*_MODULES, *(name for name in sys.modules if name.partition(".")[0] == "torch")}:
+        monkeypatch.setitem(sys.modules, name, None)  # so that what is imported now is gone afterwards
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(FOLDER))
     import torch
 
-    for name in ("torch", "torch.cuda", "torch.tensors", "torch.version"):
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
     return torch

@@ -103,7 +103,7 @@ def test_frames_that_are_larger_than_their_files_are_streamed_all_the_same(tmp_p
 
 
 def test_labels_that_never_fit_are_read_once_more_and_cost_the_others_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(number, None, labels=8) for number in range(6)]
+    units = [shelf.unit(number, None, labels=3) for number in range(6)]
     poor = {label.name for label in units[2].labels}
 
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
