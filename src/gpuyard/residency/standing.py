@@ -58,6 +58,7 @@ class Standing:
     def status(self) -> Status:
         with self._lock:
             tiers, figures = self._tiers, self._summed()
+            in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
             workers = tuple(self._worker(worker.status) for worker in self._workers)
         elapsed, tally = time.monotonic() - self._began, self._tally
         return Status(
@@ -72,15 +73,15 @@ class Standing:
             skipped=len(tally.skips),
             vram=TierStatus(
                 budget=self._budgets.vram,
-                assets=0 if tiers is None else tiers.vram_nbytes(),
-                peak_assets=figures.peak_vram,
+                assets=in_vram,
+                peak_assets=max(figures.peak_vram, in_vram),  # looked at a moment later
                 allocator=self._memory.used(),
                 peak_allocator=self._memory.peak(),
             ),
             ram=TierStatus(
                 budget=self._budgets.ram,
-                assets=0 if tiers is None else tiers.ram_nbytes(),
-                peak_assets=figures.peak_ram,
+                assets=in_ram,
+                peak_assets=max(figures.peak_ram, in_ram),
             ),
             scene_slots=self._budgets.scene_slots,
             scenes=() if tiers is None else tiers.in_vram(Kind.SCENE),
