@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Many tests wait for other processes: one more than there are cores keeps all of them busy.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
-PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/pytest --quiet --tb=short -rfE --numprocesses $(WORKERS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo install test lint bench clean
@@ -22,7 +22,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) tests/simulation
-	$(PYTEST) --ignore tests/simulation --cov --cov-report=term
+	$(PYTEST) --ignore tests/simulation --cov --cov-report=
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
