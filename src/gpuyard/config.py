@@ -14,6 +14,7 @@
     cpu_jobs = 4                     # how many jobs without a GPU at once [the number of CPUs]
     max_cpu_percent = 95             # nothing starts while the CPU is busier than this, smoothed [no bound]
     min_free_memory_mb = 512         # nothing starts while less RAM than this is available
+    engine = "slurm"                 # what runs jobs that name no engine [local]
     [queue.tags]
     download = 2                     # how many jobs of a tag at once
 
@@ -25,6 +26,22 @@
 
     [suspend]
     ram_reserve_mb = 2048            # RAM that stays free when a job's memory is moved there
+
+    [slurm]
+    folder = "/home/me/gpuyard"      # one that the nodes see too, for logs and what they tell [the queue's own]
+    partition = "gpu"                # also account, qos, and options = ["--constraint=a100"] for every job
+    gpu_memory = "80G"               # of each card
+    shard_mb = 1024                  # how much memory a shard stands for, where the site has shards
+    nice_base = 0                    # what a job of priority 0 gets; more of it leaves room for higher priorities
+    most_jobs = 5000                 # how many are there at once
+    poll_s = 10                      # how long it may take to hear of what Slurm alone knows
+
+    [ray]
+    folder = "/home/me/gpuyard"
+    address = "http://127.0.0.1:8265"  # of the dashboard [RAY_API_SERVER_ADDRESS]
+    gpu_memory = "80G"
+    most_jobs = 1000
+    poll_s = 10
 """
 
 import difflib
@@ -36,6 +53,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 
 
@@ -53,6 +71,7 @@ class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_cpu_percent: Annotated[float, Meta(gt=0)] | None = None
     min_free_memory_mb: Annotated[float, Meta(ge=0)] = 512.0
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    engine: str = "local"
 
 
 class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,12 +85,41 @@ class Suspend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ram_reserve_mb: Annotated[float, Meta(ge=0)] = 2048.0
 
 
+class Elsewhere(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all engines have that place work themselves."""
+
+    folder: str | None = None
+    gpu_memory: str | None = None
+    poll_s: Annotated[float, Meta(gt=0)] = 10.0
+
+    @property
+    def card_mb(self) -> float | None:
+        return None if self.gpu_memory is None else parse_size(self.gpu_memory)
+
+
+class Slurm(Elsewhere, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    options: tuple[str, ...] = ()
+    shard_mb: Annotated[float, Meta(gt=0)] | None = None
+    nice_base: Annotated[int, Meta(ge=0)] = 0
+    most_jobs: Annotated[int, Meta(ge=1)] = 5000
+
+
+class Ray(Elsewhere, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    address: str | None = None
+    most_jobs: Annotated[int, Meta(ge=1)] = 1000
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: Devices = Devices()
     leases: Leases = Leases()
     queue: Queue = Queue()
     packing: Packing = Packing()
     suspend: Suspend = Suspend()
+    slurm: Slurm = Slurm()
+    ray: Ray = Ray()
 
 
 def load_config() -> Config:

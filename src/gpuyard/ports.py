@@ -5,7 +5,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuyard.core.jobs import Attempt, Outcome
+from gpuyard.core.away import Offer, Terms
+from gpuyard.core.jobs import Attempt, Outcome, Usage
 from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
 from gpuyard.core.oom import Shortage
 from gpuyard.core.tasks import Task
@@ -45,7 +46,8 @@ class HostProbe(Protocol):
 
 class Launch(Struct, frozen=True, kw_only=True):
     """All that an engine needs to run one attempt. The environment may hold secrets. Its `folder` is made where it is
-    not there, in one that is. A `task` is at that `place`, in words for people."""
+    not there, in one that is. A `task` is at that `place`, in words for people. An `engine` that places work itself is
+    given `terms`; the local one has none."""
 
     job_id: int
     attempt: int
@@ -56,13 +58,16 @@ class Launch(Struct, frozen=True, kw_only=True):
     folder: str | None = None
     task: Task | None = None
     place: str = ""
+    engine: str = ""
+    terms: Terms | None = None
 
     def __repr__(self) -> str:
         return f"Launch({self.job_id}.{self.attempt})"
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """Ready to begin; nothing of the program has run yet. `pid` is the keeper's, who will be its parent."""
+    """Ready to begin; nothing of the program has run yet. `pid` is the keeper's, who will be its parent; 0 where that
+    is on some other machine."""
 
     job_id: int
     attempt: int
@@ -72,7 +77,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 class Ended(Struct, frozen=True, kw_only=True):
     """An attempt that is over, and what became of the program; `pid` is the one it had and
-    `at` the time of its end, where they are known; `shortage` where it ran out of memory."""
+    `at` the time of its end, where they are known; `shortage` where it ran out of memory. What it was seen to use is
+    told where only the engine could see it."""
 
     job_id: int
     attempt: int
@@ -80,10 +86,26 @@ class Ended(Struct, frozen=True, kw_only=True):
     pid: int | None = None
     at: float | None = None
     shortage: Shortage | None = None
+    usage: Usage | None = None
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """An attempt as an engine that places work itself has it: it waits there for that `reason`, or runs at a `place`
+    since `at`."""
+
+    job_id: int
+    attempt: int
+    site_id: str
+    reason: str = ""
+    place: str | None = None
+    at: float | None = None
 
 
 class Engine(Protocol):
     """Runs attempts that outlive whoever started them.
+
+    It runs them at once, on what was claimed for them here; or it places them itself, on the terms it is given, and
+    tells by `seen` where they are.
 
     `prepare` makes everything ready, `begin` lets all that were prepared run, under a keeper that lives on. Whoever
     dies between the two leaves nothing behind: what never began is UNBEGUN to the next who adopts it.
@@ -106,7 +128,30 @@ class Engine(Protocol):
         blocks."""
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        """Sends it to every process of the attempt that can be found, but its keeper: to how many."""
+        """Sends it to every process of the attempt that can be found, but its keeper: to how many. Where the processes
+        are elsewhere, it has the attempt ended, and is not zero."""
+
+    def seen(self) -> list[Seen]:
+        """What has changed since it was last asked of those that it places itself; never blocks. Of one that has ended
+        it was told where it ran before `ended` tells of its end."""
+
+    def offer(self) -> Offer:
+        """What it will take now; never blocks."""
+
+    def close(self) -> None:
+        """What was prepared is forgotten, what was begun goes on."""
+
+
+class RunsHere:
+    """For engines that run attempts at once, on what was claimed for them: they place nothing."""
+
+    def seen(self) -> list[Seen]:
+        return []
+
+    def offer(self) -> Offer:
+        return Offer()
+
+    def close(self) -> None: ...
 
 
 class HeldClaim(Protocol):

@@ -55,6 +55,7 @@ FULL = JobSpec(
 LEARNING = replace(
     SPEC, learns_memory=True, configuration="c0ffee", preempts=True, on_preempt=OnPreempt.REQUEUE, name="learns"
 )
+ELSEWHERE = replace(SPEC, engine="slurm", engine_options=("--partition=big",), cpus=4)
 PACED = replace(
     SPEC,
     command=("sim_view", "--seed", "{seed}"),
@@ -181,6 +182,17 @@ def add_batch(store: JobStore) -> None:
     store.set_batch(first, '{"waits_s":{"cpu":12.5,"gpu-memory":3.0},"unknown":["--max-gpu"]}')
 
 
+def add_handed_over(store: JobStore) -> None:
+    """What came with schema 4: a job that waits with an engine, and one that it runs."""
+    for place in (None, "n0"):  # 21 and 22
+        job_id = submit(store, like(ELSEWHERE))
+        handed = replace(attempt(job_id), pid=0, boot_id=None, lease_id=None, devices=(), engine="slurm")
+        store.begin_attempt(handed)
+        store.locate_attempt(replace(handed, site_id=f"{job_id}_0", place=place))
+        state = JobState.PENDING if place is None else JobState.RUNNING
+        store.change(job_id, state, reason=None if place else f"slurm {job_id}_0: Resources")
+
+
 def shrink(database: Database) -> None:
     """Small pages, in one file."""
     for pragma in ("journal_mode = DELETE", "page_size = 512"):
@@ -198,6 +210,7 @@ def main() -> None:
         fill(store)
         add_suspended(store)
         add_batch(store)
+        add_handed_over(store)
     shrink(database)
     database.close()
 

@@ -10,7 +10,7 @@ from gpuyard.core.jobs import Attempt
 from gpuyard.core.oom import Shortage
 from gpuyard.engines.journal import Things, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, Launch, Prepared
+from gpuyard.ports import Ended, Launch, Prepared, RunsHere
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -18,7 +18,7 @@ UNPASSABLE = "\0"
 Name = tuple[int, int, int]
 
 
-class SimulatedEngine:
+class SimulatedEngine(RunsHere):
     """Implements `ports.Engine`. `descriptors` says which lease a descriptor is of."""
 
     def __init__(self, world: World, descriptors: dict[int, str], trouble: float = 0.0) -> None:

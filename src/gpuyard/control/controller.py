@@ -12,29 +12,31 @@ to; signals may be sent twice.
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpuyard.control.desk import Desk
+from gpuyard.control.ending import Ends
+from gpuyard.control.engines import Engines
 from gpuyard.control.gating import HostGates
-from gpuyard.control.launching import launch_of
+from gpuyard.control.handover import Handover
+from gpuyard.control.launching import attempt_of, launch_of
 from gpuyard.control.lining import PlaceInLine
-from gpuyard.control.live import Live
 from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.control.observing import Observer, as_amended, time_of_end, verdict_on
+from gpuyard.control.observing import Observer, as_amended
 from gpuyard.control.pacing import Pacer
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
-from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind
+from gpuyard.core.jobs import Job, OutcomeKind
 from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
 from gpuyard.core.ordering import LaneQueue
 from gpuyard.core.placement import View as Placement
-from gpuyard.core.policy import Plan, Start, View, decide, estimate_start
+from gpuyard.core.policy import Hold, Plan, Start, View, decide, estimate_start
 from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import Reason, ReasonKind, plain
-from gpuyard.core.recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
+from gpuyard.core.recovery import died_with_the_machine
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.ports import Clock, Ended, Engine, HeldClaim, LeaseBook, Suspender, Wanted
+from gpuyard.ports import Clock, Engine, HeldClaim, LeaseBook, Suspender, Wanted
 from gpuyard.store.jobs import JobStore
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Controller:
         rules: Rules,
         me: Holder,
         suspender: Suspender | None = None,
+        open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self.desk = Desk(store)
         self.mover = Mover(self.desk, suspender or NoSuspender())
@@ -64,9 +67,10 @@ class Controller:
         self.me = me
         self._store = store
         self._leases = leases
-        self._engine = engine
+        self.engines = Engines(engine, open_engine)
+        self.handover = Handover(self.desk, store, self.engines)
         self._clock = clock
-        self._unrecorded: dict[tuple[int, int], Ended] = {}
+        self._ends = Ends(self.desk, self.engines, self._observer, self.handover, me.boot_id)
         self._gates = HostGates()
         self._trouble: Reason | None = None
         self._trouble_until = self._ledger_until = 0.0
@@ -84,12 +88,12 @@ class Controller:
             self._store.drop_incomplete()
             self.desk.reload()
         attempts = [live.attempt for live in self.desk.live.values()]
-        self._engine.adopt(attempts)
+        self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
-            self._ask_for_ends()
+            self._ends.ask()
             with self.desk.in_step(), self._store.transaction():
-                self._record_ends(now)
-            self._unrecorded.clear()
+                self._ends.record(now)
+            self._ends.forget_recorded()
         self._devices_end = True
 
     def step(self, look: Look, *, may_start: bool = True) -> Step:
@@ -98,7 +102,8 @@ class Controller:
         if now >= self._trouble_until:
             self._trouble = None
         self._has_rejected = False
-        self._ask_for_ends()
+        self._ends.ask()
+        self.handover.listen()
         self.mover.listen()
         self._observer.note(look, now)
         granted: list[HeldClaim] = []
@@ -106,7 +111,9 @@ class Controller:
             with self.desk.in_step(), self._store.transaction():
                 if self.mover.record(now):
                     self._left_at = now
-                self._record_ends(now, look)
+                self.handover.record(now)
+                if self._ends.record(now, look):
+                    self._devices_end, self._left_at = True, now
                 self.desk.note_statistics(now)
                 self._requeue_due(now)
                 self._stop_overdue(now)
@@ -114,13 +121,14 @@ class Controller:
                 started = self._start(look, now, granted) if may_start else self._wait_for_look(now)
         except BaseException:
             self.pacer.forget()
-            self._engine.abandon()
+            self.engines.abandon()
             for held in granted:
                 held.release()
             raise
-        self._unrecorded.clear()
+        self._ends.forget_recorded()
         self.mover.forget_recorded()
-        self._engine.begin()
+        self.handover.forget_recorded()
+        self.engines.begin()
         for held in granted:
             held.leave()
         self._ask_to_stop()
@@ -133,44 +141,6 @@ class Controller:
     def observe(self, look: Look) -> None:
         """Notes what is used now, for those who cannot wait for the next step."""
         self._observer.note(look, self._clock.now())
-
-    def _ask_for_ends(self) -> None:
-        if not self._unrecorded:  # the engine may forget what it told of when it is asked again
-            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engine.ended()}
-
-    def _record_ends(self, now: float, look: Look | None = None) -> None:
-        for (job_id, number), ended in self._unrecorded.items():
-            live = self.desk.live.get(job_id)
-            if live is None or live.attempt.number != number:
-                continue  # recorded before, by a daemon that did not live to forget it
-            attempt = live.attempt
-            if attempt.lease_id is not None:
-                self._devices_end, self._left_at = True, now
-            if died_with_the_machine(attempt, self.me.boot_id):
-                self._end_of_earlier_boot(live, ended.outcome, now)
-                continue
-            if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
-                self._engine.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
-            lack = self._observer.lack(live, ended)
-            if lack is not None:
-                self._end_short(live, ended, lack, look, now)
-                continue
-            self.desk.end(job_id, ended.outcome, time_of_end(ended, attempt, now), pid=ended.pid)
-
-    def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:
-        """It ran out of memory: it is run again with more, and none of its retries are used up."""
-        outcome, verdict = verdict_on(live, lack, ended.outcome.status, look)
-        self.desk.end(
-            live.job.id, outcome, time_of_end(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
-        )
-
-    def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
-        """Nothing of it is left to be killed, and its pid may be another's by now."""
-        if ended_before_reboot(outcome):
-            self.desk.end(live.job.id, outcome, now)
-        else:
-            verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
-            self.desk.end(live.job.id, REBOOTED, now, verdict=verdict)
 
     def _requeue_due(self, now: float) -> None:
         for job_id in self._store.due(now):
@@ -185,7 +155,7 @@ class Controller:
             if is_running and attempt.stop_at is not None and attempt.stop_at <= now:
                 self.desk.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
             elif attempt.kill_at is not None and attempt.kill_at <= now:
-                self._engine.signal(attempt, signal.SIGKILL)
+                self.engines.signal(attempt, signal.SIGKILL)
                 self.desk.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
 
     def _ask_to_stop(self) -> None:
@@ -194,16 +164,17 @@ class Controller:
         self._asked &= stopping.keys()
         for job_id in stopping.keys() - self._asked:
             attempt = stopping[job_id].attempt
-            if self._engine.signal(attempt, signal.SIGTERM):
+            if self.engines.signal(attempt, signal.SIGTERM):
                 self._asked.add(job_id)
                 if attempt.parked is not None:
-                    self._engine.signal(attempt, signal.SIGCONT)  # one that is halted hears nothing
+                    self.engines.signal(attempt, signal.SIGCONT)  # one that is halted hears nothing
         self._has_unasked = len(self._asked) < len(stopping)
 
     # Decide and start
 
     def _start(self, look: Look, now: float, granted: list[HeldClaim]) -> int:
-        queues = self._store.ready_queues()
+        ready = self._store.ready_queues()
+        queues = [queue for queue in ready if not queue.lane.engine]
         self.pacer.look((queue.lane for queue in queues), look, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
         if wants_devices or self._devices_end or self.mover.has_parked or self._observer.has_unsettled:
@@ -213,7 +184,7 @@ class Controller:
             except EnvironmentFault as error:
                 _log.warning("%s; jobs that need devices wait", error)
                 self._ledger_until = now + _TROUBLE_S
-                queues = [queue for queue in self._store.ready_queues() if not queue.lane.need.devices]
+                queues = [queue for queue in self._here() if not queue.lane.need.devices]
                 self.plan = decide(self._view(look, now, queues)) if queues else Plan()
         else:
             self.plan = decide(self._view(look, now, queues)) if queues else Plan()
@@ -230,12 +201,13 @@ class Controller:
                 held.release()
         self.mover.make_room(self.plan.preempts, look, self.rules, now)
         self.pacer.tell(self.plan, look, now)
-        return started
+        self.handover.decide([queue for queue in ready if queue.lane.engine], self.rules, self._paused(), now)
+        return started + sum(self._launch(start, None, look.snapshot, now) for start in self.handover.plan.starts)
 
     def _wait_for_look(self, now: float) -> int:
         """Nothing starts; and where nothing is ready any more, nothing waits either."""
         if not self._store.has_ready():
-            self.plan = Plan()
+            self.plan = self.handover.plan = Plan()
             self.pacer.rest()
         if self.mover.has_parked:
             with contextlib.suppress(EnvironmentFault):  # it is tried at each step
@@ -310,19 +282,31 @@ class Controller:
 
     def _shut(self, look: Look, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""
-        if self._store.setting("paused"):
-            yield plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+        yield from self._paused()
         if self._trouble is not None and now < self._trouble_until:
             yield self._trouble
         yield from self._gates.closed(look, self.rules)
+
+    def _paused(self) -> Iterator[Reason]:
+        if self._store.setting("paused"):
+            yield plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+
+    def _here(self) -> list[LaneQueue]:
+        """Lanes whose jobs run on this machine."""
+        return [queue for queue in self._store.ready_queues() if not queue.lane.engine]
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """Of all lanes that were looked at, its first job's."""
+        return (*self.plan.holds, *self.handover.plan.holds)
 
     def _launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, now: float) -> int:
         job = self._store.job(start.job_id)
         assert job is not None
         number = job.attempts + 1
         try:
-            prepared = self._engine.prepare(
-                launch_of(job, number, held, snapshot), held.descriptor if held is not None else None
+            prepared = self.engines.prepare(
+                launch_of(job, number, held, snapshot, start.terms), held.descriptor if held is not None else None
             )
         except GpuyardError as error:
             if held is not None:
@@ -330,24 +314,15 @@ class Controller:
             if isinstance(error, UserError):
                 self.desk.apply(job, JobEvent.REJECT, now, str(error))
                 self._has_rejected = True  # others were held up by a start that did not come to be
+            elif start.terms is not None:
+                self.handover.refuse(job, str(error), now)
             else:
                 self._have_trouble(ReasonKind.NO_ENGINE, error, now)
             return 0
-        limit = job.spec.time_limit_s
-        attempt = Attempt(
-            job_id=job.id,
-            number=number,
-            pid=prepared.pid,
-            boot_id=self.me.boot_id,
-            started_at=now,
-            lease_id=held.lease.id if held is not None else None,
-            devices=tuple(share.device_id for share in start.claim.shares),
-            log=prepared.log,
-            stop_at=None if limit is None else now + limit,
-            reserved_mb=start.claim.shares[0].memory_mb if held is not None else None,
-            predicted_mb=self.desk.lessons.predicted_mb(job) if held is not None else None,
+        predicted_mb = self.desk.lessons.predicted_mb(job) if held is not None or start.terms is not None else None
+        self.desk.begin(
+            job, attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
         )
-        self.desk.begin(job, attempt)
         return 1
 
     def _have_trouble(self, kind: ReasonKind, error: GpuyardError, now: float) -> None:
@@ -357,10 +332,13 @@ class Controller:
     def explain(self, job: Job, look: Look) -> Explanation:
         """Why it does not start, in the policy's own words, at this moment."""
         now = self._clock.now()
+        if job.spec.engine:
+            queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
+            return self.handover.explain(job, queues, self.rules, self._paused(), now)
         seen: list[View] = []
 
         def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[Wanted]:
-            queues = [*self._store.ready_queues(), *self.mover.queues(now)]
+            queues = [*self._here(), *self.mover.queues(now)]
             seen.append(self._view(look, now, queues, leases, tickets))
             return []
 
@@ -383,6 +361,7 @@ class Controller:
         times = [self._store.next_due(), self.mover.wake_at(now), self._line.wake_at(now), self.pacer.wake_at(now)]
         times += self.desk.staggered_starts((hold.lane for hold in self.plan.holds), now)
         times += self.desk.ends_to_make()
+        times.append(self.handover.wake_at(now))
         if self._has_rejected:
             times.append(now)
         if self._has_unasked:

@@ -18,6 +18,7 @@ from gpuyard.core.ordering import Lane, Party, Use, add_use, weight
 from gpuyard.core.preemption import Running
 from gpuyard.core.retry import Verdict, judge
 from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Seen
 from gpuyard.store.jobs import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -68,7 +69,24 @@ class Desk:
         self.begun_at = attempt.started_at
         if job.spec.crew is not None:
             self._last_starts[job.spec.tag] = attempt.started_at
-        job = replace(job, state=advance(job.state, JobEvent.START), attempts=attempt.number)
+        event = JobEvent.START if attempt.has_begun else JobEvent.HAND_OVER
+        job = replace(job, state=advance(job.state, event), attempts=attempt.number)
+        self.live[job.id] = Live(job=job, attempt=attempt)
+
+    def locate(self, live: Live, seen: Seen, now: float) -> None:
+        """An engine that places work says where it has this: it waits there, or runs since then."""
+        job, attempt = live.job, replace(live.attempt, site_id=seen.site_id, place=seen.place)
+        where = " ".join(filter(None, (attempt.engine, seen.site_id)))
+        reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
+        if attempt.has_begun and (seen.at is not None or not live.attempt.has_begun):
+            limit, started_at = job.spec.time_limit_s, min(now, seen.at or now)
+            attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
+        if attempt != live.attempt:
+            self.store.locate_attempt(attempt)
+        if can(job.state, JobEvent.BEGIN) and (attempt.has_begun or reason != job.reason):
+            state = advance(job.state, JobEvent.BEGIN) if attempt.has_begun else job.state
+            job = replace(job, state=state, reason=None if attempt.has_begun else reason)
+            self.store.change(job.id, job.state, reason=job.reason)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
@@ -267,7 +285,7 @@ class Desk:
         used = {party: weight(use, now) for party, use in self.uses.items()}
         for live in self.live.values():
             party = (live.job.user, live.job.spec.tag)
-            used[party] = used.get(party, 0.0) + _device_seconds(live.attempt, now)
+            used[party] = used.get(party, 0.0) + _device_seconds(live.job, live.attempt, now)
         return used
 
     def last_start(self, tag: str) -> float | None:
@@ -311,7 +329,7 @@ class Desk:
 
     def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
         party = (job.user, job.spec.tag)
-        self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(attempt, now), now)
+        self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(job, attempt, now), now)
 
     def note_statistics(self, now: float) -> None:
         """Writes down use and what was learned, now and then: a crash may cost a second's worth, which decides nothing.
@@ -348,10 +366,11 @@ def _running(live: Live) -> Running:
         lease_id=attempt.lease_id,
         priority=job.priority,
         is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
-        is_paced=job.spec.pace is not None,
+        takes_slot=job.spec.pace is None and not attempt.engine,
         on=attempt.devices,
     )
 
 
-def _device_seconds(attempt: Attempt, now: float) -> float:
-    return attempt.ran_s(now) * max(1, len(attempt.devices))
+def _device_seconds(job: Job, attempt: Attempt, now: float) -> float:
+    devices = job.spec.need.devices if attempt.engine else len(attempt.devices)
+    return attempt.ran_s(now) * max(1, devices)

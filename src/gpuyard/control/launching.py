@@ -1,10 +1,12 @@
 """What an attempt is started with: its command, and an environment that names its devices, its lease and itself."""
 
-from gpuyard.core.jobs import Job
+from gpuyard.core.away import Terms
+from gpuyard.core.jobs import Attempt, Job
 from gpuyard.core.model import Snapshot
+from gpuyard.core.policy import Start
 from gpuyard.core.tasks import place_of
 from gpuyard.leases.measure import LEASE_VARIABLE
-from gpuyard.ports import HeldClaim, Launch
+from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.visibility import visible_variables
 
 # A job that was submitted from inside another must not be taken for it.
@@ -13,7 +15,7 @@ _OURS = frozenset(
 )
 
 
-def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot) -> Launch:
+def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot, terms: Terms | None = None) -> Launch:
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
     ours = {
@@ -21,7 +23,8 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         "GPUYARD_ATTEMPT": str(number),
         "GPUYARD_OOM_COUNT": str(job.growth.count),
     }
-    visible = {} if job.spec.sees_all_devices else visible_variables(devices)
+    is_for_others = terms is not None and terms.need.devices > 0  # the engine says which
+    visible = {} if job.spec.sees_all_devices or is_for_others else visible_variables(devices)
     task = job.spec.task
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
         visible = {**visible, task.variable: visible["CUDA_VISIBLE_DEVICES"]}
@@ -38,5 +41,38 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot)
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
         task=task,
-        place=place_of([device.index for device in devices]),
+        place=job.spec.engine or place_of([device.index for device in devices]),
+        engine=job.spec.engine,
+        terms=terms,
+    )
+
+
+def attempt_of(  # noqa: PLR0913 - all that is known when it begins
+    job: Job,
+    prepared: Prepared,
+    start: Start,
+    held: HeldClaim | None,
+    *,
+    predicted_mb: float | None,
+    boot_id: str | None,
+    now: float,
+) -> Attempt:
+    """As it is recorded. The time of one that is handed over counts from when it runs there, and no boot ends it."""
+    terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
+    reserved_mb = shares[0].memory_mb if shares else None
+    if terms is not None and not terms.need.is_exclusive:
+        reserved_mb = terms.need.memory_mb
+    return Attempt(
+        job_id=job.id,
+        number=prepared.attempt,
+        pid=prepared.pid,
+        boot_id=boot_id if terms is None else None,
+        started_at=now,
+        lease_id=held.lease.id if held is not None else None,
+        devices=tuple(share.device_id for share in shares),
+        log=prepared.log,
+        stop_at=None if limit is None or terms is not None else now + limit,
+        reserved_mb=reserved_mb,
+        predicted_mb=predicted_mb,
+        engine=job.spec.engine,
     )

@@ -56,6 +56,11 @@ class Lessons:
         exact, program = self._profile(known.exact), self._profile(known.program)
         return need_of(known.job, exact, program, self._cards, first_run_part)
 
+    def need_elsewhere(self, job: Job) -> Need:
+        """The same for an engine that places it, on cards that nobody here has seen: a whole one where nothing is known
+        of what it takes."""
+        return need_of(job, *self.profiles(job), Cards(()), first_run_part=1.0)
+
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))
 

@@ -45,7 +45,9 @@ def _note(index: dict[int, Live], job_id: int, live: Live, *, is_in: bool) -> No
 
 def _is_apart(live: Live) -> bool:
     attempt = live.attempt
-    is_plain = live.job.state is JobState.RUNNING and attempt.stopping is None and attempt.parked is None
+    is_plain = (
+        live.job.state in (JobState.RUNNING, JobState.PENDING) and attempt.stopping is None and attempt.parked is None
+    )
     return not is_plain or attempt.stop_at is not None or attempt.kill_at is not None
 
 

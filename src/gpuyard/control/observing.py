@@ -106,14 +106,15 @@ class Observer:
         if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
             return None
         shortage = ended.shortage or self._from_trace(live.attempt, ended.outcome.status)
-        if shortage is None or (shortage.where is ShortageKind.DEVICE and not live.attempt.devices):
+        had_devices = bool(live.attempt.devices) or (live.attempt.engine and live.job.spec.need.devices)
+        if shortage is None or (shortage.where is ShortageKind.DEVICE and not had_devices):
             return None
         others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
         return Lack(shortage=shortage, others=tuple(others))
 
     def _from_trace(self, attempt: Attempt, status: int | None) -> Shortage | None:
         """Without a word of its own: it was killed when RAM was full, or crashed on a device that was."""
-        if self._last is None or attempt.usage is None:
+        if self._last is None or attempt.usage is None or attempt.engine:
             return None
         snapshot = self._last.snapshot
         killed = killed_by_kernel(status, None, None, attempt.usage.ram_mb, snapshot.host.memory_total_mb)
@@ -165,8 +166,9 @@ def verdict_on(live: Live, lack: Lack, status: int | None, look: Look | None) ->
     says = lack.shortage.says
     reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
-    devices = look.snapshot.usable_devices() if look is not None else ()
-    host_mb = look.snapshot.host.memory_total_mb if look is not None else None
+    is_here = look is not None and not live.attempt.engine
+    devices = look.snapshot.usable_devices() if look is not None and is_here else ()
+    host_mb = look.snapshot.host.memory_total_mb if look is not None and is_here else None
     growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
     most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
     return outcome, judge_shortage(outcome, growth, most_mb)

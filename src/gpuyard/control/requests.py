@@ -194,7 +194,8 @@ class Requests:
 
     def _hold(self, job: Job, now: float) -> None:
         if job.state in LIVE:
-            raise UserError("it runs already: `gpuyard cancel` would stop it")
+            where = f"is with {job.spec.engine}" if job.state is JobState.PENDING else "runs"
+            raise UserError(f"it {where} already: `gpuyard cancel` would stop it")
         self._desk.apply(job, JobEvent.HOLD, now, "held: `gpuyard release` lets it go on")
 
     def _release(self, job: Job, now: float) -> None:
@@ -224,6 +225,8 @@ class Requests:
             return
         if job.state is not JobState.RUNNING:
             raise UserError(f"it is {job.state}: only what runs can be suspended")
+        if job.spec.engine:
+            raise UserError(f"it cannot be suspended: {job.spec.engine} has it")
         why_not = self._controller.mover.refusal(self._desk.live[job.id], look, self._controller.rules)
         if why_not is not None:
             raise UserError(f"it cannot be suspended: {why_not}")
@@ -304,7 +307,7 @@ class Requests:
 def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
     """With devices by their ids; UserError for what this machine could never give."""
     need = submission.spec.need
-    if not need.devices:
+    if not need.devices or submission.spec.engine:
         return submission
     if submission.devices_are_optional and not snapshot.usable_devices():
         without = replace(submission.spec, need=Need(devices=0), learns_memory=False, sees_all_devices=True)

@@ -15,13 +15,13 @@ class Counts:
         self.on: dict[str, dict[str, int]] = {}
         self.without_devices = 0
         for run in running:
-            self.add(run.tag, run.group, run.devices, is_paced=run.is_paced)
+            self.add(run.tag, run.group, run.devices, takes_slot=run.takes_slot)
             self.place(run.tag, run.on)
 
-    def add(self, tag: str, group: int | None, devices: int, *, is_paced: bool) -> None:
+    def add(self, tag: str, group: int | None, devices: int, *, takes_slot: bool) -> None:
         self.tags[tag] = self.tags.get(tag, 0) + 1
         self.groups[group] = self.groups.get(group, 0) + 1
-        self.without_devices += not devices and not is_paced
+        self.without_devices += not devices and takes_slot
 
     def place(self, tag: str, devices: Iterable[str]) -> None:
         on = self.on.setdefault(tag, {})

@@ -84,6 +84,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
     runs of a batch start at its `pace`. One that `sees_all_devices` has none of its own, as no probe could name
     any, and is kept from none that may be there. Jobs of its tag are its `crew`, and a workspace's are its `task`s.
+    Where there is an `engine`, that places it, with these options of its own.
     """
 
     command: tuple[str, ...]
@@ -108,6 +109,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     sees_all_devices: bool = False
     crew: Crew | None = None
     task: Task | None = None
+    engine: str = ""
+    engine_options: tuple[str, ...] = ()
+    cpus: int | None = None
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
@@ -196,7 +200,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     While it lives, `pid` is that of its keeper; afterwards it is the program's own.
     It is asked to stop at `stop_at` and made to at `kill_at`; `stopping` is what that will have been.
     `reserved_mb` is what it was given on each device, and `predicted_mb` what it was thought to need. Suspended since
-    `suspended_at`, and for `suspended_s` before that.
+    `suspended_at`, and for `suspended_s` before that. One that an `engine` places is `site_id` to that, and runs at a
+    `place` once it has begun; until then it has not `started_at` all, and is only handed over.
     """
 
     job_id: int
@@ -219,6 +224,13 @@ class Attempt(Struct, frozen=True, kw_only=True):
     suspended_s: float = 0.0
     usage: Usage | None = None
     lack: Lack | None = None
+    engine: str = ""
+    place: str | None = None
+    site_id: str | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return not self.engine or self.place is not None
 
     @property
     def key(self) -> str:
@@ -227,5 +239,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def ran_s(self, now: float) -> float:
         """How long it has run, or ran until then, without the time in which it was suspended."""
+        if not self.has_begun:
+            return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
         return max(0.0, now - self.started_at - paused)

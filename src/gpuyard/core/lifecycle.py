@@ -1,7 +1,8 @@
 """The life of a job as one table: in which state what may happen, and what it leads to.
 
 - `held` waits for a person, `blocked` for other jobs, `delayed` for a time, `queued` for devices.
-- A job has a live attempt exactly while it is `running`, `stopping`, or on the way to being `suspended` and back.
+- A job has a live attempt exactly while it is `pending` with an engine that will place it, `running`, `stopping`, or on
+  the way to being `suspended` and back.
 - A finished job begins anew only when a person says so.
 Whatever is not in the table cannot happen; `advance` says what can.
 """
@@ -16,6 +17,7 @@ class JobState(StrEnum):
     BLOCKED = "blocked"
     DELAYED = "delayed"
     QUEUED = "queued"
+    PENDING = "pending"
     RUNNING = "running"
     SUSPENDING = "suspending"
     SUSPENDED = "suspended"
@@ -34,6 +36,8 @@ class JobEvent(StrEnum):
     UNBLOCK = "unblock"
     DUE = "due"
     START = "start"
+    HAND_OVER = "hand-over"
+    BEGIN = "begin"
     SUSPEND = "suspend"
     PARK = "park"
     RESUME = "resume"
@@ -72,14 +76,16 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.DELAYED, E.HOLD): S.HELD,
     (S.DELAYED, E.CANCEL): S.CANCELLED,
     (S.QUEUED, E.START): S.RUNNING,
+    (S.QUEUED, E.HAND_OVER): S.PENDING,
     (S.QUEUED, E.HOLD): S.HELD,
     (S.QUEUED, E.CANCEL): S.CANCELLED,
     (S.QUEUED, E.REJECT): S.REJECTED,
     **{
         (state, event): after
-        for state in (S.RUNNING, S.SUSPENDING, S.SUSPENDED, S.RESUMING)
+        for state in (S.PENDING, S.RUNNING, S.SUSPENDING, S.SUSPENDED, S.RESUMING)
         for event, after in _ENDS.items()
     },
+    (S.PENDING, E.BEGIN): S.RUNNING,
     (S.RUNNING, E.SUSPEND): S.SUSPENDING,
     (S.SUSPENDING, E.PARK): S.SUSPENDED,
     (S.SUSPENDING, E.GO_ON): S.RUNNING,
@@ -103,7 +109,7 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
 
 # Suspended, or on the way there or back: such a job does not run, whatever its attempt holds.
 PARKED = frozenset({S.SUSPENDING, S.SUSPENDED, S.RESUMING})
-LIVE = PARKED | {S.RUNNING, S.STOPPING}
+LIVE = PARKED | {S.PENDING, S.RUNNING, S.STOPPING}
 FINISHED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.REJECTED})
 WAITING = frozenset(S) - LIVE - FINISHED
 

@@ -34,7 +34,8 @@ class Lane(Struct, frozen=True, kw_only=True):
 
     Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
     has a single job, which is suspended; one that `preempts` may have others make room. The runs of a batch, which is a
-    `group`, start at its `pace`. Where there is a `crew`, it is all that have the tag.
+    `group`, start at its `pace`. Where there is a `crew`, it is all that have the tag. Where there is an `engine`, that
+    places its jobs.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     preempts: bool = False
     pace: Pace | None = None
     crew: Crew | None = None
+    engine: str = ""
 
     @property
     def party(self) -> Party:

@@ -23,6 +23,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.away import Terms
 from gpuyard.core.counts import Counts, limit_reached
 from gpuyard.core.crew import anywhere, emptiest, spread
 from gpuyard.core.learning import Estimate
@@ -79,12 +80,14 @@ class View(Struct, frozen=True, kw_only=True):
 class Start(Struct, frozen=True, kw_only=True):
     """A proposal: the ledger grants it, or it turns into a Hold. In a lane that resumes, the job goes on.
 
-    For a run of a batch, `charged_mb` is what is used and reserved of its device with it."""
+    For a run of a batch, `charged_mb` is what is used and reserved of its device with it. On `terms` it is handed over
+    to an engine that places it."""
 
     job_id: int
     lane: Lane
     claim: Claim
     charged_mb: float | None = None
+    terms: Terms | None = None
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -199,7 +202,7 @@ class _Planner:
             Start(job_id=candidate.job_id, lane=lane, claim=claim, charged_mb=self._charged_mb(lane, claim))
         )
         if not lane.resumes:  # it counts as running already
-            self._counts.add(lane.tag, lane.group, lane.need.devices, is_paced=lane.pace is not None)
+            self._counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=lane.pace is None)
             self._counts.place(lane.tag, (share.device_id for share in claim.shares))
             self._last_starts[lane.tag] = self._view.now
         self._has_paced = self._has_paced or lane.pace is not None
@@ -376,7 +379,7 @@ def _name(job_id: int) -> str:
 
 def estimate_start(view: View, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
     """Roughly when a job with so many before it could start, each taking `likely_s`; `None` where nothing is known."""
-    mine = [run for run in view.running if bool(run.devices) == bool(lane.need.devices)]
+    mine = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
     known = (view.ends_after(run.job_id) for run in mine)
     ends = sorted(max(view.now, end) for end in known if end is not None)
     if not ends or len(ends) < len(mine) or (ahead >= len(ends) and likely_s is None):

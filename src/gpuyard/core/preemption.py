@@ -11,7 +11,7 @@ from gpuyard.core.room import Room
 
 class Running(Struct, frozen=True, kw_only=True):
     """A live attempt. `leave_cost_s` is what it would cost to have it make room, `None` where it may not be asked; one
-    that `is_leaving` is about to; one that `is_paced` is a run of a batch; it is `on` these devices."""
+    that `is_leaving` is about to; runs of a batch and what runs elsewhere take no slot; it is `on` these devices."""
 
     job_id: int
     user: str
@@ -23,7 +23,7 @@ class Running(Struct, frozen=True, kw_only=True):
     priority: int = 0
     leave_cost_s: float | None = None
     is_leaving: bool = False
-    is_paced: bool = False
+    takes_slot: bool = True
     on: tuple[str, ...] = ()
 
 

@@ -34,6 +34,8 @@ class ReasonKind(StrEnum):
     CPU_LIMIT = "cpu-limit"
     NO_STORE = "no-store"
     NO_ENGINE = "no-engine"
+    ENGINE_LIMIT = "engine-limit"
+    PENDING = "pending"
     MAKING_ROOM = "making-room"
     SUSPENDED = "suspended"
     STAGGERED = "staggered"

@@ -2,13 +2,16 @@
 
 Those of this boot are watched on: their keepers live, or their ends are in the journal. Those of an earlier boot
 died with the machine, and their jobs go the way that was asked for when they were submitted; but one that is known to
-have succeeded, or never to have begun, is not made to run twice or to wait for a person.
+have succeeded, or never to have begun, is not made to run twice or to wait for a person. What runs elsewhere does not
+care about our boots.
 """
 
 from gpuyard.core.jobs import Attempt, Job, OnReboot, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import JobEvent
 from gpuyard.core.retry import Verdict
 
+# So many of its attempts may be lost, one after the other.
+_MOST_LOST = 5
 REBOOTED = Outcome(kind=OutcomeKind.LOST, reason="the machine was restarted while it ran")
 
 
@@ -19,6 +22,18 @@ def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
 def ended_before_reboot(outcome: Outcome) -> bool:
     """Whether the outcome can be believed: a failure may be the work of the shutdown, which asks programs to end."""
     return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)
+
+
+def after_loss(job: Job) -> Verdict:
+    """For one that was lost elsewhere, with its node or its whole cluster, which is no fault of its own: it is run
+    again unless somebody said otherwise, and held when that has happened too often."""
+    wish = job.spec.on_reboot or OnReboot.REQUEUE
+    if wish is OnReboot.FAIL:
+        return Verdict(event=JobEvent.FAIL, counts=True, text="it was lost where it ran")
+    if wish is OnReboot.HOLD or job.attempts - job.failures > _MOST_LOST:
+        hint = f"see what it had done, then `gpuyard release {job.id}`"
+        return Verdict(event=JobEvent.HOLD, text=f"it was lost where it ran: {hint}")
+    return Verdict(event=JobEvent.RETRY, text="it was lost where it ran; again at once")
 
 
 def after_reboot(job: Job) -> Verdict:

@@ -27,6 +27,8 @@ from gpuyard.core.tasks import Task
 from gpuyard.errors import UserError
 
 MOST_JOBS = 1_000_000
+# The engine that runs jobs on this machine.
+LOCAL = "local"
 # The priority of a job that may preempt others, where none is given: those of its own priority make no room for it.
 URGENT = 100
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
@@ -107,7 +109,12 @@ def parse_submission(asked: Asked) -> Submission:
         pace=pace,
         crew=asked.crew,
         task=asked.task,
+        engine=_engine(options),
+        engine_options=tuple(options.texts("engine-option")),
+        cpus=options.whole("cpus", 0, least=1, most=100_000) or None,
     )
+    if spec.engine:
+        _refuse_for_engine(spec, options)
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))
     devices = options.text("device")
@@ -127,6 +134,30 @@ def parse_submission(asked: Asked) -> Submission:
         raise UserError("a crew is the jobs of a tag, and these have none", hint="give them one")
     options.refuse_the_rest()
     return submission
+
+
+def _engine(options: Options) -> str:
+    """Empty for the local one."""
+    name = _one_line(options.text("engine"), "--engine") or ""
+    return "" if name == LOCAL else name
+
+
+def _refuse_for_engine(spec: JobSpec, options: Options) -> None:
+    """What only this machine's own GPUs can be asked for."""
+    for name, has_it in (
+        ("preempt", spec.preempts),
+        ("device", "device" in options),
+        ("concurrency", spec.pace is not None),
+        ("max-gpu", spec.need.max_utilization_percent is not None),
+        ("max-gpu-mem-mb", spec.need.max_memory_used_mb is not None),
+        ("max-power-w", spec.need.max_power_w is not None),
+        ("max-cpu", spec.need.max_cpu_percent is not None),
+    ):
+        if has_it:
+            raise UserError(
+                f"--{name} is about this machine, and {spec.engine} places the job itself",
+                hint="leave it out; what the engine is to know goes into --engine-option",
+            )
 
 
 def _pace(options: Options) -> Pace:
@@ -172,8 +203,14 @@ def _need(options: Options, pace: Pace | None) -> Need:
         max_power_w=options.number("max-power-w"),
         max_memory_used_mb=options.number("max-gpu-mem-mb") if pace is None else None,
         max_cpu_percent=options.number("max-cpu") if pace is None else None,
-        min_host_memory_mb=options.number("min-free-mem-mb") if pace is None else None,
+        min_host_memory_mb=_ram(options) if pace is None else None,
     )
+
+
+def _ram(options: Options) -> float | None:
+    """What it takes has to be there when it starts."""
+    least, takes = options.number("min-free-mem-mb"), options.size("ram")
+    return max((figure for figure in (least, takes) if figure is not None), default=None)
 
 
 # The jobs of one submission

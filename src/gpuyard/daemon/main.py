@@ -1,6 +1,7 @@
 """The daemon's life: one per user; it takes over what runs, serves until it is told to stop, and jobs go on."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from gpuyard.daemon.routes import Routes
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.ram import RamMeter
+from gpuyard.engines.registry import Context, open_engine
 from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.book import Book
@@ -26,6 +28,7 @@ from gpuyard.leases.folder import network_file_system
 from gpuyard.leases.identity import this_process
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.mutex import MUTEX
+from gpuyard.ports import Engine
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import open_database
@@ -56,7 +59,16 @@ async def _serve() -> int:
     me = this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
-    yard = Yard(database, Book(ledger, me), engine, clock, me, suspender=suspender)
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(yard.wake)
+
+    def open_elsewhere(name: str) -> Engine:
+        return open_engine(Context(name=name, folder=folder, on_news=wake))
+
+    yard = Yard(database, Book(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_elsewhere)
     if notice is not None:
         _log.error(notice)
         yard.notices.append(notice)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -18,7 +19,7 @@ from gpuyard.core.selection import Selection, format_ids, parse_selection
 from gpuyard.core.shape import iso_time
 from gpuyard.core.submission import Submission, decode_asked, parse_submission
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon import batches, learned, places, shape, tasks, telling
+from gpuyard.daemon import batches, exporting, learned, places, shape, tasks, telling
 from gpuyard.daemon.http import Refused, Request, Response
 from gpuyard.daemon.reading import (
     read_body,
@@ -33,6 +34,7 @@ from gpuyard.daemon.reading import (
 from gpuyard.daemon.waiting import Waiting
 from gpuyard.daemon.yard import Yard, banned_devices
 from gpuyard.engines.logs import path_of, remove_logs
+from gpuyard.engines.registry import LOCAL, check_name, log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.leases.identity import user_name
 from gpuyard.store.database import faults_told
@@ -75,6 +77,9 @@ class Routes:
             ("GET", "/tasks"): lambda asked: tasks.standing(yard, read_tag(asked.query)),
             ("POST", "/tags/stop"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=True),
             ("POST", "/tags/go"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=False),
+            ("GET", "/exports"): lambda asked: exporting.page(
+                yard, asked.query.get("ids", ""), after=read_whole(asked.query.get("after"), 0)
+            ),
             ("GET", "/estimates"): self._estimates,
             ("POST", "/estimates/forget"): lambda asked: learned.forget(yard, read_words(read_body(asked))),
         }
@@ -186,8 +191,8 @@ class Routes:
         if not isinstance(older_than_s, int | float) or older_than_s < 0:
             raise UserError("older_than_s is missing", hint="say how old they have to be, such as 30d")
         gone = await _in_pieces(self._yard.requests.clean(float(older_than_s)))
-        folder = Path(places.state_folder()) / "logs"
-        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folder, gone)
+        folders = log_folders(Path(places.state_folder()))
+        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, gone)
         return {"jobs": len(gone), "bytes": freed}
 
     # Submit and change
@@ -196,7 +201,10 @@ class Routes:
         loop = asyncio.get_running_loop()
         # To read a file of a hundred thousand commands takes seconds, in which others are served.
         is_long = len(request.body) > _LONG_BODY
-        submission = await loop.run_in_executor(None, _read, request.body) if is_long else _read(request.body)
+        engine = self._yard.controller.rules.engine
+        submission = (
+            await loop.run_in_executor(None, _read, request.body, engine) if is_long else _read(request.body, engine)
+        )
         token = submission.token
         task = self._arriving.get(token) if token else None
         if task is None:
@@ -314,8 +322,14 @@ class Routes:
         return waiting.answer()
 
 
-def _read(body: bytes) -> Submission:
-    return parse_submission(decode_asked(body))
+def _read(body: bytes, engine: str) -> Submission:
+    """`engine` is for those that name none; batches are paced by what this machine bears, and stay here."""
+    asked = decode_asked(body)
+    if "engine" not in asked.options and "concurrency" not in asked.options:
+        asked.options["engine"] = engine
+    submission = parse_submission(asked)
+    check_name(submission.spec.engine or LOCAL)
+    return submission
 
 
 async def _in_pieces(pieces: InPieces[T]) -> T:
@@ -341,9 +355,9 @@ def _slice(jobs: Iterator[Job], offset: int, count: int) -> Iterator[Job]:
             yield job
 
 
-def _remove_logs(folder: Path, gone: list[tuple[int, int]]) -> int:
+def _remove_logs(folders: list[Path], gone: list[tuple[int, int]]) -> int:
     freed = 0
-    for job_id, attempts in gone:
+    for folder, (job_id, attempts) in itertools.product(folders, gone):
         for attempt in range(1, attempts + 1):
             path = path_of(folder, job_id, attempt)
             try:

@@ -48,6 +48,8 @@ def row(job: Job, attempt: Attempt | None, next_need: Need, snapshot: Snapshot, 
         "array": job.group,
         "index": job.index,
         "log": attempt.log if attempt is not None else None,
+        "engine": job.spec.engine or "local",
+        "place": attempt.place if attempt is not None else None,
     }
 
 
@@ -76,6 +78,8 @@ def details(
         "need": to_builtins(spec.need),
         "preempts": spec.preempts,
         "on_preempt": str(spec.on_preempt),
+        "cpus": spec.cpus,
+        "engine_options": list(spec.engine_options),
         "growth": _growth(job.growth),
         "after": [
             {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is Prospect.MET}
@@ -121,6 +125,9 @@ def _attempt(attempt: Attempt, now: float) -> dict[str, Any]:
         "suspended_at": iso_time(attempt.suspended_at),
         "suspended_s": attempt.suspended_s,
         "lack": None if attempt.lack is None else _lack(attempt, attempt.lack),
+        "engine": attempt.engine or "local",
+        "place": attempt.place,
+        "site_id": attempt.site_id,
     }
 
 
@@ -177,11 +184,11 @@ def _elapsed(job: Job, attempt: Attempt | None, now: float) -> float | None:
     if attempt is None or not job.attempts:
         return None
     if job.state in LIVE:
-        return attempt.ran_s(now)
+        return attempt.ran_s(now) if attempt.has_begun else None
     return None if job.ended_at is None else attempt.ran_s(job.ended_at)
 
 
 def _waited(job: Job, now: float) -> float | None:
-    if job.state in LIVE or job.ended_at is not None:
+    if (job.state in LIVE and job.state is not JobState.PENDING) or job.ended_at is not None:
         return None
     return max(0.0, now - job.submitted_at)

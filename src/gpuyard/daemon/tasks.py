@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpuyard.core.jobs import Attempt, Job
-from gpuyard.core.lifecycle import FINISHED, LIVE, WAITING
+from gpuyard.core.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.shape import iso_time
 from gpuyard.daemon import telling
 from gpuyard.daemon.yard import Yard
@@ -42,8 +42,8 @@ def _task(yard: Yard, job: Job) -> dict[str, Any]:
         "config": job.spec.task.config,
         "workspace": job.spec.task.workspace,
         "state": str(job.state),
-        "is_live": job.state in LIVE,
-        "is_waiting": job.state in WAITING,
+        "is_live": job.state in LIVE and job.state is not JobState.PENDING,
+        "is_waiting": job.state in WAITING or job.state is JobState.PENDING,
         "is_finished": job.state in FINISHED,
         "outcome": None if job.outcome is None else str(job.outcome.kind),
         "status": None if job.outcome is None else job.outcome.status,
@@ -51,6 +51,7 @@ def _task(yard: Yard, job: Job) -> dict[str, Any]:
         "attempt": job.attempts,
         "priority": job.priority,
         "devices": list(devices),
+        "place": attempt.place if attempt is not None else None,
         "gpu_indexes": [None if device is None else device.index for device in found],
         "submitted_at": iso_time(job.submitted_at),
         "started_at": iso_time(job.started_at),

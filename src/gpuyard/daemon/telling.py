@@ -20,7 +20,9 @@ Event = tuple[float, str, str | None]
 _RECENTLY_FINISHED = 10
 _SAYS_LITTLE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 _PAGE = 200
-_LIVE_IN_ORDER = (JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.SUSPENDING, JobState.SUSPENDED)
+_LIVE_IN_ORDER = (
+    JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
+)  # fmt: skip
 
 
 class Listing:
@@ -126,7 +128,7 @@ def in_brief(yard: Yard, job: Job) -> str | None:
 
 
 def _held_up(yard: Yard, lane_id: int) -> str | None:
-    hold = next((hold for hold in yard.controller.plan.holds if hold.lane.id == lane_id), None)
+    hold = next((hold for hold in yard.controller.holds if hold.lane.id == lane_id), None)
     if hold is None:
         return None
     first = next((reason for reason in hold.reasons if reason.kind not in _SAYS_LITTLE), None)
@@ -173,7 +175,12 @@ def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> lis
     told: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *events]
     for attempt in attempts:
         where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
-        told.append((attempt.started_at, "started", f"attempt {attempt.number} {where}, pid {attempt.pid}"))
+        if attempt.engine:
+            where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
+        else:
+            where = f"{where}, pid {attempt.pid}"
+        if attempt.has_begun:
+            told.append((attempt.started_at, "started", f"attempt {attempt.number} {where}"))
         if attempt.outcome is not None and attempt.ended_at is not None:
             how = attempt.outcome.reason or f"status {attempt.outcome.status}"
             told.append((attempt.ended_at, "ended", f"attempt {attempt.number} {attempt.outcome.kind}: {how}"))
@@ -198,6 +205,8 @@ def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:
         yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
     elif job.state is JobState.SUSPENDED and not _is_parked_for_room(yard, job):
         yield plain(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
+    elif job.state is JobState.PENDING:
+        yield plain(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")
     elif job.state in PARKED and job.reason is not None:
         yield plain(ReasonKind.SUSPENDED, job.reason)
 
@@ -221,6 +230,7 @@ def _how_it_is(job: Job) -> str:
 
 
 _LIVE_WORDS = {
+    JobState.PENDING: "has been handed over, and waits there",
     JobState.RUNNING: "runs",
     JobState.SUSPENDING: "is being suspended: its memory is moved to RAM",
     JobState.SUSPENDED: "is suspended",
@@ -230,6 +240,8 @@ _ENDED = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobSta
 
 
 def _what(job: Job) -> str:
+    if job.spec.engine:
+        return job.spec.engine
     count = job.spec.need.devices
     return f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
 

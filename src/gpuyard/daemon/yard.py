@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.book import Book
 from gpuyard.leases.notice import Notice
-from gpuyard.ports import Clock
+from gpuyard.ports import Clock, Engine
 from gpuyard.store.catalogue import Catalogue
 from gpuyard.store.database import Database, faults_told
 from gpuyard.store.jobs import JobStore
@@ -59,10 +60,13 @@ class Yard:
         me: Holder,
         *,
         suspender: LocalSuspender,
+        open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self.store = JobStore(database)
         self.catalogue = Catalogue(database, self.store)
-        self.controller = Controller(self.store, book, engine, clock, rules=read_rules(), me=me, suspender=suspender)
+        self.controller = Controller(
+            self.store, book, engine, clock, rules=read_rules(), me=me, suspender=suspender, open_engine=open_engine
+        )
         self.requests = Requests(self.controller, self.store, self.catalogue, clock)
         self.finishing = Finishing()
         self.looks: Looks
@@ -110,7 +114,7 @@ class Yard:
         self._book.leave_line()
         self.looks.close()
         self._suspender.close()
-        self._engine.close()
+        self.controller.engines.close()
 
     def wake(self) -> None:
         """Something has happened: a step follows, one for all that happens until then."""
@@ -252,7 +256,7 @@ class Yard:
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """One that lives, with the pid of its program rather than its keeper's, once it has one."""
-        return replace(attempt, pid=self._engine.pid_of(attempt) or attempt.pid)
+        return attempt if attempt.engine else replace(attempt, pid=self._engine.pid_of(attempt) or attempt.pid)
 
     # Others who hold devices
 
@@ -317,6 +321,7 @@ def read_rules() -> Rules:
         first_run_part=packing.first_run_part,
         settle_s=packing.settle_s or None,
         ram_reserve_mb=config.suspend.ram_reserve_mb,
+        engine=queue.engine,
     )
 
 

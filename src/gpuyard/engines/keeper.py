@@ -88,7 +88,7 @@ class Keeper:
         self._jobs: dict[int, str] = {}
         self._unwritten: list[bytes] = []
         self._listener = _listen(folder, self._me)
-        self._nowhere = _open_above(LEASE_AT)
+        self._nowhere = open_above(LEASE_AT)
         self._wire = _lay_wire()
         self._poll = select.poll()
         self._ways: dict[int, Callable[[int], object]] = {}
@@ -170,7 +170,7 @@ class Keeper:
                 raise Hindrance("unbegun")
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise Hindrance("unbegun")
-            self._jobs[_spawn(launch, lease, self._nowhere)] = key
+            self._jobs[spawn(launch, lease, self._nowhere)] = key
         except Hindrance as hindrance:
             word = hindrance.word
         if lease is not None:
@@ -252,7 +252,9 @@ def _line(key: str, keeper: int, word: str) -> bytes:
 # One program
 
 
-def _spawn(launch: Launch, lease: int | None, nowhere: int) -> int:
+def spawn(launch: Launch, lease: int | None, nowhere: int) -> int:
+    """The pid of the program, which leads a session of its own; its directory is ours from now on, too. Raises a
+    Hindrance where it cannot be, which its log tells of."""
     _, _, command, environment, directory, log_path, stdin_path = launch
     log, stdin = _open_log(log_path), nowhere
     try:
@@ -352,7 +354,7 @@ def _hinder(word: str, text: str, log: int) -> Hindrance:
 # The keeper's own
 
 
-def _open_above(least: int) -> int:
+def open_above(least: int) -> int:
     """Nowhere, and nothing else opened from now on has a number up to `least`: jobs know things by those."""
     while True:
         nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

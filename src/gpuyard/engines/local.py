@@ -29,9 +29,10 @@ from msgspec import Struct
 from gpuyard.core.jobs import Attempt
 from gpuyard.engines import evidence, journal, keeper, logs, tree
 from gpuyard.engines.connection import Connection, connect
+from gpuyard.engines.passing import refuse_unpassable
 from gpuyard.engines.tasks import forget_sockets, words_of
-from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, Launch, Prepared
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Ended, Launch, Prepared, RunsHere
 
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
@@ -65,7 +66,7 @@ class _Prepared(Struct, frozen=True):
         return f"{self.watched.job_id}.{self.watched.attempt}", self.keeper.pid
 
 
-class LocalEngine:
+class LocalEngine(RunsHere):
     """Implements `ports.Engine`, for one thread of one process at a time.
 
     An event loop can watch `fileno()`: it is readable while `ended` has something to do or to tell.
@@ -107,7 +108,6 @@ class LocalEngine:
         return -1 if self._poll is None else self._poll.fileno()
 
     def close(self) -> None:
-        """What was prepared is forgotten, what was begun goes on."""
         self.abandon()
         for each in list(self._keepers.values()):
             self._part_with(each)
@@ -128,7 +128,7 @@ class LocalEngine:
         own = self._own_keeper()
         log = f"{self._logs}/{logs.name_of(launch.job_id, launch.attempt)}"
         environment = {**launch.environment, tree.QUEUE: self.queue}
-        _refuse_unpassable(launch, environment)
+        refuse_unpassable(launch, environment)
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program finds out, and knows better what to say
                 os.mkdir(launch.folder)
@@ -362,20 +362,6 @@ class LocalEngine:
 
 def _is_last(entry: journal.Entry) -> bool:
     return entry.word != journal.BEGAN
-
-
-def _refuse_unpassable(launch: Launch, environment: dict[str, str]) -> None:
-    texts = (*launch.command, launch.cwd, launch.stdin or "", *environment, *environment.values())
-    try:
-        is_passable = b"\0" not in os.fsencode("".join(texts)) and "" not in environment
-    except UnicodeEncodeError:
-        is_passable = False
-    if not is_passable or "=" in "".join(environment):
-        raise UserError(
-            f"the command of job {launch.job_id} cannot be passed to a program: something in it has a zero byte, half a"
-            " character, or is no name for a variable",
-            hint="see its arguments and the environment it was submitted with",
-        )
 
 
 def _hang_bell(poll: "select.epoll | None") -> int:

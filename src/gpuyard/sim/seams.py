@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
 from gpuyard.core.model import Holder, Lease, Need, Share, Snapshot, Ticket
-from gpuyard.ports import Ended, Launch, Moved, Prepared, Wanted
+from gpuyard.ports import Ended, Launch, Moved, Prepared, RunsHere, Wanted
 from gpuyard.sim.parts import Program, Where
 from gpuyard.sim.trace import TraceJob
 from gpuyard.sim.world import World
@@ -94,7 +94,7 @@ class SimulatedBook:
         return "ours"
 
 
-class SimulatedEngine:
+class SimulatedEngine(RunsHere):
     """Implements `ports.Engine`: a job's program is the one that the trace has for it."""
 
     def __init__(self, world: World, book: SimulatedBook) -> None:

@@ -266,10 +266,25 @@ class JobStore:
             rows.attempt_to_row(attempt),
         )
         self._execute(
-            "UPDATE jobs SET state = 'running', attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
+            "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
             "ended_at = NULL WHERE id = ?",
-            (attempt.number, attempt.started_at, attempt.job_id),
-        )
+            (
+                JobState.RUNNING if attempt.has_begun else JobState.PENDING, attempt.number,
+                attempt.started_at if attempt.has_begun else None, attempt.job_id,
+            ),
+        )  # fmt: skip
+
+    def locate_attempt(self, attempt: Attempt) -> None:
+        """Where its engine has it, and since when it runs there."""
+        self._execute(
+            "UPDATE attempts SET started_at = ?, stop_at = ?, place = ?, site_id = ? WHERE job = ? AND number = ?",
+            (
+                attempt.started_at, attempt.stop_at, rows.reason_to_text(attempt.place), attempt.site_id,
+                attempt.job_id, attempt.number,
+            ),
+        )  # fmt: skip
+        if attempt.has_begun:
+            self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
     def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
         """From now on its pid is that of the program, where that is known."""

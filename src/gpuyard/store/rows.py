@@ -19,10 +19,10 @@ JOB_COLUMNS = (
 )
 ATTEMPT_COLUMNS = (
     "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
-    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage"
+    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id"
 )
 # What lanes and their needs have had since later schemas.
-_NEWER = ("pace", "crew", "part", "ignores_load")
+_NEWER = ("pace", "crew", "part", "ignores_load", "engine")
 
 
 def spec_to_text(spec: JobSpec) -> str:
@@ -136,6 +136,9 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
         attempt.suspended_s,
         value_to_text(attempt.usage),
         lack_to_text(attempt.lack),
+        attempt.engine,
+        reason_to_text(attempt.place),
+        attempt.site_id,
     )
 
 
@@ -161,6 +164,9 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         suspended_s=row[17],
         usage=None if row[18] is None else msgspec.json.decode(row[18], type=Usage),
         lack=None if row[19] is None else msgspec.json.decode(row[19], type=Lack),
+        engine=row[20],
+        place=row[21],
+        site_id=row[22],
     )
 
 
@@ -179,4 +185,5 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         preempts=job.spec.preempts,
         pace=job.spec.pace,
         crew=job.spec.crew,
+        engine=job.spec.engine,
     )

@@ -23,6 +23,7 @@ _STATES = {
     "stopping": ("◍", "yellow"),
     "suspended": ("◐", "yellow"),
     "failed": ("✗", "red"),
+    "pending": ("◔", "green"),
     "retrying": ("◌", "yellow"),
     "held": ("‖", "yellow"),
     "waiting": ("○", None),
@@ -87,7 +88,8 @@ def changes_of(before: Standing, now: Standing) -> list[str]:
 
 
 def _change(row: Row) -> str:
-    where = f" on GPU {row.gpu}" if row.state == "running" and row.gpu is not None else ""
+    gpu = f"GPU {row.gpu}" if row.gpu is not None and row.gpu[:1] in "?0123456789" else row.gpu
+    where = f" on {gpu}" if row.state == "running" and gpu is not None else ""
     again = f", attempt {row.attempt}" if row.state == "running" and row.attempt > 1 else ""
     return clean(f"{row.config} {row.state}{where}{again}")
 

@@ -40,7 +40,7 @@ def test_every_state_is_one_of_waiting_live_and_finished() -> None:
 def test_an_attempt_begins_in_one_place_only() -> None:
     """Whatever becomes live comes from the queue."""
     into_live = {key for key, after in TRANSITIONS.items() if after in LIVE and key[0] not in LIVE}
-    assert into_live == {(JobState.QUEUED, JobEvent.START)}
+    assert into_live == {(JobState.QUEUED, JobEvent.START), (JobState.QUEUED, JobEvent.HAND_OVER)}
 
 
 def test_the_way_out_of_the_memory_and_back_is_one_way_around() -> None:

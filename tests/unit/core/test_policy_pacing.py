@@ -63,7 +63,7 @@ def test_no_more_run_at_once_than_the_batch_allows() -> None:
 def test_a_batch_takes_no_slots_of_jobs_without_devices_and_needs_none() -> None:
     slots_taken = [running(each, devices=0) for each in (5, 6)]
     assert list(started(plan(batch(1, CPU, 10), running=slots_taken, cpu_jobs=2))) == [10]
-    of_batch = [replace(run, group=BATCH, is_paced=True) for run in slots_taken]
+    of_batch = [replace(run, group=BATCH, takes_slot=False) for run in slots_taken]
     assert list(started(plan(queue(1, CPU, 30, 31), running=of_batch, cpu_jobs=2))) == [30, 31]
 
 

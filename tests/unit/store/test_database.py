@@ -37,6 +37,10 @@ def has_batch(released: Path) -> bool:
     return int(released.stem.rpartition("-")[2]) >= 3
 
 
+def has_handed_over(released: Path) -> bool:
+    return int(released.stem.rpartition("-")[2]) >= 4
+
+
 def schema_of(database: Database) -> set[tuple[str, str, str]]:
     return set(database.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
 
@@ -94,6 +98,7 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
     later = {14: "suspending", 15: "suspended", 16: "resuming", 17: "queued"} if has_suspended(released) else {}
     later |= {18: "succeeded", 19: "running", 20: "queued"} if has_batch(released) else {}
+    later |= {21: "pending", 22: "running"} if has_handed_over(released) else {}
     assert {job_id: str(job.state) for job_id, job in jobs.items()} == {
         1: "queued", 2: "held", 3: "blocked", 4: "delayed", 5: "running", 6: "stopping", 7: "succeeded", 8: "failed",
         9: "cancelled", 10: "rejected", 11: "queued", 12: "queued", 13: "queued",
@@ -101,7 +106,7 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     }  # fmt: skip
     counted = Counter(job.state for job in jobs.values())
     assert store.counts() == {state: counted[state] for state in JobState}
-    assert set(store.counts().values()) == {0: {0, 1, 4}, 4: {1, 5}, 7: {1, 2, 6}}[len(later)]
+    assert set(store.counts().values()) == {0: {0, 1, 4}, 4: {0, 1, 5}, 7: {0, 1, 2, 6}, 9: {1, 2, 3, 6}}[len(later)]
     plain = jobs[1].spec
     assert (plain.command, plain.environment, plain.need) == (("python", "train.py"), {"LANG": "caf\udce9"}, Need())
     assert (jobs[2].reason, jobs[10].reason) == ("held when it was submitted", "in vain")
@@ -109,6 +114,19 @@ def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: P
     assert jobs[7].outcome == Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
     assert jobs[8].outcome == Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
     assert store.submitted("sent-once") == (1, 1)
+
+
+@pytest.mark.parametrize("released", [each for each in RELEASED if has_handed_over(each)], ids=lambda each: each.stem)
+def test_what_was_handed_over_by_an_old_daemon_is_known_where_it_is(
+    opened: Opener, released: Path, tmp_path: Path
+) -> None:
+    store = JobStore(opened(Path(shutil.copy(released, tmp_path))))
+    live = {job.id: (job, attempt) for job, attempt in store.live()}
+    (waits, there), (runs, begun) = live[21], live[22]
+    assert (there.engine, there.site_id, there.place, there.has_begun) == ("slurm", "21_0", None, False)
+    assert (begun.engine, begun.site_id, begun.place, begun.has_begun) == ("slurm", "22_0", "n0", True)
+    assert (waits.started_at, runs.started_at) == (None, begun.started_at)
+    assert (waits.spec.engine, waits.spec.engine_options, waits.spec.cpus) == ("slurm", ("--partition=big",), 4)
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.stem)

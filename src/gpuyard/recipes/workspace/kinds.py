@@ -59,6 +59,15 @@ def gpu_count(node: yaml.Node) -> int | None:
         raise Wrong(f"`all` or {wrong}") from None
 
 
+def engine(node: yaml.Node) -> str | None:
+    """`None` for the queue's own; whether there is one of that name is seen when it is used."""
+    takes = "default, or the name of an engine: local, slurm, ray"
+    name = text_of(node, takes).strip().lower()
+    if not name.isidentifier():
+        raise Wrong(takes)
+    return None if name == "default" else name
+
+
 def seconds(node: yaml.Node) -> float:
     takes = "a time such as 30, 30s or 4h"
     try:

@@ -56,7 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     vram_mb: float | None = None
     env: dict[str, str] = {}
     priority: int = 0
-    engine: str = "local"
+    engine: str | None = None
     sessions: str = "tmux"
     timeout_s: float | None = None
     notify: tuple[str, ...] | None = None
@@ -88,14 +88,14 @@ KINDS: dict[str, Kind] = {
     "vram": kinds.size_mb,
     "env": kinds.environment,
     "priority": kinds.priority,
-    "engine": kinds.choice("local", "slurm", "ray"),
+    "engine": kinds.engine,
     "sessions": kinds.choice("tmux", "none"),
     "timeout": kinds.some_seconds,
     "notify": kinds.command,
 }
 _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
 # What a value of None stands for, where people read it.
-_NONE = {"gpu_count": "all", "vram": "learned"}
+_NONE = {"gpu_count": "all", "vram": "learned", "engine": "default"}
 
 
 class Row(Struct, frozen=True, kw_only=True):

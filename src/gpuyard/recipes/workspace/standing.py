@@ -23,6 +23,7 @@ _LIVE = {
     "resuming": "suspended",
 }
 _OTHERS = {
+    "pending": "pending",
     "queued": "waiting",
     "blocked": "waiting",
     "delayed": "retrying",
@@ -35,7 +36,7 @@ _OTHERS = {
 # A config that is gone is of interest while its task is under way, and where that failed.
 _FORGOTTEN = frozenset({"succeeded", "cancelled"})
 _UNDER_WAY = frozenset({"running", "finishing", "stopping", "suspended"})
-_WAITING = frozenset({"waiting", "retrying", "held"})
+_WAITING = frozenset({"waiting", "pending", "retrying", "held"})
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -131,7 +132,7 @@ def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped
     return Row(
         config=config,
         state=state,
-        gpu=",".join(indexes) or None,
+        gpu=",".join(indexes) or task["place"],
         seconds=task["elapsed_s"],
         memory_mb=task["peak_mb"] if task["memory_mb"] is None else task["memory_mb"],
         attempt=task["attempt"],

@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.crew import Crew
 from gpuyard.core.tasks import Task
 from gpuyard.daemon.client import Client, connect
+from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
 from gpuyard.recipes.folders import locked, write_whole
@@ -72,8 +74,12 @@ class _Planned(Struct, frozen=True, kw_only=True):
     gpu: str | None
 
 
-def start(loaded: Loaded, configs: str | None, gpus: str | None, *, is_rerun: bool) -> Started:
+def start(
+    loaded: Loaded, configs: str | None, gpus: str | None, *, is_rerun: bool, engine: str | None = None
+) -> Started:
     """Submits what is neither done nor under way. UserError, and nothing submitted, where the workspace is wrong."""
+    if engine is not None:
+        loaded = replace(loaded, settings=replace(loaded.settings, engine=engine))
     sweep = _Sweep(loaded)
     planned, notes = sweep.plan(configs, gpus)
     with locked(loaded.workspace), connect(start=True) as queue:
@@ -91,10 +97,13 @@ class _Sweep:
     def plan(self, configs: str | None, gpus: str | None) -> tuple[list[_Planned], list[str]]:
         """All that can be wrong is found here."""
         settings = self._settings
-        if settings.engine != "local":
-            raise UserError(f"engine: '{settings.engine}' cannot be used yet", hint="leave it out, or write local")
+        is_elsewhere = settings.engine not in (None, LOCAL)
+        if settings.engine is not None:
+            check_name(settings.engine)
+        if is_elsewhere and gpus:
+            raise UserError(f"GPUs are named, and {settings.engine} places tasks itself", hint="leave out one of them")
         paths = choose(settings, self._workspace, configs)
-        devices, notes = devices_for(settings, len(paths), gpus)
+        devices, notes = ([None] * len(paths), []) if is_elsewhere else devices_for(settings, len(paths), gpus)
         self._environment = environment_of(settings)
         self._words = words_before_config(settings, self._workspace, self._environment)
         if self._tmux is not None and not self._has_tmux:
@@ -184,6 +193,7 @@ class _Sweep:
             "retries": settings.max_retries if settings.auto_restart_failed else 0,
             "time-limit": None if timeout_s is None else f"{timeout_s}s",
             "on-reboot": "requeue",
+            "engine": settings.engine,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -216,7 +226,12 @@ class _Sweep:
             str(self._workspace),
             self._config_file,
         )
-        options = {"gpus": 0, "after-any": ",".join(map(str, jobs)), "name": f"{slug(self._settings.task_name)}-notice"}
+        options = {
+            "gpus": 0,
+            "engine": LOCAL,
+            "after-any": ",".join(map(str, jobs)),
+            "name": f"{slug(self._settings.task_name)}-notice",
+        }
         self._post(queue, command=words, environment=self._environment, options=options)
 
     def _post(

@@ -42,7 +42,7 @@ script_path: train.py
 #startup_delay: 1                     # seconds between two starts
 #command_delay: 0.5                   # seconds from a session to its program
 #check_interval: 30                   # seconds between two looks at a marker
-#engine: local                        # local; slurm and ray are to come
+#engine: default                      # local, slurm or ray [what the queue's configuration says]
 
 # When a task fails, and when all is done.
 #auto_restart_failed: false

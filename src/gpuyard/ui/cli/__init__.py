@@ -27,6 +27,7 @@ QUEUE_VERBS = {
     "daemon": "Start, stop or look at the daemon that runs the queue.",
     "drain": "Let what runs come to its end, and start nothing new.",
     "estimates": "List what was learned about programs, and forget it.",
+    "export": "Write a script that submits what waits to Slurm or Ray.",
     "hold": "Keep waiting jobs from starting.",
     "logs": "Print what a job wrote, and follow it.",
     "pause": "Start nothing new; what runs goes on.",

@@ -13,6 +13,7 @@ from gpuyard.ui.cli.output import console, deadline_option, json_option, print_j
 
 if TYPE_CHECKING:
     from gpuyard.core.model import Vendor
+    from gpuyard.engines.registry import Checked
     from gpuyard.probes.checkup import Checkup
 
 
@@ -21,23 +22,25 @@ if TYPE_CHECKING:
 @deadline_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
-    """Say which probes work, which do not, and what to do about it.
+    """Say which probes and engines work, which do not, and what to do about it.
 
-    Exit status 1 where a GPU is plugged in that no probe can read, or one is unhealthy.
+    Exit status 1 where a GPU is plugged in that no probe can read, one is unhealthy, or an engine cannot be loaded.
     """
     if ctx.invoked_subcommand is not None:
         return None
+    from gpuyard.engines.registry import check_engines
     from gpuyard.probes.checkup import check_probes
     from gpuyard.probes.local import local_probes
     from gpuyard.probes.pci import gpus_on_pci
 
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()
-    advice = _advice(checks, plugged)
+    engines = list(check_engines())
+    advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     if as_json:
-        print_json(_report(checks, plugged, advice))
+        print_json(_report(checks, plugged, engines, advice))
     else:
-        _print_report(checks, advice)
+        _print_report(checks, engines, advice)
     return 1 if advice else 0
 
 
@@ -89,7 +92,9 @@ def _settings() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("GPUYARD_")}
 
 
-def _report(checks: "list[Checkup]", plugged: "dict[str, Vendor]", advice: list[str]) -> dict[str, Any]:
+def _report(
+    checks: "list[Checkup]", plugged: "dict[str, Vendor]", engines: "list[Checked]", advice: list[str]
+) -> dict[str, Any]:
     from gpuyard.core.shape import problem_as_dict
 
     return {
@@ -109,12 +114,13 @@ def _report(checks: "list[Checkup]", plugged: "dict[str, Vendor]", advice: list[
             for check in checks
         ],
         "pci": [{"bus_id": bus_id, "vendor": str(vendor)} for bus_id, vendor in plugged.items()],
+        "engines": [{"name": each.name, "works": each.problem is None, "problem": each.problem} for each in engines],
         "advice": advice,
         "healthy": not advice,
     }
 
 
-def _print_report(checks: "list[Checkup]", advice: list[str]) -> None:
+def _print_report(checks: "list[Checkup]", engines: "list[Checked]", advice: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -129,6 +135,9 @@ def _print_report(checks: "list[Checkup]", advice: list[str]) -> None:
     for check in checks:
         table.add_row(str(check.vendor) if check.vendor != last else "", check.probe, _result(check))
         last = check.vendor
+    for number, engine in enumerate(engines):
+        style = "green" if engine.problem is None else "dim" if engine.is_absent else "yellow"
+        table.add_row("engines" if not number else "", engine.name, Text(engine.problem or "can be used", style=style))
     out.print(table)
     for line in advice:
         out.print(Text.assemble(("! ", "bold yellow"), line))

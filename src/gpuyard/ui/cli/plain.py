@@ -144,6 +144,8 @@ def count_text(number: int, noun: str) -> str:
 
 def devices_text(row: "dict[str, Any]") -> str:
     """The GPUs it has or had, by their numbers; how many it wants where it has none yet."""
+    if row.get("place"):
+        return str(row["place"])
     if row["gpu_indexes"]:
         return ",".join("?" if index is None else str(index) for index in row["gpu_indexes"])
     return f"x{row['gpus']}" if row["gpus"] else UNKNOWN

@@ -48,6 +48,7 @@ _STATE_AT = 1
 _STATES = {
     "running": ("●", "green"),
     "resuming": ("◍", "green"),
+    "pending": ("◔", "green"),
     "stopping": ("◍", "yellow"),
     "suspending": ("◍", "yellow"),
     "suspended": ("◐", "yellow"),

@@ -81,7 +81,8 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("tag", job["tag"]),
         ("user", job["user"]),
         ("priority", str(job["priority"])),
-        ("gpus", devices_text(job)),
+        ("engine", _engine(job)),
+        ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
         ("bounds", _bounds(job["need"])),
         ("after", ", ".join(map(_after_text, job["after"]))),
@@ -118,6 +119,16 @@ def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
 def _retries(job: "dict[str, Any]") -> str:
     """The first run's failure used none up, so there may be one failure more than retries."""
     return f"{min(job['failures'], job['retries'])} of {job['retries']} used"
+
+
+def _engine(job: "dict[str, Any]") -> str | None:
+    """What it is handed over to, as what, and where that runs it."""
+    if job.get("engine", "local") == "local":
+        return None
+    attempts = job["attempts"]
+    last = attempts[-1] if attempts else {"site_id": None, "place": None}
+    where = f", on {last['place']}" if last["place"] else ""
+    return f"{job['engine']}{' ' + last['site_id'] if last['site_id'] else ''}{where}"
 
 
 def _bounds(need: "dict[str, Any]") -> str:

@@ -108,8 +108,9 @@ def _tell_made(made: "Made") -> None:
 @command.command("start", cls=_DataCommand)
 @click.argument("words", metavar="[CONFIGS] [GPUS]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--rerun", "is_rerun", is_flag=True, help="Run completed ones again.")
+@click.option("--engine", metavar="NAME", help="What runs them: local, slurm or ray. [as the configuration says]")
 @click.pass_obj
-def start_command(place: Place, words: tuple[str, ...], is_rerun: bool) -> int:  # noqa: FBT001
+def start_command(place: Place, words: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
     """Start every config, or CONFIGS, such as heavy.yml,light.yml; GPUs are chosen, or GPUS, such as 1,0."""
     from gpuyard.recipes.workspace.sweep import start
 
@@ -119,7 +120,7 @@ def start_command(place: Place, words: tuple[str, ...], is_rerun: bool) -> int: 
             hint=f'each is one list: {place.command("start")} "heavy.yml,light.yml" "1,0"',
         )
     configs, gpus = (*words, None, None)[:2]
-    started = start(_load(place), configs, gpus, is_rerun=is_rerun)
+    started = start(_load(place), configs, gpus, is_rerun=is_rerun, engine=engine)
     _tell_started(started, place)
     return EXIT_USAGE if started.refused else 0
 

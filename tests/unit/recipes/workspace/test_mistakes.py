@@ -59,7 +59,7 @@ def test_a_key_like_no_other_is_refused_with_all_there_are(tmp_path: Path) -> No
         ("vram: lots", "`vram` takes a size such as 8G, or a number of MB, not 'lots'"),
         ("vram: 0", "`vram` takes a size such as 8G, or a number of MB, not '0'"),
         ("enable_logging: maybe", "`enable_logging` takes true or false, not 'maybe'"),
-        ("engine: cloud", "`engine` takes local, slurm or ray, not 'cloud'"),
+        ("engine: my cloud", "`engine` takes default, or the name of an engine: local, slurm, ray, not 'my cloud'"),
         ("sessions: screen", "`sessions` takes tmux or none, not 'screen'"),
         ("priority: high", "`priority` takes a whole number from -1000000 to 1000000, not 'high'"),
         ("task_name: a/b", "`task_name` takes a name of at most 180 bytes in one line, without `/`, not 'a/b'"),

@@ -69,7 +69,7 @@ def test_an_empty_file_is_a_whole_configuration(tmp_path: Path) -> None:
         "vram_mb": None,
         "env": {},
         "priority": 0,
-        "engine": "local",
+        "engine": None,
         "sessions": "tmux",
         "timeout_s": None,
         "notify": None,

@@ -1,0 +1,154 @@
+"""What is handed over to engines that place work themselves: on what terms, how it stands there, what its end means.
+
+- A job is recorded as *pending* before its engine hears of it; what the engine then cannot take was never begun, and is
+  queued again. Its lane waits for a while before it is offered anew: longer each time.
+- Where a job runs, and since when, comes from its engine; its time limit counts from there.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.control.desk import Desk
+from gpuyard.control.engines import Engines
+from gpuyard.control.live import Live
+from gpuyard.control.words import Explanation, Rules
+from gpuyard.core.away import Terms
+from gpuyard.core.handing import MOST_AT_ONCE, View, hand_over
+from gpuyard.core.jobs import Job, OutcomeKind
+from gpuyard.core.lifecycle import JobEvent
+from gpuyard.core.ordering import LaneQueue
+from gpuyard.core.policy import Plan
+from gpuyard.core.reasons import Reason, ReasonKind, plain
+from gpuyard.core.recovery import after_loss
+from gpuyard.core.retry import Verdict
+from gpuyard.ports import Ended, Seen
+from gpuyard.store.jobs import JobStore
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+# What is learned of time and RAM may be too little for the next run: so much more is asked for.
+_MUCH_LONGER, _LONGER_S = 3.0, 900.0
+_MORE_RAM, _MORE_RAM_MB = 1.5, 512.0
+
+
+class Handover:
+    def __init__(self, desk: Desk, store: JobStore, engines: Engines) -> None:
+        self.plan = Plan()
+        self._desk = desk
+        self._store = store
+        self._engines = engines
+        self._seen: list[Seen] = []
+        self._refused: dict[int, tuple[Reason, float, float]] = {}
+
+    # What is seen of those that are there
+
+    def listen(self) -> None:
+        self._seen += self._engines.seen()
+
+    def record(self, now: float) -> None:
+        for seen in self._seen:
+            live = self._desk.live.get(seen.job_id)
+            if live is not None and live.attempt.number == seen.attempt:
+                self._desk.locate(live, seen, now)
+
+    def forget_recorded(self) -> None:
+        self._seen.clear()
+
+    def verdict(self, live: Live, ended: Ended, now: float) -> Verdict | None:
+        """Where the usual rules do not say what follows from such an end."""
+        job, attempt, kind = live.job, live.attempt, ended.outcome.kind
+        if not attempt.engine or attempt.stopping is not None:
+            return None
+        if kind is OutcomeKind.UNBEGUN:
+            self._wait(job, f"{attempt.engine} did not take it: {ended.outcome.reason}", now)
+        elif kind is OutcomeKind.LOST:
+            return after_loss(job)
+        elif kind is OutcomeKind.TIMED_OUT and job.spec.time_limit_s is None and not job.failures:
+            text = (
+                "it took far longer than ever before, and was ended there; it is run again with all the time it needs"
+            )
+            return Verdict(event=JobEvent.RETRY, counts=True, text=text)
+        return None
+
+    def refuse(self, job: Job, why: str, now: float) -> None:
+        """It could not even be prepared."""
+        self._wait(job, why, now)
+
+    def _wait(self, job: Job, why: str, now: float) -> None:
+        lane_id = self._store.lane_of(job.id).id
+        before = self._refused.get(lane_id)
+        if before is not None and before[1] > now:
+            return  # others of the same parcel
+        pause_s = _FIRST_PAUSE_S if before is None else min(_LONGEST_PAUSE_S, before[2] * 2)
+        reason = plain(ReasonKind.NO_ENGINE, f"{why}; tried again every {pause_s:.0f} s or so")
+        self._refused = {each: one for each, one in self._refused.items() if now < one[1] + 2 * one[2]}
+        self._refused[lane_id] = (reason, now + pause_s, pause_s)
+
+    # What goes there next
+
+    def decide(self, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float) -> None:
+        self.plan = self._plan(queues, rules, shut, now) if queues else Plan()
+
+    def explain(
+        self, job: Job, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float
+    ) -> Explanation:
+        lane = self._store.lane_of(job.id)
+        holds = self._plan(queues, rules, shut, now).holds
+        hold = next((hold for hold in holds if hold.lane.id == lane.id), None)
+        return Explanation(
+            reasons=hold.reasons if hold is not None else (),
+            first_id=hold.job_id if hold is not None else job.id,
+            ahead=self._store.place_in_lane(lane, job.id),
+            starts_at=None,
+        )
+
+    def _plan(self, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float) -> Plan:
+        names = {queue.lane.engine for queue in queues}
+        live: dict[str, int] = {}
+        for each in self._desk.live.values():
+            live[each.attempt.engine] = live.get(each.attempt.engine, 0) + 1
+        return hand_over(
+            View(
+                now=now,
+                queues=queues,
+                offers={name: self._engines.offer_of(name) for name in names},
+                live=live,
+                terms=self.terms,
+                running=self._desk.running(),
+                used=self._desk.used(now),
+                shut=tuple(shut),
+                stopped=self._store.stopped_tags(),
+                tags=rules.limits.tags,
+                refused={lane_id: reason for lane_id, (reason, until, _) in self._refused.items() if now < until},
+            )
+        )
+
+    def wake_at(self, now: float) -> float | None:
+        if len(self.plan.starts) >= MOST_AT_ONCE:
+            return now
+        held = {hold.lane.id for hold in self.plan.holds}
+        return min((until for lane_id, (_, until, _) in self._refused.items() if lane_id in held), default=None)
+
+    def terms(self, job_id: int) -> Terms:
+        job = self._store.job(job_id)
+        assert job is not None
+        spec, lessons = job.spec, self._desk.lessons
+        need = lessons.need_elsewhere(job)
+        if spec.crew is not None and need.memory_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
+            need = replace(need, part=1.0 / spec.crew.most_per_device, is_exclusive=False)
+        longest_s = lessons.estimate(job).most_s if not job.failures else None
+        learned_mb = lessons.ram_mb(job)
+        if need.min_host_memory_mb is None and learned_mb is not None:
+            learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
+        return Terms(
+            need=need,
+            name=spec.name or spec.tag or "gpuyard",
+            priority=job.priority,
+            cpus=spec.cpus,
+            ram_mb=need.min_host_memory_mb or learned_mb,
+            limit_s=spec.time_limit_s,
+            expected_s=None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S,
+            group=job.group,
+            at_most=job.group_limit,
+            options=spec.engine_options,
+        )

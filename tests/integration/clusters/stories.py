@@ -1,0 +1,151 @@
+"""What people see of a queue whose jobs run elsewhere: the same, whatever cluster that is."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.integration.queue_fixture import Yard, until
+
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
+    "of which 1.00 GiB is free. Process 1 has 8.00 GiB memory in use."
+)
+
+
+def runs_of(folder: Path, job_id: int) -> int:
+    path = folder / f"ran.{job_id}"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def noting(folder: Path) -> str:
+    """The beginning of a job that leaves a line for each time it runs."""
+    return f"echo $GPUYARD_ATTEMPT >>{folder}/ran.$GPUYARD_JOB_ID; "
+
+
+def run_an_array(yard: Yard, count: int) -> None:
+    first = yard.shell(
+        "echo element {index} of job $GPUYARD_JOB_ID; exit $(( {index} % 10 == 7 ))", array=f"0-{count - 1}", gpus=0
+    )
+    yard.wait()
+    failed = [index for index in range(count) if index % 10 == 7]
+    assert yard.counts() == {"succeeded": count - len(failed), "failed": len(failed)}
+    for index in range(count):
+        assert yard.log_of(first + index) == f"element {index} of job {first + index}\n"
+    assert {yard.job(first + index)["status"] for index in failed} == {1}
+
+
+def run_one_after_the_other(yard: Yard, folder: Path) -> None:
+    first, gate = yard.start_gated(gpus=0)
+    after_ok = yard.shell(f"echo b >>{folder}/order", after=str(first), gpus=0)
+    after_failed = yard.shell("true", after_failed=str(first), gpus=0)
+    after_any = yard.shell(f"echo c >>{folder}/order", after_any=str(after_ok), gpus=0)
+    assert yard.state(after_ok) == "blocked"
+    gate.write_text("go\n")
+    yard.wait()
+    assert [yard.state(each) for each in (first, after_ok, after_failed, after_any)] == [
+        "succeeded", "succeeded", "rejected", "succeeded",
+    ]  # fmt: skip
+    assert (folder / "order").read_text() == "b\nc\n"
+
+
+def cancel_what_runs(yard: Yard, folder: Path) -> None:
+    """It is asked to end before it is made to, and what it says then is in its log."""
+    job_id = yard.shell(
+        f"trap 'echo asked; exit 5' TERM; echo up; touch {folder}/up; while :; do sleep 0.1; done", gpus=0
+    )
+    until((folder / "up").exists, "the job's beginning")
+    yard.post("/jobs/cancel", ids=str(job_id))
+    yard.wait()
+    assert yard.state(job_id) == "cancelled"
+    assert [line for line in yard.log_of(job_id).splitlines() if line != "Terminated"] == ["up", "asked"]
+
+
+def give_more_after_out_of_memory(yard: Yard) -> int:
+    """It runs out once, is run again with more, and none of its retries are used up."""
+    job_id = yard.shell(
+        f'[ $GPUYARD_OOM_COUNT -gt 0 ] || {{ echo "{OUT_OF_MEMORY}"; exit 1; }}; echo enough', vram="8G"
+    )
+    yard.wait()
+    job = yard.job(job_id)
+    assert (job["state"], job["failures"], job["attempt"]) == ("succeeded", 0, 2)
+    first, second = job["attempts"]
+    assert (first["outcome"], second["outcome"]) == ("out-of-memory", "succeeded")
+    assert first["reserved_mb"] == 8192.0
+    assert second["reserved_mb"] > first["reserved_mb"]
+    assert yard.log_of(job_id, 2) == "enough\n"
+    return job_id
+
+
+def end_what_takes_too_long(yard: Yard) -> None:
+    job_id = yard.shell("echo begun; sleep 600", time_limit="2s", gpus=0)
+    yard.wait()
+    job = yard.job(job_id)
+    assert (job["state"], job["outcome"], yard.log_of(job_id)) == ("failed", "timed-out", "begun\n")
+    assert 1.9 <= job["elapsed_s"] < 60
+
+
+def outlive_the_daemon(yard: Yard, folder: Path, count: int) -> None:
+    """It is killed with so many jobs out there: the next one picks up all of them, and none runs twice."""
+    gate = folder / "go"
+    first = yard.shell(
+        f"{noting(folder)} while ! [ -e {gate} ]; do sleep 0.2; done; echo done {{index}}",
+        array=f"0-{count - 1}",
+        gpus=0,
+    )
+    until(lambda: yard.counts().get("running", 0) >= 2, "some that run")
+    yard.kill9()
+    gate.touch()
+    yard.start()
+    yard.wait()
+    assert yard.counts() == {"succeeded": count}
+    assert [runs_of(folder, first + index) for index in range(count)] == [1] * count
+    assert [yard.log_of(first + index) for index in range(count)] == [f"done {index}\n" for index in range(count)]
+
+
+def sweep_a_workspace(yard: Yard, folder: Path, engine: str) -> None:
+    """Configs become jobs, and leave their markers; where one fails there is none."""
+    from gpuyard.recipes.workspace.scaffold import init
+    from gpuyard.recipes.workspace.settings import load
+    from gpuyard.recipes.workspace.sweep import start
+
+    init(folder, force=False)
+    (folder / "train.sh").write_text('grep -q bad "$2" && exit 3; echo "trained $2"\n')
+    (folder / "scheduler_config.yml").write_text(
+        "script_path: train.sh\npython_env: /bin/sh\nlog_dir: logs\ncheck_interval: 1\nsessions: none\n"
+    )
+    for name in ("one", "two", "bad"):
+        (folder / "configs" / f"{name}.yml").write_text(f"kind: {name}\nscheduler: {{gpus: 0}}\n")
+    started = start(load(folder), None, None, is_rerun=False, engine=engine)
+    assert len(started.submitted) == 3, started
+    yard.wait()
+    markers = {path.name for path in (folder / "out").rglob("*") if path.is_file()}
+    assert {name for name in ("one", "two", "bad") if any(name in marker for marker in markers)} == {"one", "two"}
+    jobs = {each.config: each.job for each in started.submitted}
+    assert {name: yard.state(job) for name, job in jobs.items()} == {
+        "one": "succeeded", "two": "succeeded", "bad": "failed",
+    }  # fmt: skip
+    assert {yard.job(job)["engine"] for job in jobs.values()} == {engine}
+    assert re.search(r"trained .*one\.yml", yard.log_of(jobs["one"]))
+
+
+def ask_why(yard: Yard, job_id: int, text: str) -> None:
+    """Sooner or later that is the reason."""
+    until(lambda: text in yard.why(job_id), f"{text!r} among {yard.why(job_id)!r}")
+
+
+def pids_of(job_id: int) -> list[int]:
+    """Of all processes of that job."""
+    mark, found = f"GPUYARD_JOB_ID={job_id}".encode(), []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

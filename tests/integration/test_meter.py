@@ -1,0 +1,216 @@
+"""The meter: what a program's processes hold, on simulated devices and of RAM, until it is gone."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from gpuyard.core.jobs import Usage
+from gpuyard.core.model import Device, Host, Process, Snapshot, Vendor
+from gpuyard.daemon.meter import Meter, memory_of
+from gpuyard.probes.local import local_machine
+from tests.integration.engine_fixture import is_gone, wait_for
+
+Child = subprocess.Popen[str]
+# It takes so much of each simulated device, then waits; whatever comes by its input is taken as well.
+TAKE = (
+    "import itertools, sys\n"
+    "from gpuyard.probes.simulated import SimulatedDevices, Usage\n"
+    "with Usage(SimulatedDevices()) as usage:\n"
+    "    for line in itertools.chain(sys.argv[1:], sys.stdin):\n"
+    "        if line == 'end\\n':\n"
+    "            break\n"
+    "        device, _, megabytes = line.partition('=')\n"
+    "        usage.allocate(device, float(megabytes))\n"
+    "        print('taken', flush=True)\n"
+)
+# It has another program run in a session of its own, and takes something too.
+LEAD = (
+    "import subprocess, sys\n"
+    "child = subprocess.Popen([sys.executable, '-c', *eval(sys.argv.pop(1))], start_new_session=True)\n"
+)
+# It has another program run whose parent is gone.
+ORPHAN = (
+    "import subprocess, sys\n"
+    "START = 'import subprocess, sys; subprocess.Popen([sys.executable, \\'-c\\', *sys.argv[1:]])'\n"
+    "subprocess.run([sys.executable, '-c', START, *eval(sys.argv.pop(1))])\n"
+)
+HOLD = "import sys; kept = bytearray(int(sys.argv[1]) << 20); print('taken', flush=True); sys.stdin.read()"
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "0.usage"
+        self._started: list[Child] = []
+
+    def program(self, *words: str, answers: int = 1) -> Child:
+        """It leads a session of its own, and has said so many times that it took something."""
+        process = self._start(words, start_new_session=True)
+        assert process.stdout is not None
+        for _ in range(answers):
+            assert process.stdout.readline() == "taken\n"
+        return process
+
+    def meter(self, pid: int) -> Child:
+        return self._start(("-m", "gpuyard.daemon.meter", str(pid), str(self.file)), start_new_session=False)
+
+    def _start(self, words: tuple[str, ...], *, start_new_session: bool) -> Child:
+        process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=start_new_session,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def usage(self) -> Usage:
+        """What is in the file: always whole."""
+        return msgspec.json.decode(self.file.read_bytes(), type=Usage) if self.file.exists() else Usage()
+
+    def wait_for_peaks(self, expected: dict[str, float]) -> None:
+        wait_for(lambda: self.usage().peaks_mb == expected, f"{expected}")
+
+    def close(self) -> None:
+        """Those that programs started have the same input, and end with it."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def say(process: Child, line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def test_the_most_on_each_device_is_told_as_it_grows(world: World) -> None:
+    program = world.program("-c", TAKE, "SIM-0=1000", "SIM-1=300", answers=2)
+    world.program("-c", TAKE, "SIM-0=5000")  # a stranger
+    meter = world.meter(program.pid)
+    world.wait_for_peaks({"SIM-0": 1000.0, "SIM-1": 300.0})
+    say(program, "SIM-1=500")
+    world.wait_for_peaks({"SIM-0": 1000.0, "SIM-1": 800.0})
+    program.kill()
+    program.wait()
+    assert meter.wait(60) == 0
+    usage = world.usage()
+    assert usage.peaks_mb == {"SIM-0": 1000.0, "SIM-1": 800.0}
+    assert usage.curve[0][1] == 1300.0
+    assert usage.curve[-1][1] in (1800.0, 0.0)
+    assert usage.ram_mb is not None
+    assert stat.S_IMODE(world.file.stat().st_mode) == 0o600
+
+
+def test_a_child_in_a_session_of_its_own_counts(world: World) -> None:
+    child = repr((TAKE, "SIM-1=700"))
+    program = world.program("-c", LEAD + TAKE, child, "SIM-0=200", answers=2)
+    world.meter(program.pid)
+    world.wait_for_peaks({"SIM-0": 200.0, "SIM-1": 700.0})
+
+
+def test_one_of_the_session_counts_that_has_lost_its_parent(world: World) -> None:
+    program = world.program("-c", ORPHAN + TAKE, repr((TAKE, "SIM-1=700")), "SIM-0=200", answers=2)
+    world.meter(program.pid)
+    world.wait_for_peaks({"SIM-0": 200.0, "SIM-1": 700.0})
+
+
+def test_ram_is_that_of_all_processes(world: World) -> None:
+    program = world.program("-c", LEAD + HOLD, repr((HOLD, "80")), "60", answers=2)
+    world.meter(program.pid)
+    wait_for(lambda: (world.usage().ram_mb or 0.0) > 140, "the RAM of both")
+    assert (world.usage().ram_mb or 0.0) < 220
+    assert world.usage().peaks_mb == {}
+
+
+def test_it_ends_as_soon_as_the_program_has_though_nobody_has_taken_notice(world: World) -> None:
+    program = world.program("-c", TAKE, "SIM-0=100")
+    meter = world.meter(program.pid)
+    world.wait_for_peaks({"SIM-0": 100.0})
+    os.kill(program.pid, signal.SIGKILL)
+    assert meter.wait(60) == 0
+    assert is_gone(program.pid)
+    assert program.returncode is None
+
+
+def test_a_program_that_is_gone_already_leaves_nothing(world: World) -> None:
+    program = world.program("-c", TAKE, "SIM-0=100")
+    program.kill()
+    program.wait()
+    assert world.meter(program.pid).wait(60) == 0
+    assert not world.file.exists()
+
+
+def test_signals_that_a_site_sends_to_all_do_not_end_it(world: World) -> None:
+    program = world.program("-c", TAKE, "SIM-0=100")
+    meter = world.meter(program.pid)
+    world.wait_for_peaks({"SIM-0": 100.0})
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM):
+        meter.send_signal(signum)
+    say(program, "SIM-0=400")
+    world.wait_for_peaks({"SIM-0": 500.0})
+    assert meter.poll() is None
+
+
+def test_what_cannot_be_written_is_written_when_it_can(world: World) -> None:
+    program = world.program("-c", TAKE, "SIM-0=100")
+    world.file.mkdir()
+    world.meter(program.pid)
+    wait_for(world.file.with_name("0.usage.draft").exists, "the first look")
+    world.file.rmdir()
+    world.wait_for_peaks({"SIM-0": 100.0})
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_the_end_is_noticed_also_where_the_system_does_not_tell_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    program = world.program("-c", TAKE, "SIM-0=100")
+    say(program, "SIM-1=50")
+    say(program, "end")
+    Meter(psutil.Process(program.pid), str(world.file), local_machine()).run()
+    assert is_gone(program.pid)
+    assert world.file.exists()
+
+
+# Whose memory it is
+
+
+def device(name: str, *processes: Process, parent: str | None = None) -> Device:
+    return Device(id=name, vendor=Vendor.NVIDIA, parent=parent, processes=processes)
+
+
+def seen(*devices: Device) -> Snapshot:
+    return Snapshot(taken_at=1.0, host=Host(), devices=devices)
+
+
+def test_only_devices_that_its_processes_are_on_are_told() -> None:
+    mine, also, others = (Process(pid=pid, memory_mb=100.0 * pid) for pid in (1, 2, 3))
+    snapshot = seen(device("a", mine, others), device("b", others), device("c", mine, also), device("d"))
+    assert memory_of({1, 2}, snapshot) == {"a": 100.0, "c": 300.0}
+
+
+def test_memory_that_is_hidden_is_unknown_not_zero() -> None:
+    snapshot = seen(device("a", Process(pid=1), Process(pid=2, memory_mb=50.0)))
+    assert memory_of({1, 2}, snapshot) == {"a": None}
+    assert memory_of({2}, snapshot) == {"a": 50.0}
+
+
+def test_a_card_that_is_split_is_not_counted_beside_its_parts() -> None:
+    process = Process(pid=1, memory_mb=50.0)
+    assert memory_of({1}, seen(device("card", process), device("part", process, parent="card"))) == {"part": 50.0}

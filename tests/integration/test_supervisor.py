@@ -1,0 +1,496 @@
+"""The supervisor on a node: it runs its element once, passes on what it is sent, and tells of the end."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.jobs import OutcomeKind
+from gpuyard.engines.journal import outcome_of
+from gpuyard.engines.outpost import supervisor
+from gpuyard.engines.outpost.parcels import VOID, Began, Finish, Parcels, Trace
+from gpuyard.ports import Launch
+from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
+
+Supervisor = subprocess.Popen[str]
+TOKEN = "parcel"
+# With other figures than the real ones, where a test would have to wait for those.
+HASTY = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.outpost import supervisor;"
+    "vars(supervisor).update(eval(sys.argv.pop(1))); supervisor.main()"
+)
+
+
+class Node:
+    """Where supervisors are started as a site does it: with an environment of its own, and little in it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.parcels = Parcels(tmp_path / "shared")
+        self._logs = tmp_path / "logs"
+        self._logs.mkdir()
+        self._started: list[Supervisor] = []
+
+    def write(self, *launches: Launch) -> None:
+        self.parcels.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
+
+    def start(self, number: int = 0, environment: dict[str, str] | None = None, **figures: float) -> Supervisor:
+        words = [*supervisor.command(self.parcels.path(TOKEN)), str(number)]
+        if figures:
+            words[words.index("-c") + 1] = HASTY
+            words.insert(words.index("-c") + 3, repr(figures))
+        return self.start_words(words, environment)
+
+    def start_words(self, words: list[str], environment: dict[str, str] | None = None) -> Supervisor:
+        process = subprocess.Popen(
+            words, env=environment or {}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *launches: Launch, environment: dict[str, str] | None = None) -> Finish:
+        """How the first of them ended."""
+        self.write(*launches)
+        self.start(environment=environment).wait(60)
+        return self.end_of()
+
+    def log(self, number: int = 0) -> str:
+        return (self._logs / str(number)).read_text(encoding="utf-8", errors="surrogateescape")
+
+    def trace(self, number: int = 0) -> Trace:
+        return self.parcels.traces(TOKEN).get(number, Trace())
+
+    def end_of(self, number: int = 0) -> Finish:
+        end = self.trace(number).ended
+        assert end is not None
+        return end
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """The pid that a program left in the file `pid`, once it did; whatever is left of its session is killed."""
+
+    def pid() -> int:
+        wait_for(lambda: _content(tmp_path / "pid"), "the program")
+        return int(_content(tmp_path / "pid"))
+
+    yield pid
+    if _content(tmp_path / "pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid(), signal.SIGKILL)
+
+
+def _content(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def shell(script: str, job_id: int = 1, **other: object) -> Launch:
+    return launch_of(job_id, "sh", "-c", script, **other)
+
+
+# Running
+
+
+def test_a_program_runs_and_its_status_is_told_and_left_with(node: Node) -> None:
+    before = time.time()
+    node.write(shell("exit 1"), shell("echo out; echo err >&2; pwd; exit 7", 17, cwd="/usr", attempt=3))
+    process = node.start(1)
+    assert process.wait(60) == 7
+    assert node.log(1) == "out\nerr\n/usr\n"
+    trace = node.trace(1)
+    assert isinstance(trace.began, Began)
+    assert trace.began.node == os.uname().nodename
+    assert trace.began.pid == process.pid
+    assert trace.ended is not None
+    assert trace.ended.word == "7"
+    assert before - 0.01 <= trace.began.at <= trace.ended.at <= time.time()
+    assert node.trace(0) == Trace()
+
+
+def test_a_program_that_a_signal_ends_has_the_status_that_shells_give_it(node: Node) -> None:
+    node.write(shell("kill -KILL $$"))
+    assert node.start().wait(60) == 137
+    assert node.end_of().word == "137"
+
+
+def test_a_program_leads_a_session_of_its_own_and_has_no_files_but_its_streams(node: Node) -> None:
+    node.run(shell("echo $$; cut -d' ' -f5,6 /proc/$$/stat; ls /proc/$$/fd | tr '\\n' ' '"))
+    pid, session, descriptors = node.log().splitlines()
+    assert session == f"{pid} {pid}"
+    assert node.end_of().pid == int(pid)
+    assert descriptors.split()[:3] == ["0", "1", "2"]
+    assert not any(int(number) in range(3, 10) for number in descriptors.split())
+
+
+def test_its_input_is_read_and_its_folder_made(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("from the file\n")
+    launch = shell(f"cat; ls -d {tmp_path}/made", stdin=str(tmp_path / "input"), folder=str(tmp_path / "made"))
+    assert node.run(launch).word == "0"
+    assert node.log() == f"from the file\n{tmp_path}/made\n"
+
+
+def test_where_no_folder_can_be_made_the_program_says_so_itself(node: Node, tmp_path: Path) -> None:
+    end = node.run(shell(f"ls {tmp_path}/no/such", folder=f"{tmp_path}/no/such"))
+    assert end.word not in ("0", "no-directory")
+    assert "No such file" in node.log()
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "fields"),
+    [
+        ("no-program", 127, {"command": ("no-such-program",)}),
+        ("not-executable", 126, {"command": ("/etc/passwd",)}),
+        ("not-executable", 126, {"command": ("true", "a\0b")}),
+        ("no-directory", 126, {"cwd": "/no/such/place"}),
+        ("no-stdin", 126, {"stdin": "/no/such/input"}),
+        ("too-long", 126, {"environment": {"LONG": "x" * 4_000_000}}),
+    ],
+)
+def test_what_cannot_start_is_told_in_the_words_of_any_other_job(
+    node: Node, word: str, status: int, fields: dict[str, object]
+) -> None:
+    command = fields.pop("command", ("true",))
+    node.write(launch_of(1, *command, **fields))  # type: ignore[misc]
+    assert node.start().wait(60) == status
+    end = node.end_of()
+    assert (end.word, end.pid, end.usage) == (word, None, None)
+    outcome = outcome_of(end.word, node.parcels.read(TOKEN)[0].things)
+    assert outcome.kind is OutcomeKind.CANNOT_START
+    assert outcome.status == status
+
+
+def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
+    node.parcels.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), "/no/such/log")])
+    assert node.start().wait(60) == 126
+    assert node.end_of().word == "no-log"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("hindrance", ["forgotten", "no such element", "garbled"])
+def test_a_supervisor_that_cannot_begin_says_so_and_leaves_no_trace(node: Node, hindrance: str) -> None:
+    node.write(shell("exit 0"))
+    if hindrance == "forgotten":
+        node.parcels.forget(TOKEN)
+    if hindrance == "garbled":
+        Path(node.parcels.path(TOKEN), "parcel.json").write_text("{")
+    process = node.start(9 if hindrance == "no such element" else 0)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"of the parcel in {node.parcels.path(TOKEN)} cannot begin" in said
+    assert not list(Path(node.parcels.path(TOKEN)).glob("*.began"))
+
+
+# Once
+
+
+def test_of_fifty_supervisors_of_one_element_one_runs_it(node: Node, tmp_path: Path) -> None:
+    node.write(shell(f"echo ran >> {tmp_path}/ran; exit 7"))
+    processes = [node.start() for _ in range(50)]
+    statuses = sorted(process.wait(60) for process in processes)
+    assert statuses == [0] * 49 + [7]
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert node.end_of().word == "7"
+
+
+def test_an_element_is_either_void_or_run_whoever_comes_first(node: Node, tmp_path: Path) -> None:
+    numbers = range(24)
+    node.write(*(shell(f"touch {tmp_path}/ran{n}; exit 7", n) for n in numbers))
+    processes = [node.start(number) for number in numbers]
+    wait_for(lambda: node.parcels.traces(TOKEN), "the first to begin")
+    voided = {number: node.parcels.void(TOKEN, number) for number in reversed(numbers)}
+    assert [process.wait(60) for process in processes] == [0 if voided[number] else 7 for number in numbers]
+    assert [(tmp_path / f"ran{number}").exists() for number in numbers] == [not voided[n] for n in numbers]
+    assert [node.trace(number).began is VOID for number in numbers] == [voided[n] for n in numbers]
+    assert [node.trace(number).ended is None for number in numbers] == [voided[n] for n in numbers]
+
+
+def test_what_is_void_never_runs(node: Node, tmp_path: Path) -> None:
+    node.write(launch_of(1, "touch", str(tmp_path / "ran")))
+    assert node.parcels.void(TOKEN, 0)
+    assert node.start().wait(60) == 0
+    assert not (tmp_path / "ran").exists()
+    assert node.trace() == Trace(began=VOID)
+
+
+def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(
+    node: Node, tmp_path: Path, program: Callable[[], int]
+) -> None:
+    node.write(shell(f"echo ran >> {tmp_path}/ran; echo $$ > {tmp_path}/pid; exec sleep 600"))
+    first = node.start()
+    pid = program()
+    first.kill()
+    first.wait()
+    assert not is_gone(pid)  # what is left is the site's to end
+    assert node.start().wait(60) == 0
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert isinstance(node.trace().began, Began)
+    assert node.trace().ended is None
+
+
+# Signals
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "CONT", "TSTP"])
+def test_a_signal_reaches_the_program_and_the_supervisor_lives_to_tell(node: Node, tmp_path: Path, name: str) -> None:
+    script = (
+        "import os, signal;"
+        f"signal.signal(signal.SIG{name}, lambda *_: [print('got {name}', flush=True), os._exit(5)]);"
+        f"open('{tmp_path}/up', 'w'); [signal.pause() for _ in iter(int, 1)]"
+    )
+    node.write(launch_of(1, sys.executable, "-I", "-S", "-c", script))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program")
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    assert process.wait(60) == 5
+    assert node.log() == f"got {name}\n"
+    assert node.end_of().word == "5"
+
+
+def test_a_program_may_take_its_time_after_a_signal(node: Node, tmp_path: Path, pipe: Path) -> None:
+    """Also where the site repeats it."""
+    script = (
+        f"trap 'touch {tmp_path}/asked; read x < {pipe}; echo saved; exit 0' TERM; trap '' USR1;"
+        f"touch {tmp_path}/up; while :; do sleep 0.01; done"
+    )
+    node.write(shell(script))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program")
+    process.terminate()
+    wait_for((tmp_path / "asked").exists, "the program's answer")
+    process.send_signal(signal.SIGUSR1)
+    assert node.trace().ended is None
+    let_go(pipe)
+    assert process.wait(60) == 0
+    assert node.log().endswith("saved\n")  # after what the shell says of its child, which got it too
+
+
+def test_a_signal_reaches_all_of_the_session_whatever_group_they_are_in(node: Node, tmp_path: Path) -> None:
+    child = f"import os, time; os.setpgid(0, 0); open('{tmp_path}/up', 'w'); time.sleep(600)"
+    node.write(launch_of(1, "sh", "-c", f'trap "" TERM; {sys.executable} -c "$CHILD"', environment={"CHILD": child}))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program's child")
+    process.send_signal(signal.SIGHUP)  # the shell ends of it, and so does the child, or it would hold the log
+    assert process.wait(60) == 128 + signal.SIGHUP
+    wait_for(lambda: not _writers_of(tmp_path / "logs/0"), "the end of the child")
+
+
+def _writers_of(log: Path) -> list[str]:
+    found = []
+    for place in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if os.readlink(place) == str(log):
+                found.append(place.parts[2])
+    return found
+
+
+def test_what_the_site_ignores_or_blocks_for_it_is_passed_on_all_the_same(node: Node, tmp_path: Path) -> None:
+    node.write(shell(f"touch {tmp_path}/up; exec sleep 600"))
+    words = [*supervisor.command(node.parcels.path(TOKEN)), "0"]
+    blocking = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = node.start_words([sys.executable, "-c", blocking, *words])
+    wait_for((tmp_path / "up").exists, "the program")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 128 + signal.SIGHUP
+
+
+# Lost
+
+
+def test_what_the_engine_has_given_up_is_killed_with_its_whole_session(node: Node, tmp_path: Path) -> None:
+    child = f"import os, time; os.setpgid(0, 0); open('{tmp_path}/up', 'w'); time.sleep(600)"
+    script = f"echo $$ > {tmp_path}/pid; trap '' TERM; {sys.executable} -c \"$CHILD\"; exit 3"
+    node.write(shell(script, environment={"CHILD": child}))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program's child")
+    node.parcels.mark_lost(TOKEN, 0)
+    assert process.wait(60) == 137
+    wait_until_gone(int(_content(tmp_path / "pid")), "the program")
+    wait_for(lambda: not _writers_of(tmp_path / "logs/0"), "the end of its child")
+    assert node.trace().ended is None
+
+
+def test_a_folder_that_is_away_for_a_while_ends_nothing_and_is_told_later(node: Node, tmp_path: Path) -> None:
+    """What it looks for is not there, and nor is anything else."""
+    node.write(shell(f"echo $$ > {tmp_path}/pid; sleep 0.5; exit 4"))
+    process = node.start(_LOOK_FOR_LOSS_S=0.01, _TRY_AGAIN_S=0.05)
+    wait_for(lambda: _content(tmp_path / "pid"), "the program")
+    (tmp_path / "shared").rename(tmp_path / "away")
+    wait_until_gone(int(_content(tmp_path / "pid")), "the program")
+    assert process.poll() is None
+    (tmp_path / "away").rename(tmp_path / "shared")
+    assert process.wait(60) == 4
+    assert node.end_of().word == "4"
+
+
+# A full disk
+
+
+@contextlib.contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """No file of this process can grow: what a full disk does, but for the name of the error."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    yield
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def waiting(tmp_path: Path, pipe: Path, status: int) -> Launch:
+    return shell(f"echo $$ > {tmp_path}/pid; read x < {pipe}; exit {status}")
+
+
+def test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does(node: Node, tmp_path: Path, pipe: Path) -> None:
+    node.write(waiting(tmp_path, pipe, 6))
+    process = node.start(_TRY_AGAIN_S=0.05)
+    wait_for(lambda: _content(tmp_path / "pid"), "the program")
+    with full_disk(process.pid):
+        let_go(pipe)
+        wait_until_gone(int(_content(tmp_path / "pid")), "the program")
+        process.terminate()  # as a site may that wants it to end
+        assert process.poll() is None
+        assert node.trace().ended is None
+    assert process.wait(60) == 6
+    assert node.end_of().word == "6"
+    assert not list(Path(node.parcels.path(TOKEN)).glob("*draft*"))
+
+
+def test_where_the_disk_stays_full_its_status_tells_the_site_at_last(node: Node, tmp_path: Path, pipe: Path) -> None:
+    node.write(waiting(tmp_path, pipe, 6))
+    process = node.start(_TRY_AGAIN_S=0.02, _PATIENCE_S=0.1)
+    wait_for(lambda: _content(tmp_path / "pid"), "the program")
+    with full_disk(process.pid):
+        let_go(pipe)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 6
+    assert f"{node.parcels.path(TOKEN)}/0.ended cannot be written: File too large" in said
+    assert node.trace().ended is None
+
+
+# The environment
+
+
+def test_the_program_gets_its_environment_as_it_was_whatever_bytes_are_in_it(node: Node) -> None:
+    odd = os.fsdecode(b'\xff\xfe caf\xc3\xa9 \n "quoted" {}')
+    script = "import os, sys; sys.stdout.buffer.write(os.environb[b'ODD'] + b'|' + os.fsencode(sys.argv[1]))"
+    odd_words = (sys.executable, "-c", script, odd)
+    assert node.run(launch_of(1, *odd_words, environment={"ODD": odd})).word == "0"
+    assert os.fsencode(node.log()) == os.fsencode(f"{odd}|{odd}")
+
+
+def test_each_element_has_its_own_environment(node: Node) -> None:
+    kinds = ({"A": "1", "B": "2"}, {"A": "1", "C": "3"}, {"A": "other"})
+    node.write(*(shell('echo "$A,$B,$C,${B-unset}"', n, environment=kind) for n, kind in enumerate(kinds)))
+    for number in range(3):
+        node.start(number).wait(60)
+    assert [node.log(number) for number in range(3)] == ["1,2,,2\n", "1,,3,unset\n", "other,,,unset\n"]
+
+
+def test_what_the_site_says_reaches_the_program_and_nothing_else_of_its_environment(node: Node) -> None:
+    sites = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n0", "RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "3"}
+    told = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4", "CUDA_VISIBLE_DEVICES": "0", "MINE": "kept"}
+    node.run(launch_of(1, "env", environment=told), environment={**sites, "HOME": "/node", "PATH": "/no"})
+    words = dict(line.split("=", 1) for line in node.log().splitlines())
+    assert {name: words.get(name) for name in (*sites, *told, "HOME")} == {
+        **sites, "SLURM_ARRAY_TASK_ID": None, "MINE": "kept", "HOME": None,
+    }  # fmt: skip
+    assert words["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("told", "own", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}),
+        ({"HIP_VISIBLE_DEVICES": "3"}, {"ROCR_VISIBLE_DEVICES": "0"}, {"ROCR_VISIBLE_DEVICES": "0"}),
+        ({"ZE_AFFINITY_MASK": "1", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_DEVICE_ORDINAL": "0"}, {}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}, {"CUDA_VISIBLE_DEVICES": "2"},
+         {"CUDA_VISIBLE_DEVICES": "2"}),
+        ({"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}, {},
+         {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {"PATH": "/bin"}, {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"SLURM_NTASKS": "8", "SLURMD_NODENAME": "login", "SLURM_CONF": "/etc/slurm.conf"}, {},
+         {"SLURM_CONF": "/etc/slurm.conf"}),
+        ({"SLURM_CONF": "/mine"}, {"SLURM_CONF": "/run/slurm.conf"}, {"SLURM_CONF": "/run/slurm.conf"}),
+        ({"RAY_DEDUP_LOGS": "0", "RAY_ADDRESS": "mine"}, {"RAY_ADDRESS": "its"},
+         {"RAY_DEDUP_LOGS": "0", "RAY_ADDRESS": "its"}),
+        ({"TMPDIR": "/no/such/place"}, {}, {}),
+        ({"TMPDIR": "/usr"}, {}, {"TMPDIR": "/usr"}),
+        ({"TMPDIR": "/usr"}, {"TMPDIR": "/tmp/of/job"}, {"TMPDIR": "/tmp/of/job"}),
+    ],
+)  # fmt: skip
+def test_of_two_environments_the_one_that_knows_holds(
+    told: dict[str, str], own: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert supervisor.environment_of({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
+
+
+# What it used
+
+
+def hold(megabytes: int) -> tuple[str, ...]:
+    script = f"kept = bytearray({megabytes} << 20); kept[::4096] = b'x' * len(kept[::4096])"
+    return sys.executable, "-I", "-S", "-c", script
+
+
+def test_of_a_short_program_the_system_tells_how_much_ram_it_took(node: Node) -> None:
+    usage = node.run(launch_of(1, *hold(200))).usage
+    assert usage is not None
+    assert usage.ram_mb is not None
+    assert 200 < usage.ram_mb < 260
+    assert usage.peaks_mb == {}
+    assert not list(Path(node.parcels.path(TOKEN)).glob("*.usage"))
+
+
+def test_of_a_longer_one_the_meter_tells_what_it_held_on_each_device(
+    node: Node, own_home: Path, unmeasured: None
+) -> None:
+    words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
+    simulated = {"GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(own_home), "CUDA_VISIBLE_DEVICES": "0"}
+    node.write(launch_of(1, *words, environment=simulated))
+    process = node.start(environment={"CUDA_VISIBLE_DEVICES": "SIM-1"})
+    seen = Path(node.parcels.path(TOKEN), "0.usage")
+    wait_for(lambda: seen.exists() and json.loads(seen.read_text())["peaks_mb"], "what the meter saw")
+    process.terminate()
+    assert process.wait(60) == 143
+    end = node.end_of()
+    assert end.usage is not None
+    assert end.usage.peaks_mb == {"SIM-1": 8192.0}
+    assert end.usage.ram_mb is not None
+    assert end.usage.curve[0][1] == 8192.0
+    assert end.usage.curve[0][0] > 2.0
+
+
+def test_a_meter_that_fails_harms_nobody(node: Node, tmp_path: Path, pipe: Path, unmeasured: None) -> None:
+    script = f"echo $$ > {tmp_path}/pid; read x < {pipe}; exit 6"
+    node.write(shell(script, environment={"GPUYARD_SIMULATE": "nonsense"}))
+    process = node.start(_METER_AFTER_S=0.0)
+    assert process.stderr is not None
+    wait_for(lambda: "nonsense" in process.stderr.readline(), "the meter's complaint")  # type: ignore[union-attr]
+    let_go(pipe)
+    assert process.wait(60) == 6
+    end = node.end_of()
+    assert end.word == "6"
+    assert end.usage is not None
+    assert end.usage.ram_mb is not None

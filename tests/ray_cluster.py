@@ -1,0 +1,203 @@
+"""A real Ray for tests: a head on loopback, of which nothing is left once it is stopped.
+
+All of its processes descend from a warden, this file run as a program: a subreaper, so that even those whose parents
+are gone stay its own. It ends them all when the test lets go of its input, and so when the test is killed.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import importlib.util
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pytest
+
+CPUS, GPUS = 4, 2
+_UP_WITHIN_S, _DOWN_WITHIN_S = 120.0, 30.0
+_LEAST_STORE_BYTES = 80_000_000
+_PORTS = (
+    "--port",
+    "--dashboard-port",
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--node-manager-port",
+    "--object-manager-port",
+    "--ray-client-server-port",
+    "--metrics-export-port",
+)
+_VARIABLES = {
+    # Else 127.0.0.1 is turned into the machine's outer address, and servers listen on every one.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Jobs have workers of their own, so these would be for nobody.
+    "RAY_prestart_worker_first_driver": "0",
+    # A machine that is short of memory is not what is tested.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # How often it says what is in use; 5 s otherwise.
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
+# Each worker is set up by a program that loads all of Ray only to become the worker; this one becomes it at once, for a
+# third less work per job. What it does not understand it leaves to Ray's own.
+_QUICK_SETUP = """
+import json, os, sys
+words = sys.orig_argv[1:]
+if words and words[0].endswith("/setup_worker.py"):
+    told = dict(word[2:].split("=", 1) for word in words[1:] if word.startswith("--") and "=" in word)
+    context = json.loads(told.get("serialized-runtime-env-context", "{}"))
+    if told.get("language") == "PYTHON" and context.get("py_executable") and not context.get("command_prefix"):
+        os.environ.update(context.get("env_vars") or {})
+        ours = ("--serialized-runtime-env-context=", "--language=")
+        rest = [word for word in words[1:] if not word.startswith(ours)]
+        os.execv(context["py_executable"], [context["py_executable"], *rest])
+"""
+_SET_CHILD_SUBREAPER = 36
+
+
+def require_ray() -> None:
+    """Without Ray a test is skipped, but in CI it must be there."""
+    if importlib.util.find_spec("ray") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("in CI ray must be there: it is one of the development dependencies")
+        pytest.skip("ray is not installed")
+
+
+class RayCluster:
+    """Has 4 CPUs and 2 GPUs that nobody ever sees. `folder` is for what it says of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "ray.log"
+        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._warden: subprocess.Popen[bytes] | None = None
+        # The sockets in there have long names already, and a path to one may have 107 characters.
+        self._home = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+        self.start()
+
+    @property
+    def port(self) -> int:
+        return self._ports["--dashboard-port"]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        site = self._home / "site"
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "sitecustomize.py").write_text(_QUICK_SETUP)
+        environment = {**_environment(), "PYTHONPATH": str(site)}
+        with self._log.open("ab") as log:
+            words = [sys.executable, __file__, *self._command()]
+            self._warden = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        until = time.monotonic() + _UP_WITHIN_S
+        while not self._is_up():
+            if self._warden.poll() is not None or time.monotonic() > until:
+                self.stop()
+                pytest.fail(f"Ray did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.05)
+
+    def _command(self) -> Iterator[str]:
+        yield from (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats")
+        yield from ("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={self._home}")
+        yield from (f"{name}={port}" for name, port in self._ports.items())
+        # Each worker asks the system for its port.
+        yield from ("--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=False")
+        yield from (f"--num-cpus={CPUS}", f"--num-gpus={GPUS}", f"--object-store-memory={_LEAST_STORE_BYTES}")
+
+    def _is_up(self) -> bool:
+        """Its node is there, and its agent, who takes jobs."""
+        try:
+            return b'"ALIVE"' in _get(self.port, "/api/v0/nodes") and bool(
+                _get(self._ports["--dashboard-agent-listen-port"], "/api/healthz")
+            )
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def stop(self) -> None:
+        """All at once, as if the machine had gone. Nothing of it is left."""
+        if self._warden is not None and self._warden.stdin is not None:
+            self._warden.stdin.close()
+            self._warden.wait(_DOWN_WITHIN_S)
+            self._warden = None
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def restart(self) -> None:
+        """A new one at the same address, that knows nothing of the old one's jobs."""
+        self.stop()
+        self.start()
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its own, and those of its jobs."""
+        return [] if self._warden is None else psutil.Process(self._warden.pid).children(recursive=True)
+
+    def kill_actor_above(self, pid: int) -> None:
+        """Whoever runs that process's job for Ray is gone, without a word."""
+        [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSupervisor")]
+        actor.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Neither the measuring of coverage nor anybody's settings reach Ray."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "RAY_", "GPUYARD_"))}
+    return {**kept, **_VARIABLES}
+
+
+def _get(port: int, path: str) -> bytes:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in held]
+
+
+# The warden
+
+
+def _ward(command: list[str]) -> int:
+    """Fails at once where the command does; else waits for the end of its input."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        return 1
+    starter = os.posix_spawn(command[0], command, os.environ)
+    while not select.select([0], [], [], 0.1)[0]:
+        if (starter, True) in _reap():
+            break
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        list(_reap())
+    return 0
+
+
+def _reap() -> Iterator[tuple[int, bool]]:
+    """Those that have ended, and whether they had failed."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], ended[1] != 0
+
+
+if __name__ == "__main__":
+    sys.exit(_ward(sys.argv[1:]))

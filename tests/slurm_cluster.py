@@ -1,0 +1,254 @@
+"""A real Slurm on loopback, for tests: munge, a controller and two nodes with two GPUs each, without root or systemd.
+
+All of it runs as whoever runs the tests, as children of this process, and is ended by pid. GPUs are character devices
+that every machine has, so that Slurm gives them out as it would give out cards. A job starts within a few tenths of a
+second of its submission, a dead node is noticed within seconds, and what is cancelled is killed after `KILL_WAIT_S`.
+"""
+
+import contextlib
+import os
+import pwd
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+
+needs_slurm = pytest.mark.needs("munged", "slurmctld", "slurmd", "sbatch")
+NODES = {"n0": ("/dev/null", "/dev/zero"), "n1": ("/dev/full", "/dev/random")}
+SHARDS_PER_CARD = 24
+MAX_ARRAY_SIZE = 2001
+KILL_WAIT_S = 2
+_LIMIT_S = 60.0
+_CONFIGURATION = """\
+ClusterName=gpuyard
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/sock
+CredType=cred/munge
+SlurmctldPort={ports[0]}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+StateSaveLocation={folder}/state
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdLogFile={folder}/log/slurmd.%n.log
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu,shard
+ReturnToService=2
+MaxArraySize={array}
+MaxJobCount=20000
+MinJobAge=300
+KillWait={kill_wait}
+SlurmdTimeout=60
+SlurmctldTimeout=10
+MailProg=/bin/true
+NodeName=DEFAULT CPUs=8 RealMemory=10000 Gres=gpu:fake:2,shard:{shards}
+NodeName=n0 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+
+class SlurmCluster:
+    """Starts and ends with `with`; `environment` is what a program needs to speak to it. Commands give up on a
+    controller that is away after 3 s in place of 9."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment = {"SLURM_CONF": f"{folder}/client.conf"}
+        self._daemons_environment = {"SLURM_CONF": f"{folder}/slurm.conf"}  # of jobs too
+        self._folder = folder
+        self._ports = _free_ports(1 + len(NODES))
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._write_files()
+            self._spawn("munged", "--foreground", "--force", *self._munge_options())
+            self._wait_for("munged", (self._folder / "munge" / "sock").exists)
+            self.start_controller()
+            for node in NODES:
+                self._spawn_node(node)
+            for node in NODES:
+                self._wait_for_node(node)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing of it survives, and none of its jobs."""
+        for node in NODES:
+            self._kill_daemon_and_jobs(node)
+        for name in ("slurmctld", "munged"):
+            self._end(name, psutil.Process.kill)
+
+    def start_controller(self) -> None:
+        self._spawn("slurmctld", "-D")
+        self._wait_for("slurmctld", lambda: _is_answering(self._ports[0]))
+
+    def stop_controller(self) -> None:
+        """In good order: what it knew it will know again. Jobs go on."""
+        self._end("slurmctld", psutil.Process.terminate)
+
+    def start_node(self, node: str) -> None:
+        self._spawn_node(node)
+        self._wait_for_node(node)
+
+    def kill_node(self, node: str) -> None:
+        """As when its power fails: all that runs there is gone at once. The controller is told: by itself it would
+        notice only after a time that a busy machine must not reach by accident."""
+        self._kill_daemon_and_jobs(node)
+        self._ask("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
+
+    def _write_files(self) -> None:
+        for name in ("munge", "state", "log", *(f"spool.{node}" for node in NODES)):
+            (self._folder / name).mkdir(mode=0o700)
+        key = self._folder / "munge" / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+        configuration = _CONFIGURATION.format(
+            user=pwd.getpwuid(os.getuid()).pw_name,
+            folder=self._folder,
+            ports=self._ports,
+            array=MAX_ARRAY_SIZE,
+            kill_wait=KILL_WAIT_S,
+            shards=2 * SHARDS_PER_CARD,
+        )
+        (self._folder / "slurm.conf").write_text(configuration)
+        (self._folder / "client.conf").write_text(f"{configuration}MessageTimeout=4\n")
+        (self._folder / "gres.conf").write_text("".join(_cards_of(node) for node in NODES))
+
+    def _munge_options(self) -> Iterator[str]:
+        for option, name in (("key", "key"), ("pid", "pid"), ("log", "log"), ("seed", "seed")):
+            yield f"--{option}-file={self._folder}/munge/{name}"
+        yield f"--socket={self._folder}/munge/sock"
+
+    def _spawn_node(self, node: str) -> None:
+        self._spawn(node, "-D", "-N", node, program="slurmd")
+
+    def _spawn(self, name: str, *words: str, program: str | None = None) -> None:
+        self._daemons[name] = subprocess.Popen(
+            [program or name, *words],
+            env={**os.environ, **self._daemons_environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _end(self, name: str, how: Callable[[psutil.Process], None]) -> None:
+        """With its children: the controller has a helper of its own."""
+        daemon = self._daemons.pop(name, None)
+        if daemon is None:
+            return
+        process = psutil.Process(daemon.pid)  # it is there, if only to be waited for
+        helpers = process.children(recursive=True)
+        how(process)
+        daemon.wait(_LIMIT_S)
+        for child in helpers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def _kill_daemon_and_jobs(self, node: str) -> None:
+        self._end(node, psutil.Process.kill)
+        _wait(f"the end of {node}", lambda: not self._kill_all_on(node))
+
+    def _kill_all_on(self, node: str) -> bool:
+        """Whether there was anything."""
+        left = list(self._running_on(node))
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return bool(left)
+
+    def _running_on(self, node: str) -> Iterator[psutil.Process]:
+        """A step's own process is known by the log that it writes to, and what it runs by its environment."""
+        log = f"{self._folder}/log/slurmd.{node}.log"
+        marks = {"SLURMD_NODENAME": node, **self._daemons_environment}
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.name() in {"slurmd", "slurmstepd"}:
+                    found = log in {file.path for file in process.open_files()}
+                else:
+                    found = marks.items() <= process.environ().items()
+                if found:
+                    yield process
+
+    def _wait_for(self, name: str, is_there: Callable[[], bool]) -> None:
+        def is_there_or_dead() -> bool:
+            status = self._daemons[name].poll()
+            if status is not None:
+                raise RuntimeError(f"{name} ended with status {status}: its log is in {self._folder}/log")
+            return is_there()
+
+        _wait(name, is_there_or_dead)
+
+    def _wait_for_node(self, node: str) -> None:
+        """The controller may not have noticed yet that it was away: its own port tells that it is there again."""
+        port = self._ports[1 + list(NODES).index(node)]
+        self._wait_for(node, lambda: _is_answering(port) and self._state_of(node) in {"idle", "mixed", "allocated"})
+
+    def _state_of(self, node: str) -> str:
+        return self._ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
+
+    def _ask(self, *words: str) -> str:
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """One for all tests of a process: they leave nothing running, and every node up."""
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+def _cards_of(node: str) -> str:
+    cards = [f"NodeName={node} Name=gpu Type=fake File={file}\n" for file in NODES[node]]
+    return "".join(cards) + f"NodeName={node} Name=shard Count={len(cards) * SHARDS_PER_CARD}\n"
+
+
+def _is_answering(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_ports(count: int) -> list[int]:
+    """Not of those that the system gives to whoever connects somewhere: a daemon that comes back finds its own free."""
+    found: list[int] = []
+    while len(found) < count:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
+
+
+def _wait(what: str, is_there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not is_there():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come up within {_LIMIT_S:.0f} s")
+        time.sleep(0.02)

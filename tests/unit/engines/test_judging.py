@@ -1,0 +1,176 @@
+"""What has become of an element: by its site's word, its supervisor's, and how long nobody has said more."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.jobs import OutcomeKind
+from gpuyard.core.oom import ShortageKind
+from gpuyard.engines.journal import Things
+from gpuyard.engines.outpost.judging import PATIENCE, Fate, judge
+from gpuyard.engines.outpost.parcels import VOID, Began, Finish, Trace
+from gpuyard.engines.outpost.site import OVER, At, Sighting
+
+NOTHING = Trace()
+BEGAN = Trace(began=Began(at=1.0, node="n0", pid=42))
+VOIDED = Trace(began=VOID)
+NOT_YET = "not yet"
+TO_BE_VOIDED = "to be voided"
+ENOUGH = PATIENCE
+
+
+def left(word: str) -> Trace:
+    return Trace(began=BEGAN.began, ended=Finish(word=word, at=2.0, pid=43))
+
+
+def seen(at: At, **other: Any) -> Sighting:
+    return Sighting(id="7", at=at, **other)
+
+
+def fate_of(sighting: Sighting | None, trace: Trace, waited: int) -> Fate:
+    return judge("yonder", sighting, trace, Things(directory="/here", program="prog"), waited=waited)
+
+
+def short(fate: Fate) -> object:
+    """As the tables have it: `not yet`, `to be voided`, or the kind of its end and its status."""
+    if fate.outcome is None:
+        return TO_BE_VOIDED if fate.is_to_be_voided else NOT_YET
+    return fate.outcome.kind if fate.outcome.status is None else (fate.outcome.kind, fate.outcome.status)
+
+
+FAILED_3 = (OutcomeKind.FAILED, 3)
+
+
+@pytest.mark.parametrize("waited", [0, 1, ENOUGH])
+@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+def test_a_word_of_success_is_believed_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
+    assert short(fate_of(sighting, left("0"), waited)) == (OutcomeKind.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize("waited", [0, 1, ENOUGH])
+@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+def test_what_was_voided_never_began_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
+    assert short(fate_of(sighting, VOIDED, waited)) == OutcomeKind.UNBEGUN
+
+
+@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+def test_what_could_not_start_says_so_at_once(sighting: Sighting | None) -> None:
+    fate = fate_of(sighting, left("no-program"), 0)
+    assert short(fate) == (OutcomeKind.CANNOT_START, 127)
+    assert fate.outcome is not None
+    assert "prog" in (fate.outcome.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("at", "waited", "comes_to"),
+    [
+        (None, 0, NOT_YET),  # the site has not been asked since
+        (None, 1, FAILED_3),  # and has no word on it
+        (At.PENDING, 0, NOT_YET),
+        (At.RUNNING, 0, NOT_YET),
+        (At.RUNNING, ENOUGH - 1, NOT_YET),
+        (At.RUNNING, ENOUGH, FAILED_3),
+        (At.SUCCEEDED, 0, FAILED_3),
+        (At.FAILED, 0, FAILED_3),
+        (At.TIMED_OUT, 0, (OutcomeKind.TIMED_OUT, 3)),
+        (At.OUT_OF_MEMORY, 0, FAILED_3),
+        (At.CANCELLED, 0, (OutcomeKind.CANCELLED, 3)),
+        (At.PREEMPTED, 0, (OutcomeKind.PREEMPTED, 3)),
+        (At.LOST, 0, (OutcomeKind.LOST, 3)),
+    ],
+)
+def test_a_failure_waits_for_what_the_site_knows_of_it(at: At | None, waited: int, comes_to: object) -> None:
+    assert short(fate_of(None if at is None else seen(at), left("3"), waited)) == comes_to
+
+
+@pytest.mark.parametrize(
+    ("at", "waited", "comes_to"),
+    [
+        (None, 0, NOT_YET),
+        (None, 1, TO_BE_VOIDED),
+        (None, ENOUGH, TO_BE_VOIDED),
+        (At.PENDING, ENOUGH, NOT_YET),
+        (At.RUNNING, ENOUGH, NOT_YET),
+        (At.SUCCEEDED, 0, NOT_YET),
+        (At.SUCCEEDED, ENOUGH, OutcomeKind.CANNOT_START),
+        (At.FAILED, ENOUGH - 1, NOT_YET),
+        (At.FAILED, ENOUGH, OutcomeKind.CANNOT_START),
+        (At.TIMED_OUT, 0, OutcomeKind.TIMED_OUT),
+        (At.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
+        (At.CANCELLED, 0, OutcomeKind.CANCELLED),
+        (At.PREEMPTED, 0, OutcomeKind.PREEMPTED),
+        (At.LOST, 0, OutcomeKind.LOST),
+    ],
+)
+def test_of_what_left_no_trace(at: At | None, waited: int, comes_to: object) -> None:
+    assert short(fate_of(None if at is None else seen(at), NOTHING, waited)) == comes_to
+
+
+@pytest.mark.parametrize(
+    ("sighting", "waited", "comes_to"),
+    [
+        (None, 0, NOT_YET),
+        (None, ENOUGH - 1, NOT_YET),
+        (None, ENOUGH, OutcomeKind.LOST),
+        (seen(At.PENDING), ENOUGH, NOT_YET),
+        (seen(At.RUNNING), ENOUGH, NOT_YET),
+        (seen(At.SUCCEEDED, status=0), ENOUGH - 1, NOT_YET),
+        (seen(At.SUCCEEDED, status=0), ENOUGH, OutcomeKind.LOST),
+        (seen(At.FAILED, status=3), ENOUGH - 1, NOT_YET),
+        (seen(At.FAILED, status=3), ENOUGH, FAILED_3),  # a supervisor that could not write it down
+        (seen(At.FAILED, status=137), ENOUGH, OutcomeKind.LOST),  # one that was killed
+        (seen(At.FAILED, status=-9), ENOUGH, OutcomeKind.LOST),
+        (seen(At.FAILED, status=0), ENOUGH, OutcomeKind.LOST),
+        (seen(At.FAILED), ENOUGH, OutcomeKind.LOST),
+        (seen(At.TIMED_OUT), 0, OutcomeKind.TIMED_OUT),
+        (seen(At.OUT_OF_MEMORY), 0, (OutcomeKind.FAILED, 137)),
+        (seen(At.OUT_OF_MEMORY, status=1), 0, (OutcomeKind.FAILED, 1)),
+        (seen(At.CANCELLED), 0, OutcomeKind.CANCELLED),
+        (seen(At.PREEMPTED), 0, OutcomeKind.PREEMPTED),
+        (seen(At.LOST), 0, OutcomeKind.LOST),
+    ],
+)
+def test_of_what_began_and_left_no_word(sighting: Sighting | None, waited: int, comes_to: object) -> None:
+    assert short(fate_of(sighting, BEGAN, waited)) == comes_to
+
+
+def test_out_of_memory_is_told_with_the_site_s_own_words() -> None:
+    fate = fate_of(seen(At.OUT_OF_MEMORY, reason="OutOfMemory"), left("137"), 0)
+    assert fate.shortage is not None
+    assert fate.shortage.where is ShortageKind.HOST
+    assert fate.shortage.says == "yonder ended it: out of memory (OutOfMemory)"
+
+
+_TRACES = st.sampled_from([NOTHING, BEGAN, VOIDED, left("0"), left("3"), left("143"), left("no-log"), left("rubbish")])
+_SIGHTINGS = st.none() | st.builds(
+    Sighting,
+    id=st.just("7"),
+    at=st.sampled_from(At),
+    reason=st.sampled_from(["", "words"]),
+    status=st.none() | st.integers(-15, 255),
+)
+
+
+@given(sighting=_SIGHTINGS, trace=_TRACES, waited=st.integers(0, 6))
+def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: Trace, waited: int) -> None:
+    fate = fate_of(sighting, trace, waited)
+    assert not (fate.is_to_be_voided and fate.outcome is not None)
+    assert not fate.is_to_be_voided or trace == NOTHING, "only what left no trace can be kept from beginning"
+    if trace.ended is not None and trace.ended.word == "0":
+        assert short(fate) == (OutcomeKind.SUCCEEDED, 0)
+    elif fate.outcome is not None and trace.began is not VOID:
+        assert fate.outcome.kind is not OutcomeKind.SUCCEEDED, "nobody but the supervisor says that"
+        assert fate.outcome.kind is not OutcomeKind.UNBEGUN, "and what left a trace, or was seen, may have begun"
+    if fate.outcome is not None and fate.outcome.kind is not OutcomeKind.SUCCEEDED:
+        assert fate.outcome.reason, "a person would ask why"
+
+
+@given(sighting=_SIGHTINGS, trace=_TRACES)
+def test_nothing_that_is_over_or_gone_is_waited_for_for_ever(sighting: Sighting | None, trace: Trace) -> None:
+    is_over = sighting is None or sighting.at in OVER or trace.ended is not None
+    if is_over or trace == VOIDED:
+        assert short(fate_of(sighting, trace, PATIENCE)) != NOT_YET
+    else:
+        assert short(fate_of(sighting, trace, 1000)) == NOT_YET

@@ -1,0 +1,339 @@
+"""What is said to Ray, and what it says. The answers are as Ray 2.60 gave them, shortened."""
+
+import json
+import math
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.away import Amount, Terms
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.ray_words import (
+    DEFAULT_ADDRESS,
+    Capacity,
+    RaySettings,
+    Record,
+    address_of,
+    capacity_of,
+    free_of,
+    gist,
+    id_of,
+    logs_of,
+    mark_of,
+    records_of,
+    sighting_of,
+    submission_of,
+)
+from gpuyard.engines.outpost.site import At, Parcel, Refused, Unreachable
+from gpuyard.errors import EnvironmentFault
+
+NOW = 1_794_780_900.0
+PENDING: dict[str, Any] = {
+    "type": "SUBMISSION",
+    "job_id": None,
+    "submission_id": "gpuyard-f00d-3",
+    "driver_info": None,
+    "status": "PENDING",
+    "entrypoint": "exec true",
+    "message": "Job has not started yet. It may be waiting for resources (CPUs, GPUs) to become available.",
+    "error_type": None,
+    "start_time": 1794780881073,
+    "end_time": None,
+    "metadata": {"gpuyard": "f00d", "name": "a job"},
+    "runtime_env": {},
+    "driver_agent_http_address": None,
+    "driver_node_id": None,
+    "driver_exit_code": None,
+}
+RUNNING = {
+    **PENDING,
+    "status": "RUNNING",
+    "message": "Job is currently running.",
+    "driver_agent_http_address": "http://10.0.0.7:52365",
+    "driver_node_id": "3086791fd16d25e4",
+}
+OVER = {**RUNNING, "end_time": 1794780887369}
+FAILED = {
+    **OVER,
+    "status": "FAILED",
+    "message": "Job entrypoint command failed with exit code 3, last available logs:\nhi\n",
+    "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR",
+    "driver_exit_code": 3,
+}
+DIED = {
+    **OVER,
+    "status": "FAILED",
+    "error_type": "JOB_SUPERVISOR_ACTOR_DIED",
+    "message": "Job supervisor actor died: The actor died unexpectedly before finishing this task.\n\tpid: 1060\n"
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+}
+DRIVER = {"type": "DRIVER", "job_id": "01000000", "submission_id": None, "status": "RUNNING", "entrypoint": ""}
+NODES = {
+    "data": {
+        "result": {
+            "total": 2,
+            "result": [
+                {"node_id": "a", "state": "ALIVE", "resources_total": {"CPU": 4.0, "GPU": 2.0, "memory": 2**30}},
+                {"node_id": "b", "state": "ALIVE", "resources_total": {"CPU": 4.0, "memory": 2**30, "node:b": 1.0}},
+                {"node_id": "c", "state": "DEAD", "resources_total": {"CPU": 64.0, "GPU": 8.0}},
+            ],
+        }
+    }
+}
+
+
+def status_of(usage: Mapping[str, list[float]], at: float = NOW) -> bytes:
+    status = {"time": at, "loadMetricsReport": {"usage": usage, "resourceDemand": []}}
+    return json.dumps({"result": True, "data": {"autoscalingError": None, "clusterStatus": status}}).encode()
+
+
+def record_of(told: Mapping[str, Any]) -> Record:
+    [record] = records_of(json.dumps([told]).encode())
+    return record
+
+
+def parcel_of(folder: str = "/shared/f00d", words: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any) -> Parcel:
+    told = Terms(**{"need": Need(), "name": "a job", **terms})
+    return Parcel(token="f00d", terms=told, count=9, folder=folder, supervisor=words)
+
+
+# Where it is
+
+
+@pytest.mark.parametrize(
+    ("told", "variables", "address"),
+    [
+        (None, {}, DEFAULT_ADDRESS),
+        (None, {"RAY_ADDRESS": "https://head:8265/"}, "https://head:8265"),
+        (None, {"RAY_ADDRESS": "http://a:1", "RAY_API_SERVER_ADDRESS": "http://b:2"}, "http://b:2"),
+        (None, {"RAY_ADDRESS": "auto", "RAY_API_SERVER_ADDRESS": "10.0.0.1:6379"}, DEFAULT_ADDRESS),
+        ("http://mine:3", {"RAY_ADDRESS": "http://a:1"}, "http://mine:3"),
+        ("head:8265", {}, "http://head:8265"),
+        ("https://gate/ray/", {}, "https://gate/ray"),
+    ],
+)
+def test_the_address_is_as_set_else_as_rays_variables_say(
+    told: str | None, variables: dict[str, str], address: str
+) -> None:
+    assert address_of(RaySettings(address=told), variables) == address
+
+
+@pytest.mark.parametrize("told", ["", "ray://head:10001", "http://", "http://head:many", "http://[::1"])
+def test_an_address_that_is_none_is_refused(told: str) -> None:
+    with pytest.raises(EnvironmentFault, match="is not the address of a Ray dashboard"):
+        address_of(RaySettings(address=told), {})
+
+
+# What is submitted
+
+
+@given(st.from_regex(r"[0-9a-z-]{1,20}", fullmatch=True), st.integers(0, 10**6))
+def test_an_element_is_found_again_by_its_id(token: str, index: int) -> None:
+    assert mark_of(id_of(token, index)) == (token, index)
+
+
+@pytest.mark.parametrize(
+    "other", [None, "", "raysubmit_4LamXRuQpYdSMg7J", "gpuyard-", "gpuyard-3", "gpuyard-a-b", "a-3"]
+)
+def test_jobs_of_others_are_not_ours(other: str | None) -> None:
+    assert mark_of(other) is None
+
+
+def test_an_element_asks_for_what_its_terms_say() -> None:
+    share = Need(memory_mb=6000.0, is_exclusive=False)
+    asked = submission_of(parcel_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
+    assert asked["submission_id"] == "gpuyard-f00d-3"
+    assert asked["metadata"] == {"gpuyard": "f00d", "name": "a job"}
+    assert asked["entrypoint_num_gpus"] == 0.25
+    assert asked["entrypoint_num_cpus"] == 3
+    assert asked["entrypoint_memory"] == math.ceil(100.5 * 1048576)
+    assert int(asked["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == 10
+
+
+def test_what_is_not_asked_for_is_not_mentioned() -> None:
+    asked = submission_of(parcel_of(need=Need(devices=0)), 0, card_mb=None)
+    assert not [name for name in asked if name.startswith("entrypoint_")]
+
+
+def test_a_model_and_options_become_resources_and_labels() -> None:
+    options = ('--entrypoint-resources={"fast_disk": 1}', '--entrypoint-label-selector={"zone": "b"}')
+    asked = submission_of(parcel_of(need=Need(model="H100"), options=options), 0, None)
+    assert asked["entrypoint_resources"] == {"accelerator_type:H100": 0.001, "fast_disk": 1}
+    assert asked["entrypoint_label_selector"] == {"zone": "b"}
+
+
+@pytest.mark.parametrize("option", ["--partition=big", "--entrypoint-resources=fast", "--entrypoint-resources=3", ""])
+def test_an_option_that_says_nothing_to_ray_is_refused(option: str) -> None:
+    with pytest.raises(Refused, match="Ray cannot be told") as refusal:
+        submission_of(parcel_of(options=(option,)), 0, None)
+    assert "--entrypoint-resources=" in (refusal.value.hint or "")
+
+
+def test_a_name_of_any_bytes_can_be_sent() -> None:
+    asked = submission_of(parcel_of(name="half \udce4"), 0, None)
+    assert asked["metadata"]["name"].encode() == b"half \\udce4"
+
+
+def run_entrypoint(parcel: Parcel, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    words = ["/bin/sh", "-c", submission_of(parcel, 7, None)["entrypoint"]]
+    environment = None if path is None else {"PATH": path}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere"])
+def test_the_entrypoint_hands_every_word_on_as_it_is(tmp_path: Path, path: str | None) -> None:
+    folder = tmp_path / "a 'folder' of $HOME"
+    folder.mkdir()
+    words = ("/bin/sh", "-c", 'echo "$1|$2"; exit 9', "sh", str(folder))
+    ran = run_entrypoint(parcel_of(str(folder), words), path)
+    assert (ran.returncode, ran.stdout) == (9, f"{folder}|7\n")
+
+
+def test_the_entrypoint_says_what_the_node_does_not_see(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    ran = run_entrypoint(parcel_of(absent, ("/bin/echo", "ran")))
+    assert ran.returncode == 127
+    assert f"this node has no {absent}:" in ran.stdout
+    assert "ran" not in ran.stdout.splitlines()
+
+
+# How it stands
+
+
+def sees(told: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW) -> tuple[At, int | None, str]:
+    sighting = sighting_of(record_of(told), is_stopped=is_stopped, now=now)
+    return sighting.at, sighting.status, sighting.reason
+
+
+def test_what_waits_says_why() -> None:
+    at, status, reason = sees(PENDING)
+    assert (at, status) == (At.PENDING, None)
+    assert "waiting for resources" in reason
+
+
+def test_what_runs_says_where() -> None:
+    sighting = sighting_of(record_of(RUNNING), is_stopped=True, now=NOW)
+    assert (sighting.at, sighting.place, sighting.id) == (At.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
+    without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}), is_stopped=False, now=NOW)
+    assert without_agent.place == "3086791fd16d25e4"
+
+
+def test_what_is_over_says_how_and_when() -> None:
+    assert sees({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (At.SUCCEEDED, 0)
+    assert sees({**OVER, "status": "STOPPED"})[:2] == (At.CANCELLED, None)
+    assert sees(FAILED)[:2] == (At.FAILED, 3)
+    assert sighting_of(record_of(FAILED), is_stopped=False, now=NOW).ended_at == 1794780887.369
+
+
+def test_a_signal_is_a_status_as_a_shell_has_it() -> None:
+    assert sees({**FAILED, "driver_exit_code": -9})[:2] == (At.FAILED, 137)
+
+
+def test_what_has_no_exit_code_is_lost() -> None:
+    at, status, reason = sees(DIED)
+    assert (at, status) == (At.LOST, None)
+    assert reason == "Job supervisor actor died: The actor died unexpectedly before finishing this task."
+
+
+def test_what_ray_killed_for_its_memory_ran_out_of_it() -> None:
+    by_monitor = "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory. Memory on …"
+    by_exit = "Job supervisor actor died: …\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: …"
+    for message in (by_monitor, by_exit):
+        assert sees({**DIED, "message": message})[0] is At.OUT_OF_MEMORY
+
+
+def test_what_waits_and_was_stopped_counts_as_cancelled() -> None:
+    assert sees(PENDING, is_stopped=True)[0] is At.CANCELLED
+
+
+def test_what_ray_should_have_given_up_long_ago_is_lost() -> None:
+    assert sees(PENDING, now=NOW + 15 * 60)[0] is At.PENDING
+    assert sees(PENDING, now=NOW + 30 * 60)[0] is At.LOST
+
+
+def test_a_status_that_nobody_knows_is_not_the_end() -> None:
+    assert sees({**RUNNING, "status": "ASCENDING"})[0] is At.RUNNING
+
+
+def test_jobs_that_nobody_submitted_and_half_characters_are_read_over() -> None:
+    records = records_of(json.dumps([DRIVER, {**FAILED, "message": "half \udce4"}]).encode())
+    assert [mark_of(record.submission_id) for record in records] == [None, ("f00d", 3)]
+    assert logs_of(b'{"logs": "half \\udce4"}') == b"half ?"
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b"[1]", b'[{"status": 1}]'])
+def test_an_answer_that_cannot_be_understood_is_no_answer(answer: bytes) -> None:
+    with pytest.raises(Unreachable, match="cannot be understood"):
+        records_of(answer)
+
+
+def test_the_gist_of_a_traceback_is_its_last_line() -> None:
+    assert gist("Traceback (most recent call last):\n  File …\nValueError: no!\n.\n.\n") == "ValueError: no!"
+    assert gist("first\nsecond") == "first"
+    assert gist("\n") == ""
+
+
+# What is free
+
+
+def test_what_there_is_is_of_nodes_that_live() -> None:
+    capacity = capacity_of(json.dumps(NODES).encode(), status_of({}), NOW)
+    assert capacity.total == Amount(gpus=2.0, cpus=8.0, ram_mb=2048.0)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        b'{"data": {"clusterStatus": null}}',
+        b'{"data": {"clusterStatus": {"time": 1}}}',
+        status_of({"GPU": [2, 2]}, 1.0),
+    ],
+)
+def test_where_nobody_says_what_is_in_use_all_is_free_but_what_is_ours(status: bytes) -> None:
+    capacity = capacity_of(json.dumps(NODES).encode(), status, NOW)
+    ours = [(record_of(RUNNING), Amount(gpus=0.5, cpus=1.0))]
+    assert free_of(capacity, ours) == Amount(gpus=1.5, cpus=7.0, ram_mb=2048.0)
+
+
+TWO = Capacity(total=Amount(gpus=2.0, cpus=4.0, ram_mb=100.0), used=Amount(gpus=1.0, cpus=1.0, ram_mb=10.0), at=NOW)
+ONE = Amount(gpus=1.0, cpus=1.0, ram_mb=10.0)
+
+
+def stood(status: str, *, began: float, ended: float | None = None) -> Record:
+    """Seconds before or after the report."""
+    end = None if ended is None else (NOW + ended) * 1000
+    return Record(status=status, start_time=(NOW + began) * 1000, end_time=end)
+
+
+@pytest.mark.parametrize(
+    ("record", "gpus"),
+    [
+        (stood("RUNNING", began=-60), 1.0),  # it is what is in use
+        (stood("RUNNING", began=1), 0.0),  # it came after: what is in use is another's
+        (stood("PENDING", began=-60), 0.0),  # it will need what is left
+        (stood("SUCCEEDED", began=-60, ended=2), 2.0),  # it was in use, and is no more
+        (stood("SUCCEEDED", began=-60, ended=-0.5), 2.0),  # just then it still counted
+        (stood("FAILED", began=-60, ended=-30), 1.0),  # it was over by then
+    ],
+)
+def test_ours_is_counted_once(record: Record, gpus: float) -> None:
+    assert free_of(TWO, [(record, ONE)]).gpus == gpus
+
+
+@given(
+    st.lists(st.sampled_from(["PENDING", "RUNNING", "SUCCEEDED"]), max_size=8),
+    st.floats(0, 4),
+    st.floats(0, 4),
+)
+def test_no_more_is_free_than_what_ours_leaves(statuses: list[str], total: float, used: float) -> None:
+    capacity = Capacity(total=Amount(gpus=total, cpus=0.0, ram_mb=0.0), used=Amount(gpus=used), at=NOW)
+    ours = [(stood(status, began=-9, ended=9 if status == "SUCCEEDED" else None), ONE) for status in statuses]
+    gpus = free_of(capacity, ours).gpus
+    held = len([status for status in statuses if status != "SUCCEEDED"])
+    assert gpus is not None
+    assert 0.0 <= gpus <= max(0.0, total - held)

@@ -1,0 +1,290 @@
+"""Jobs as scripts for Slurm and Ray."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gpuyard.core.away import Terms
+from gpuyard.core.exporting import WORDS, After, Packed, Stays
+from gpuyard.core.jobs import DependencyKind
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.ray_words import RaySettings
+from gpuyard.engines.outpost.slurm_commands import SlurmSettings
+from gpuyard.recipes.exporting.ray import ray_script
+from gpuyard.recipes.exporting.script import Script
+from gpuyard.recipes.exporting.slurm import slurm_script
+
+SHARED = Need(memory_mb=6000.0, is_exclusive=False)
+
+
+def packed(job_id: int, *words: str, **other: object) -> Packed:
+    """What is a term is one; the rest is the job's."""
+    other = {"state": JobState.QUEUED, **other}
+    of_terms = {name: other.pop(name) for name in Terms.__struct_fields__ if name in other}
+    terms = Terms(**{"need": Need(devices=0), "name": "train", **of_terms})  # type: ignore[arg-type]
+    words = words or ("train",)
+    return Packed(id=job_id, words=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
+
+
+def array(first: int, count: int, *, at: int = 0, **other: object) -> list[Packed]:
+    """`part N` for each index."""
+    return [
+        packed(first + n, "part", str(at + n), template=("part", "{index}"), index=at + n, group=first, **other)
+        for n in range(count)
+    ]
+
+
+def sweep(first: int, count: int, **other: object) -> list[Packed]:
+    return [packed(first + n, "train", f"lr {n}", group=first, **other) for n in range(count)]
+
+
+def after(*ids: int, kind: DependencyKind = DependencyKind.OK, is_met: bool = False) -> tuple[After, ...]:
+    return tuple(After(job_id=each, kind=kind, is_met=is_met) for each in ids)
+
+
+def slurm(*jobs: Packed, tags: tuple[str, ...] = (), **settings: object) -> Script:
+    return slurm_script(jobs, SlurmSettings(**settings), tags)  # type: ignore[arg-type]
+
+
+def ray(*jobs: Packed, tags: tuple[str, ...] = (), **settings: object) -> Script:
+    return ray_script(jobs, RaySettings(**settings), tags)  # type: ignore[arg-type]
+
+
+def submissions(script: Script) -> list[str]:
+    """The lines that submit, without their indentation."""
+    return [line.strip() for line in script.text.splitlines() if line.strip().startswith(("submit ", "# submit "))]
+
+
+def lines(script: Script) -> list[str]:
+    return script.text.splitlines()
+
+
+def told(script: Script) -> dict[Stays, str]:
+    """For which jobs what is not carried over."""
+    return {
+        what: note.removesuffix(f": {words}")
+        for note in script.notes
+        for what, words in WORDS.items()
+        if note.endswith(f": {words}")
+    }
+
+
+# Slurm
+
+
+def test_an_array_is_an_array_with_its_own_indexes_and_its_bound() -> None:
+    script = slurm(*array(17, 4, at=3, at_most=2))
+    (line,) = submissions(script)
+    assert line.startswith("submit 17 --array=3-6%2 ")
+    assert 'set -- part "$GPUYARD_ARRAY_INDEX"' in lines(script)
+    assert 'export GPUYARD_ARRAY_INDEX="$SLURM_ARRAY_TASK_ID"' in lines(script)
+
+
+def test_the_index_may_stand_anywhere_in_a_word() -> None:
+    words = ("run", "a b{index}", "{index}{index}", "", "{other}")
+    jobs = [packed(n, "run", template=words, index=n, group=1) for n in (1, 2)]
+    index = '"$GPUYARD_ARRAY_INDEX"'
+    assert f"set -- run 'a b'{index} {index}{index} '' '{{other}}'" in lines(slurm(*jobs))
+
+
+def test_a_sweep_is_one_array_with_a_command_for_each() -> None:
+    script = slurm(*sweep(17, 3))
+    assert len(submissions(script)) == 1
+    assert "--array=0-2 " in submissions(script)[0]
+    assert [line for line in lines(script) if ";;" in line] == [f"{n}) set -- train 'lr {n}' ;;" for n in range(3)]
+
+
+def test_those_of_an_array_that_need_something_else_are_submitted_by_themselves() -> None:
+    script = slurm(*sweep(17, 2), packed(19, "train", "big", group=17, ram_mb=9000.0))
+    assert [line.split()[1] for line in submissions(script)] == ["17", "19"]
+    assert "--mem=9000M" in submissions(script)[1]
+
+
+def test_no_index_is_higher_than_slurm_takes_unless_told() -> None:
+    many, high = slurm(*array(1, 2500)), slurm(*array(1, 3, at=999))
+    assert [line.split()[2] for line in submissions(many)] == ["--array=0-999", "--array=0-999", "--array=0-499"]
+    assert "0) export GPUYARD_ARRAY_INDEX=2000; set -- part 2000 ;;" in lines(many)
+    assert "--array=0-2" in submissions(high)[0]
+
+
+def test_a_bound_on_an_array_in_pieces_is_not_carried_over() -> None:
+    assert Stays.AT_ONCE not in told(slurm(*array(1, 10, at_most=2)))
+    assert told(slurm(*array(1, 1500, at_most=2)))[Stays.AT_ONCE] == "all jobs"
+
+
+def test_dependencies_are_slurms_own() -> None:
+    script = slurm(
+        packed(1),
+        packed(2),
+        *array(3, 3),
+        packed(6, after=after(1, 2) + after(3, 4, 5, kind=DependencyKind.ANY)),
+        packed(7, after=after(4, kind=DependencyKind.FAILED)),
+    )
+    assert '"--dependency=afterok:$job_1:$job_2,afterany:$job_3"' in submissions(script)[3]
+    assert '"--dependency=afternotok:${job_3}_1"' in submissions(script)[4]
+    assert all("--kill-on-invalid-dep=yes" in line for line in submissions(script)[3:])
+
+
+def test_what_was_met_counts_again_only_for_jobs_that_are_submitted_again() -> None:
+    waits = packed(2, after=after(1, is_met=True))
+    assert "--dependency" not in slurm(waits).text
+    assert "afterok:$job_1" in slurm(packed(1, state=JobState.SUCCEEDED), waits).text
+
+
+def test_what_waits_for_others_that_are_not_there_is_held() -> None:
+    script = slurm(packed(1), packed(5, after=after(3)))
+    assert [line.endswith("--hold <<'END'") for line in submissions(script)] == [False, True]
+    assert any(line.startswith("# It waits for 3, ") for line in lines(script))
+    assert told(script)[Stays.OUTSIDE] == "job 5"
+
+
+def test_what_is_held_is_held_there() -> None:
+    assert "--hold" in submissions(slurm(packed(1, state=JobState.HELD)))[0]
+
+
+def test_retries_are_requeues_after_a_failure_and_after_a_lost_node() -> None:
+    script = slurm(packed(1, retries=2), packed(2))
+    assert "--requeue --open-mode=append" in submissions(script)[0]
+    assert "--no-requeue" in submissions(script)[1]
+    assert '[ "${SLURM_RESTART_COUNT:-0}" -ge 2 ] || scontrol requeue "$SLURM_JOB_ID"' in lines(script)
+
+
+def test_needs_are_told_in_the_words_of_the_engine() -> None:
+    job = packed(1, need=SHARED, ram_mb=2000.0, cpus=3, limit_s=3600.0, priority=2)
+    script = slurm(job, partition="gpu", options=("--constraint=a100",), shard_mb=1000.0, nice_base=10)
+    for word in (
+        "--gres=shard:6",
+        "--mem=2000M",
+        "--cpus-per-task=3",
+        "--time=60",
+        "--nice=8",
+        "--partition=gpu",
+        "--constraint=a100",
+        "--job-name=train",
+    ):
+        assert word in submissions(script)[0].split()
+    assert not {Stays.SHARE, Stays.PRIORITY} & set(told(script))
+
+
+def test_nothing_of_the_engines_own_files_is_in_it() -> None:
+    text = slurm(packed(1)).text
+    assert not any(word in text for word in ("--comment", "--output", "--chdir", "parcel"))
+
+
+def test_a_guess_at_how_long_it_takes_is_no_limit() -> None:
+    assert "--time" not in slurm(packed(1, expected_s=60.0)).text
+
+
+def test_options_of_an_engine_are_for_that_engine_alone() -> None:
+    mine, others = packed(1, options=("--qos=x",), engine="slurm"), packed(2, options=("--qos=y",), engine="ray")
+    script = slurm(mine, others)
+    assert "--qos=x" in script.text
+    assert "--qos=y" not in script.text
+    assert told(script)[Stays.OPTIONS] == "job 2"
+
+
+def test_those_with_a_higher_priority_come_first_but_after_what_they_wait_for() -> None:
+    script = slurm(packed(1), packed(2), packed(3, priority=5), packed(4, after=after(2), priority=9))
+    assert [int(line.split()[1]) for line in submissions(script)] == [2, 4, 3, 1]
+
+
+def test_a_word_that_would_end_the_input_does_not() -> None:
+    text = slurm(packed(1, "echo", "a\nEND\nb")).text
+    assert "<<'END1'" in text
+    assert text.endswith("\nEND1\n")
+
+
+def test_what_jobs_read_and_where_runs_write_goes_along() -> None:
+    script = slurm(packed(1, stdin="/in put"), packed(2, folder="/out/0"))
+    assert "exec \"$@\" < '/in put'" in lines(script)
+    assert "mkdir -p -- /out/0 || exit" in lines(script)
+
+
+# What both tell
+
+
+@pytest.mark.parametrize("write", [slurm, ray])
+def test_what_is_not_carried_over_is_told_once_of_a_kind_and_stands_in_the_script(
+    write: Callable[..., Script],
+) -> None:
+    few = (Stays.ENVIRONMENT, Stays.GATES)
+    jobs = [packed(n, stays=few if n in (3, 4, 5, 9) else few[:1], tag="night", priority=n == 9) for n in range(1, 11)]
+    script = write(*jobs, tags=("night",))
+    assert told(script) == {
+        Stays.ENVIRONMENT: "all jobs",
+        Stays.GATES: "jobs 3-5 9",
+        Stays.TAGS: "all jobs",
+        Stays.PRIORITY: "job 9",
+    }
+    assert [line[4:] for line in lines(script) if line.startswith("# - ")] == list(script.notes)
+
+
+def test_a_long_list_of_jobs_is_cut() -> None:
+    jobs = [packed(n, stays=(Stays.GATES,) if n % 2 else ()) for n in range(1, 200)]
+    assert told(slurm(*jobs))[Stays.GATES].endswith(" 41 and others")
+
+
+def test_whole_gpus_in_place_of_shares_are_told() -> None:
+    job = packed(1, need=SHARED)
+    assert Stays.SHARE in told(slurm(job))
+    assert Stays.SHARE in told(ray(job))
+    assert Stays.SHARE not in told(ray(job, card_mb=24_000.0))
+    assert Stays.SHARE not in told(slurm(packed(1, need=Need())))
+
+
+# Ray
+
+
+def test_each_job_is_submitted_by_itself_in_plain_words() -> None:
+    script = ray(*sweep(17, 2, need=SHARED, cpus=2, ram_mb=1.0), card_mb=24_000.0)
+    asked = "--entrypoint-num-gpus=0.25 --entrypoint-num-cpus=2.0 --entrypoint-memory=1048576"
+    assert submissions(script) == [f"submit {17 + n} {asked} -- sh 17.sh {n}" for n in range(2)]
+    assert "1) set -- train 'lr 1' ;;" in lines(script)
+
+
+def test_an_array_there_has_one_file_and_gets_its_index() -> None:
+    script = ray(*array(17, 2, at=5, at_most=1))
+    assert submissions(script) == ["submit 17 -- sh 17.sh 5", "submit 18 -- sh 17.sh 6"]
+    assert 'export GPUYARD_ARRAY_INDEX="$1"' in lines(script)
+    assert told(script)[Stays.AT_ONCE] == "all jobs"
+
+
+def test_the_script_waits_for_what_jobs_wait_for_after_all_that_wait_for_nothing() -> None:
+    script = ray(packed(1), packed(2, after=after(1)), packed(3))
+    assert [line.split()[1] for line in submissions(script)] == ["1", "3", "2"]
+    assert "if ended ok 1; then" in lines(script)
+    assert "ended()" not in ray(packed(1)).text
+
+
+def test_several_conditions_must_all_come_true() -> None:
+    waits = after(1, 2) + after(3, kind=DependencyKind.ANY)
+    assert "if ended ok 1 2 && ended any 3; then" in lines(ray(*map(packed, (1, 2, 3)), packed(4, after=waits)))
+
+
+def test_what_is_held_and_what_waits_for_it_is_commented_out() -> None:
+    script = ray(packed(1, state=JobState.HELD), packed(2, after=after(1)), packed(3, after=after(99)), packed(4))
+    assert [line for line in submissions(script) if not line.startswith("#")] == ["submit 4 -- sh 4.sh"]
+    assert [line for line in lines(script) if line.startswith(("# Held", "# Wait"))] == [
+        "# Held:",
+        "# Wait for 99, not submitted here:",
+        "# Wait for 1, not submitted here:",
+    ]
+    assert (told(script)[Stays.HELD], told(script)[Stays.OUTSIDE]) == ("job 1", "job 3")
+
+
+def test_time_limits_and_retries_are_kept_by_the_job_itself() -> None:
+    script = ray(packed(1, limit_s=90.0, grace_s=5.0, retries=2), packed(2, limit_s=60.0))
+    assert '    timeout -k 5 90 "$@" && exit' in lines(script)
+    assert "tries=3" in lines(script)
+    assert 'exec timeout -k 10 60 "$@"' in lines(script)
+
+
+def test_the_address_is_the_configurations_unless_who_runs_it_names_another() -> None:
+    assert "|| RAY_API_SERVER_ADDRESS=http://head:8265" in ray(packed(1), address="head:8265").text
+    assert "|| RAY_API_SERVER_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}" in ray(packed(1)).text
+
+
+def test_resources_of_its_own_are_passed_on_as_json() -> None:
+    job = packed(1, need=Need(model="H100"), options=('--entrypoint-resources={"a b": 1}',), engine="ray")
+    assert """'--entrypoint-resources={"accelerator_type:H100": 0.001, "a b": 1}'""" in submissions(ray(job))[0]
