@@ -151,7 +151,7 @@ class RayCluster:
 
     def kill_actor_above(self, pid: int) -> None:
         """Whoever runs that process's job for Ray is gone, without a word."""
-        [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSupervisor")]
+        [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSup")]
         actor.kill()
 
 

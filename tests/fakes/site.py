@@ -1,11 +1,14 @@
 """A site on this very machine: it runs elements as processes, one at a time or many, and fails as it is told to."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from gpuyard.core.away import Amount, Offer
 from gpuyard.engines.outpost.site import At, Mark, Parcel, Refused, Report, Sighting, Unreachable
@@ -28,6 +31,7 @@ class ProcessSite:
         self._waiting: list[tuple[Mark, Parcel]] = []
         self._running: dict[Mark, subprocess.Popen[bytes]] = {}
         self._over: dict[Mark, Sighting] = {}
+        self._strays: list[subprocess.Popen[bytes]] = []
 
     def submit(self, parcel: Parcel) -> None:
         self.calls.append(f"submit {parcel.count}")
@@ -66,16 +70,23 @@ class ProcessSite:
         return None
 
     def forget_all(self) -> None:
-        """As a cluster that is started anew: what ran is killed, what waited is gone."""
-        for process in self._running.values():
-            process.kill()
-            process.wait()
+        """As a cluster that is started anew: what ran is killed, with all that it had started; what waited is gone."""
+        running = list(self._running.values())
+        self.lose_track()
+        for process in running:
+            _kill(process)
+
+    def lose_track(self) -> None:
+        """What runs goes on, and nobody at the site knows of it any more."""
+        self._strays += self._running.values()
         self._running.clear()
         self._waiting.clear()
         self._over.clear()
 
     def close(self) -> None:
-        self.forget_all()
+        self.lose_track()
+        for process in self._strays:
+            _kill(process)
 
     def _answer(self) -> None:
         if self.down:
@@ -101,6 +112,17 @@ class ProcessSite:
                     env={"PATH": os.environ["PATH"]},
                     start_new_session=True,
                 )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """First of all who would tell of it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for each in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
 
 
 def _id(mark: Mark) -> str:

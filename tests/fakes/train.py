@@ -18,13 +18,13 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 
@@ -50,16 +50,21 @@ def main() -> None:
 
 
 def train(config: dict[str, Any]) -> tuple[float, float]:
-    rng = np.random.default_rng(config["seed"])
-    x = rng.normal(size=200)
-    y = 3.0 * x + 1.0 + rng.normal(scale=0.1, size=200)
+    # Without NumPy, which would take longer to load than all the rest to run.
+    rng = random.Random(config["seed"])
+    points = [(x, 3.0 * x + 1.0 + rng.gauss(0.0, 0.1)) for x in (rng.gauss(0.0, 1.0) for _ in range(200))]
     slope = offset = 0.0
     for epoch in range(1, config["epochs"] + 1):
-        error = slope * x + offset - y
-        slope -= config["lr"] * float((error * x).mean())
-        offset -= config["lr"] * float(error.mean())
-        say(f"epoch {epoch}: loss {float((error**2).mean()):.4f}")
+        errors = [(x, slope * x + offset - y) for x, y in points]
+        slope -= config["lr"] * mean(error * x for x, error in errors)
+        offset -= config["lr"] * mean(error for _, error in errors)
+        say(f"epoch {epoch}: loss {mean(error**2 for _, error in errors):.4f}")
     return slope, offset
+
+
+def mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
 
 
 def marker_of(path: Path) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.desk import Desk
-from gpuyard.control.engines import Engines
+from gpuyard.control.engines import OPEN_AGAIN_S, Engines
 from gpuyard.control.live import Live
 from gpuyard.control.words import Explanation, Rules
 from gpuyard.core.away import Terms
@@ -46,10 +46,15 @@ class Handover:
         self._seen += self._engines.seen()
 
     def record(self, now: float) -> None:
+        """What has begun does not wait again; and an engine that cannot say by which name it has it has not renamed
+        it."""
         for seen in self._seen:
             live = self._desk.live.get(seen.job_id)
-            if live is not None and live.attempt.number == seen.attempt:
-                self._desk.locate(live, seen, now)
+            if live is None or live.attempt.number != seen.attempt:
+                continue
+            if seen.place is not None or not live.attempt.has_begun:
+                known = replace(seen, site_id=seen.site_id or live.attempt.site_id or "")
+                self._desk.locate(live, known, now)
 
     def forget_recorded(self) -> None:
         self._seen.clear()
@@ -60,10 +65,15 @@ class Handover:
         if not attempt.engine or attempt.stopping is not None:
             return None
         if kind is OutcomeKind.UNBEGUN:
-            self._wait(job, f"{attempt.engine} did not take it: {ended.outcome.reason}", now)
-        elif kind is OutcomeKind.LOST:
+            why = f"{attempt.engine} did not take it: {ended.outcome.reason}"
+            self._wait(job, why, now)
+            return Verdict(event=JobEvent.REQUEUE, text=why)
+        if kind is OutcomeKind.LOST:
             return after_loss(job)
-        elif kind is OutcomeKind.TIMED_OUT and job.spec.time_limit_s is None and not job.failures:
+        if kind is OutcomeKind.CANCELLED:
+            return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or "cancelled where it was")
+        was_given_time = job.spec.time_limit_s is None and not job.failures and self._expected_s(job) is not None
+        if kind is OutcomeKind.TIMED_OUT and was_given_time:
             text = (
                 "it took far longer than ever before, and was ended there; it is run again with all the time it needs"
             )
@@ -76,12 +86,12 @@ class Handover:
 
     def _wait(self, job: Job, why: str, now: float) -> None:
         lane_id = self._store.lane_of(job.id).id
+        self._refused = {each: one for each, one in self._refused.items() if now < one[1] + 2 * one[2]}
         before = self._refused.get(lane_id)
         if before is not None and before[1] > now:
             return  # others of the same parcel
         pause_s = _FIRST_PAUSE_S if before is None else min(_LONGEST_PAUSE_S, before[2] * 2)
         reason = plain(ReasonKind.NO_ENGINE, f"{why}; tried again every {pause_s:.0f} s or so")
-        self._refused = {each: one for each, one in self._refused.items() if now < one[1] + 2 * one[2]}
         self._refused[lane_id] = (reason, now + pause_s, pause_s)
 
     # What goes there next
@@ -93,7 +103,7 @@ class Handover:
         self, job: Job, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float
     ) -> Explanation:
         lane = self._store.lane_of(job.id)
-        holds = self._plan(queues, rules, shut, now).holds
+        holds = self._plan(queues, rules, shut, now, about=lane.id).holds
         hold = next((hold for hold in holds if hold.lane.id == lane.id), None)
         return Explanation(
             reasons=hold.reasons if hold is not None else (),
@@ -102,7 +112,14 @@ class Handover:
             starts_at=None,
         )
 
-    def _plan(self, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float) -> Plan:
+    def _plan(
+        self,
+        queues: Sequence[LaneQueue],
+        rules: Rules,
+        shut: Iterable[Reason],
+        now: float,
+        about: int | None = None,
+    ) -> Plan:
         names = {queue.lane.engine for queue in queues}
         live: dict[str, int] = {}
         for each in self._desk.live.values():
@@ -120,14 +137,18 @@ class Handover:
                 stopped=self._store.stopped_tags(),
                 tags=rules.limits.tags,
                 refused={lane_id: reason for lane_id, (reason, until, _) in self._refused.items() if now < until},
-            )
+            ),
+            about=about,
         )
 
     def wake_at(self, now: float) -> float | None:
         if len(self.plan.starts) >= MOST_AT_ONCE:
             return now
         held = {hold.lane.id for hold in self.plan.holds}
-        return min((until for lane_id, (_, until, _) in self._refused.items() if lane_id in held), default=None)
+        times = [until for lane_id, (_, until, _) in self._refused.items() if lane_id in held and until > now]
+        if any(self._engines.is_shut(hold.lane.engine) for hold in self.plan.holds):
+            times.append(now + OPEN_AGAIN_S)
+        return min(times, default=None)
 
     def terms(self, job_id: int) -> Terms:
         job = self._store.job(job_id)
@@ -136,7 +157,6 @@ class Handover:
         need = lessons.need_elsewhere(job)
         if spec.crew is not None and need.memory_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
             need = replace(need, part=1.0 / spec.crew.most_per_device, is_exclusive=False)
-        longest_s = lessons.estimate(job).most_s if not job.failures else None
         learned_mb = lessons.ram_mb(job)
         if need.min_host_memory_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
@@ -147,8 +167,13 @@ class Handover:
             cpus=spec.cpus,
             ram_mb=need.min_host_memory_mb or learned_mb,
             limit_s=spec.time_limit_s,
-            expected_s=None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S,
+            expected_s=self._expected_s(job),
             group=job.group,
             at_most=job.group_limit,
             options=spec.engine_options,
         )
+
+    def _expected_s(self, job: Job) -> float | None:
+        """Far longer than it ever took; nothing for one that has failed, perhaps for want of time."""
+        longest_s = self._desk.lessons.estimate(job).most_s if not job.failures else None
+        return None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S

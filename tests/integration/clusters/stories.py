@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
+from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import Yard, until
 
 OUT_OF_MEMORY = (
@@ -105,23 +107,19 @@ def outlive_the_daemon(yard: Yard, folder: Path, count: int) -> None:
 
 def sweep_a_workspace(yard: Yard, folder: Path, engine: str) -> None:
     """Configs become jobs, and leave their markers; where one fails there is none."""
-    from gpuyard.recipes.workspace.scaffold import init
-    from gpuyard.recipes.workspace.settings import load
-    from gpuyard.recipes.workspace.sweep import start
-
-    init(folder, force=False)
+    assert run("workspace", "init", str(folder)).returncode == 0
     (folder / "train.sh").write_text('grep -q bad "$2" && exit 3; echo "trained $2"\n')
     (folder / "scheduler_config.yml").write_text(
         "script_path: train.sh\npython_env: /bin/sh\nlog_dir: logs\ncheck_interval: 1\nsessions: none\n"
     )
     for name in ("one", "two", "bad"):
         (folder / "configs" / f"{name}.yml").write_text(f"kind: {name}\nscheduler: {{gpus: 0}}\n")
-    started = start(load(folder), None, None, is_rerun=False, engine=engine)
-    assert len(started.submitted) == 3, started
+    started = run("workspace", "--workspace", str(folder), "start", "--engine", engine)
+    assert (started.returncode, started.stderr) == (0, "")
     yard.wait()
     markers = {path.name for path in (folder / "out").rglob("*") if path.is_file()}
     assert {name for name in ("one", "two", "bad") if any(name in marker for marker in markers)} == {"one", "two"}
-    jobs = {each.config: each.job for each in started.submitted}
+    jobs = {job["name"]: job["id"] for job in yard.get("/jobs", all="1")["jobs"]}
     assert {name: yard.state(job) for name, job in jobs.items()} == {
         "one": "succeeded", "two": "succeeded", "bad": "failed",
     }  # fmt: skip
@@ -149,3 +147,23 @@ def pids_of(job_id: int) -> list[int]:
 def kill(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def learn_from_what_ran_there(yard: Yard, engine: str) -> None:
+    """What it took of a GPU there, and how long, is known when it comes again."""
+    environment = {"PATH": os.environ["PATH"], "GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(yard.home)}
+    words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "6G", "--seconds", "5")
+    first = yard.submit(*words, environment=environment)
+    yard.wait(first)
+    [attempt] = yard.job(first)["attempts"]
+    assert (attempt["outcome"], attempt["reserved_mb"]) == ("succeeded", None)
+    assert max(attempt["peaks_mb"].values()) == 6144.0
+    assert attempt["ram_mb"] > 1
+    again = yard.submit(*words, environment=environment)
+    yard.wait(again)
+    [attempt] = yard.job(again)["attempts"]
+    assert attempt["engine"] == engine
+    assert 6144.0 < attempt["reserved_mb"] < 12288.0
+    [learned] = [each for each in yard.get("/estimates")["estimates"] if each["kind"] == "command"]
+    assert (learned["runs"], learned["measured_runs"]) == (2, 2)
+    assert 5.0 <= learned["mean_s"] < 60.0

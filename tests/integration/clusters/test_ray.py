@@ -46,6 +46,10 @@ def test_one_that_runs_out_of_memory_is_given_more(on_ray: Yard) -> None:
     stories.give_more_after_out_of_memory(on_ray)
 
 
+def test_what_ran_there_teaches_how_much_it_takes(on_ray: Yard) -> None:
+    stories.learn_from_what_ran_there(on_ray, "ray")
+
+
 def test_one_that_takes_too_long_is_ended(on_ray: Yard) -> None:
     stories.end_what_takes_too_long(on_ray)
 

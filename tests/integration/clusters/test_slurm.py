@@ -74,6 +74,10 @@ def test_one_that_runs_out_of_memory_is_given_more_shards(on_slurm: Yard) -> Non
     assert on_slurm.job(job_id)["growth"]["memory_mb"] > 8192
 
 
+def test_what_ran_there_teaches_how_much_it_takes(on_slurm: Yard) -> None:
+    stories.learn_from_what_ran_there(on_slurm, "slurm")
+
+
 def test_one_that_takes_too_long_is_ended(on_slurm: Yard) -> None:
     stories.end_what_takes_too_long(on_slurm)
 

@@ -62,5 +62,5 @@ def test_what_is_left_of_what_is_not_counted_is_not_counted() -> None:
     assert less(Amount(), taken) == Amount()
 
 
-def test_who_says_nothing_about_cpus_and_ram_takes_none() -> None:
-    assert amount_of(Terms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=0.0, ram_mb=0.0)
+def test_who_says_nothing_about_them_takes_one_cpu_and_no_ram() -> None:
+    assert amount_of(Terms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=1.0, ram_mb=0.0)

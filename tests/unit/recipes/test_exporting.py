@@ -244,8 +244,9 @@ def test_each_job_is_submitted_by_itself_in_plain_words() -> None:
 
 
 def test_an_array_there_has_one_file_and_gets_its_index() -> None:
-    script = ray(*array(17, 2, at=5, at_most=1))
-    assert submissions(script) == ["submit 17 -- sh 17.sh 5", "submit 18 -- sh 17.sh 6"]
+    script = ray(*array(17, 2, at=5, at_most=1, cpus=2))
+    asked = "--entrypoint-num-cpus=2.0"
+    assert submissions(script) == [f"submit 17 {asked} -- sh 17.sh 5", f"submit 18 {asked} -- sh 17.sh 6"]
     assert 'export GPUYARD_ARRAY_INDEX="$1"' in lines(script)
     assert told(script)[Stays.AT_ONCE] == "all jobs"
 
@@ -264,7 +265,7 @@ def test_several_conditions_must_all_come_true() -> None:
 
 def test_what_is_held_and_what_waits_for_it_is_commented_out() -> None:
     script = ray(packed(1, state=JobState.HELD), packed(2, after=after(1)), packed(3, after=after(99)), packed(4))
-    assert [line for line in submissions(script) if not line.startswith("#")] == ["submit 4 -- sh 4.sh"]
+    assert [line.split()[1] for line in submissions(script) if not line.startswith("#")] == ["4"]
     assert [line for line in lines(script) if line.startswith(("# Held", "# Wait"))] == [
         "# Held:",
         "# Wait for 99, not submitted here:",

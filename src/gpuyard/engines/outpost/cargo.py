@@ -82,14 +82,6 @@ class Cargo:
 
     # To the site
 
-    def make_folder(self) -> None:
-        """Before anything is recorded as handed over: where it is missing later, it is out of reach."""
-        path = self._parcels.path("")
-        try:
-            os.makedirs(path, 0o700, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"{error.filename or path} cannot be made: {error.strerror}") from error
-
     def send(self, launches: Sequence[Launch], logs: Sequence[str]) -> None:
         """Refused where the site will not have it. After anything else that goes wrong in between, nobody knows whether
         it has: then it is looked for."""
@@ -195,7 +187,7 @@ class Cargo:
     def settle(self, report: Report | None = None) -> Iterator[Seen | Ended]:
         """What is new by the files that are there, and by what the site has just said, where it was asked."""
         for token, load in list(self._loads.items()):
-            traces = self._parcels.traces(token)
+            traces = self._parcels.traces(token) if load.elements else {}
             for number, element in list(load.elements.items()):
                 trace = traces.get(number, _NOTHING)
                 if report is None and trace is element.trace:

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from gpuyard.core.away import Offer
+from msgspec.structs import replace
+
+from gpuyard.core.away import Offer, Terms, amount_of, less
 from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
 from gpuyard.engines import logs
 from gpuyard.engines.outpost.cargo import Cargo, fill, key_of
 from gpuyard.engines.outpost.parcels import Parcels
-from gpuyard.engines.outpost.site import Refused, Report, Site, Unreachable
+from gpuyard.engines.outpost.site import Report, Site, Unreachable
 from gpuyard.engines.passing import refuse_unpassable
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, Seen
@@ -37,18 +39,21 @@ class Outpost:
     """Implements `ports.Engine`, for one thread of one process. `on_news` may be called from any thread."""
 
     def __init__(self, site: Site, folder: Path, on_news: Callable[[], None], *, poll_s: float = 10.0) -> None:
-        """`folder` is one that the site's nodes see; logs are kept there as well."""
+        """`folder` is one that the site's nodes see; logs are kept there as well. Nothing is made there until there is
+        work: a network that is not there yet comes later."""
         self._site = site
         self._folder = folder
         self._on_news = on_news
         self._poll_s = poll_s
         self._parcels = Parcels(folder / site.name)
-        (folder / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._has_folders = False
         self._prepared: list[Launch] = []
         self._lock = threading.Lock()  # for what follows, up to the thread
         self._to_send: list[Launch] = []
         self._to_adopt: list[Attempt] = []
         self._to_cancel: set[str] = set()
+        self._has_new_to_cancel = False
+        self._promised: dict[str, Terms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
         self._told: list[str] = []
@@ -68,8 +73,18 @@ class Outpost:
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:  # noqa: ARG002 - leases are of devices here
         refuse_unpassable(launch, launch.environment)
+        self._make_folders()
         self._prepared.append(launch)
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=0, log=self._log_of(launch))
+
+    def _make_folders(self) -> None:
+        """Before anything is recorded as handed over: where they are missing later, they are out of reach."""
+        for path in () if self._has_folders else (self._folder / "logs", Path(self._parcels.path(""))):
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise EnvironmentFault(f"the folder {path} cannot be made: {error.strerror}") from error
+        self._has_folders = True
 
     def _log_of(self, launch: Launch) -> str:
         return str(self._folder / "logs" / logs.name_of(launch.job_id, launch.attempt))
@@ -80,6 +95,7 @@ class Outpost:
         with self._lock:
             self._to_send += self._prepared
             self._live.update(map(key_of, self._prepared))
+            self._promised |= {key_of(each): each.terms for each in self._prepared if each.terms is not None}
         self._prepared = []
         self._ring()
 
@@ -112,9 +128,12 @@ class Outpost:
     def offer(self) -> Offer:
         with self._lock:
             self._is_wanted = True
-            offer = self._offer
+            offer, promised = self._offer, list(self._promised.values())
         if self._thread is None or offer.free is not None:
             self._ring()
+        for terms in promised:
+            if offer.free is not None:
+                offer = replace(offer, free=less(offer.free, amount_of(terms, offer.card_mb)))
         return offer
 
     def signal(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - a site ends what it is told to in its own way
@@ -122,6 +141,7 @@ class Outpost:
             if attempt.key not in self._live:
                 return 0
             self._to_cancel.add(attempt.key)
+            self._has_new_to_cancel = True
         self._ring()
         return 1
 
@@ -162,27 +182,34 @@ class Outpost:
         return min(waits, default=None)
 
     def _work(self) -> None:
+        self._forget_recorded()
         self._take_over()
         self._send()
-        self._cancel()
+        self._cancel_new()
         self._tell(self._cargo.settle())
         if self._cargo.wants_look:
             self._look_within(0.0)
         with self._lock:
-            is_wanted, recorded = self._is_wanted, self._recorded
-            self._recorded = []
+            is_wanted = self._is_wanted
         if is_wanted and self._offer.free is not None:
             self._look_within(self._interval_s)
         if self._look_at is not None and time.monotonic() >= self._look_at:
             self._look()
+
+    def _forget_recorded(self) -> None:
+        """First of all: what was never begun may be handed over anew, by the same name."""
+        with self._lock:
+            recorded, self._recorded = self._recorded, []
         self._cargo.forget(recorded)
 
     def _take_over(self) -> None:
         with self._lock:
-            attempts, self._to_adopt = self._to_adopt, []
+            attempts = list(self._to_adopt)
         if attempts:
             self._tell(self._cargo.adopt(attempts))
             self._look_within(0.0)
+            with self._lock:
+                del self._to_adopt[: len(attempts)]
 
     def _send(self) -> None:
         with self._lock:
@@ -190,30 +217,48 @@ class Outpost:
             cancelled = set(self._to_cancel)
         withdrawn = [launch for launch in launches if key_of(launch) in cancelled]
         self._tell(_unbegun(launch, "it was taken back before it was handed over") for launch in withdrawn)
-        launches = [launch for launch in launches if launch not in withdrawn]
-        while launches:
-            some, launches = fill(launches, self._site.most_in_parcel)
-            self._hand_over(some)
+        launches = [launch for launch in launches if key_of(launch) not in cancelled]
+        try:
+            while launches:
+                some, others = fill(launches, self._site.most_in_parcel)
+                launches = others
+                self._hand_over(some)
+        finally:
+            with self._lock:
+                self._to_send = launches + self._to_send
 
     def _hand_over(self, launches: Sequence[Launch]) -> None:
         self._look_within(_SOON_S)
         try:
             self._cargo.send(launches, [self._log_of(launch) for launch in launches])
-        except Refused as error:
-            self._tell(_unbegun(launch, str(error)) for launch in launches)
         except Unreachable as error:
             self._suffer(error)
-        except EnvironmentFault as error:  # its folder cannot be written
+        except EnvironmentFault as error:  # it was refused, or its folder cannot be written
             self._tell(_unbegun(launch, str(error)) for launch in launches)
 
+    def _cancel_new(self) -> None:
+        with self._lock:
+            is_new, self._has_new_to_cancel = self._has_new_to_cancel, False
+        if is_new:
+            self._look_within(_SOON_S)
+            self._cancel()
+
     def _cancel(self) -> None:
+        """Those that are left over are tried again after the next look, which tells whether the site is there at all:
+        it may not have shown them yet."""
         with self._lock:
             wanted = set(self._to_cancel)
-        done = self._cargo.cancel(wanted)
+        if not wanted:
+            return
+        try:
+            done = self._cargo.cancel(wanted)
+        except Unreachable as error:
+            _log.warning("what is to end at %s is asked for again: %s", self._site.name, error)
+            return
+        self._look_within(_SOON_S)
         with self._lock:
-            self._to_cancel -= done - set(map(key_of, self._to_send))
-        if wanted:
-            self._look_within(_SOON_S)
+            coming = {*map(key_of, self._to_send), *(attempt.key for attempt in self._to_adopt)}
+            self._to_cancel -= done - coming
 
     # Looking
 
@@ -224,20 +269,25 @@ class Outpost:
     def _look(self) -> None:
         with self._lock:
             is_wanted, self._is_wanted = self._is_wanted, False
+            shown = self._promised.keys() - set(map(key_of, self._to_send))
         try:
             report = self._cargo.look()
         except Unreachable as error:
             self._suffer(error)
             return
-        has_changed = self._note(report) | self._tell(self._cargo.settle(report))
+        has_changed = self._note(report, shown) | self._tell(self._cargo.settle(report))
         self._news = self._news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
         has_work = self._cargo.has_live or bool(self._to_cancel)
         self._look_at = time.monotonic() + self._interval_s if has_work else None
+        self._cancel()
 
-    def _note(self, report: Report) -> bool:
+    def _note(self, report: Report, shown: Iterable[str]) -> bool:
+        """What the site offers; what it was given before that it knows of."""
         with self._lock:
             before, self._offer = self._offer, report.offer
+            for key in shown:
+                self._promised.pop(key, None)
         if before.trouble is not None and report.offer.trouble is None:
             self._news = True
         return before != report.offer
@@ -258,12 +308,16 @@ class Outpost:
         self._look_at = time.monotonic() + self._interval_s
 
     def _tell(self, words: Iterable[Seen | Ended]) -> bool:
-        told = list(words)
-        with self._lock:
-            self._seen += [each for each in told if isinstance(each, Seen)]
-            self._over += [each for each in told if isinstance(each, Ended)]
-        self._news = self._news or bool(told)
-        return bool(told)
+        """Whether there were any; one after the other, as what was told is told whatever goes wrong with the next."""
+        has_told = False
+        for each in words:
+            with self._lock:
+                if isinstance(each, Seen):
+                    self._seen.append(each)
+                else:
+                    self._over.append(each)
+            self._news = has_told = True
+        return has_told
 
 
 def _unbegun(launch: Launch, reason: str) -> Ended:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuyard.core.away import Offer
 from gpuyard.engines.outpost import slurm_commands as commands
@@ -23,11 +23,14 @@ _ACCOUNTS_REST_S = 600.0
 
 
 class SlurmSite(Site):
+    """For one thread."""
+
     def __init__(self, settings: SlurmSettings, *, limit_s: float = _LIMIT_S) -> None:
         self._settings = settings
         self._limit_s = limit_s
         self._limits: Limits | None = None
         self._jobs: dict[str, str] = {}  # of a token, Slurm's number
+        self._keeps_comments = False
         self._over: dict[Mark, Sighting] = {}
         self._waiting: dict[Mark, Sighting] = {}
         self._looked_at = 0.0
@@ -53,8 +56,8 @@ class SlurmSite(Site):
         rows = commands.parse_listing(self._ask(commands.listing(os.getuid())))
         parcels = {parcel.token: parcel for parcel in live}
         self._keep_only(parcels)
-        self._jobs.update((row.token, row.job) for row in rows if row.token in parcels and row.token is not None)
-        found = dict(self._marked(rows, parcels))
+        self._learn_jobs(rows, parcels)
+        found = dict(self._listed(rows, parcels))
         unseen = {mark for mark in _marks_of(live) if mark not in found and mark not in self._over}
         self._over.update((mark, each) for mark, each in found.items() if each.at in OVER)
         self._over.update(self._cancelled(unseen, rows))
@@ -76,8 +79,19 @@ class SlurmSite(Site):
         self._jobs = {token: job for token, job in self._jobs.items() if token in parcels}
         self._over = {mark: each for mark, each in self._over.items() if mark[0] in parcels}
 
-    def _marked(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
-        """A site may have put its own words in place of the comment: what we were told at submission does as well."""
+    def _learn_jobs(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> None:
+        for row in rows:
+            if row.token is not None and row.token in parcels:
+                self._jobs.setdefault(row.token, row.job)
+
+    def _listed(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
+        """By their comments: a cluster that was set up anew gives our numbers to others. Where a site puts words of its
+        own in place of every comment there are only the numbers."""
+        self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
+        ours = (row for row in rows if row.token is not None) if self._keeps_comments else rows
+        return self._marked(ours, parcels)
+
+    def _marked(self, rows: Iterable[Row], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
         tokens = {job: token for token, job in self._jobs.items()}
         for row in rows:
             parcel = parcels.get(tokens.get(row.job, ""))

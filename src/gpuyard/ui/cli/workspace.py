@@ -45,13 +45,21 @@ class _Commands(click.Group):
 
 
 class _DataCommand(click.Command):
-    """Only what is exactly one of its options is one; all else is data."""
+    """Only what is exactly one of its options is one, with the word after it where it takes one; all else is data."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {form for parameter in self.get_params(ctx) for form in parameter.opts if form.startswith("-")}
+        known = {form: each for each in self.get_params(ctx) if isinstance(each, click.Option) for form in each.opts}
         at = args.index("--") if "--" in args else len(args)
-        options = [word for word in args[:at] if word in known]
-        data = [word for word in args[:at] if word not in known]
+        options: list[str] = []
+        data: list[str] = []
+        words = iter(args[:at])
+        for word in words:
+            (options if word in known else data).append(word)
+            if word in known and not known[word].is_flag and not known[word].count:
+                value = next(words, None)
+                if value is None:
+                    raise UserError(f"{word} takes a value", hint=known[word].help)
+                options.append(value)
         return super().parse_args(ctx, [*options, "--", *data, *args[at + 1 :]])
 
 

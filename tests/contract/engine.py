@@ -1,0 +1,269 @@
+"""What every engine promises (`ports.Engine`), as checks that run over any place where engines do.
+
+Whoever has an engine makes a Place for it, and a class of tests with a fixture `place` that gives it:
+
+    class TestMine(EngineContract):
+        @pytest.fixture
+        def place(self, tmp_path: Path) -> Iterator[Place]: ...
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import pytest
+
+from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.errors import UserError
+from gpuyard.ports import Ended, Engine, Launch, Prepared, Seen
+
+DEADLINE_S = 90.0
+
+
+class Place(Protocol):
+    """Where engines run: the same machine for a daemon and for the one after it."""
+
+    @property
+    def places_work(self) -> bool:
+        """Whether the engine decides where things run, and when."""
+
+    def engine(self) -> Engine:
+        """As a new daemon has it, with all that the earlier one left."""
+
+    def launch(self, job_id: int, kind: str) -> Launch:
+        """Of a program that `succeeds`, `fails` with 3, or `waits` until it is let go."""
+
+    def let_go(self, job_id: int) -> None: ...
+
+    def ended(self, engine: Engine, count: int) -> list[Ended]:
+        """The next so many that are told."""
+
+    def runs(self, job_id: int) -> int:
+        """How often its program has run."""
+
+    def die(self, launches: Sequence[Launch], *, begun: bool) -> list[Prepared]:
+        """What a daemon has prepared that was killed then. Where it had begun them, they are where they run."""
+
+    def kill_supervisor(self, prepared: Prepared) -> None:
+        """Whatever is the parent of the program."""
+
+    def boot_id(self) -> str | None: ...
+
+
+class Programs:
+    """Real ones for a Place: they leave a line for each run, and wait at a pipe to be let go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def launch(self, job_id: int, kind: str) -> Launch:
+        pipe = self._folder / f"pipe{job_id}"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        ends = {"succeeds": "exit 0", "fails": "exit 3", "waits": f"read word <{pipe}; exit 0"}
+        return Launch(
+            job_id=job_id,
+            attempt=1,
+            command=("sh", "-c", f"echo ran >>{self._folder}/runs{job_id}; {ends[kind]}"),
+            cwd="/",
+            environment={"PATH": os.environ["PATH"], "GPUYARD_JOB_ID": str(job_id), "GPUYARD_ATTEMPT": "1"},
+        )
+
+    def let_go(self, job_id: int) -> None:
+        (self._folder / f"pipe{job_id}").write_text("go\n")
+
+    def runs(self, job_id: int) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return len((self._folder / f"runs{job_id}").read_text().splitlines())
+        return 0
+
+
+def until(is_so: Callable[[], object], what: str, every_s: float = 0.005) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        select.select([], [], [], every_s)
+
+
+def attempt_of(place: Place, prepared: Prepared) -> Attempt:
+    return Attempt(
+        job_id=prepared.job_id,
+        number=prepared.attempt,
+        pid=prepared.pid,
+        boot_id=place.boot_id(),
+        started_at=0.0,
+        log=prepared.log,
+    )
+
+
+def kinds(told: Sequence[Ended]) -> dict[int, OutcomeKind]:
+    return {one.job_id: one.outcome.kind for one in told}
+
+
+def wait_until_it_runs(place: Place, job_id: int) -> None:
+    until(lambda: place.runs(job_id), f"job {job_id} runs")
+
+
+class EngineContract:
+    """The checks; `place` is a fixture of whoever runs them."""
+
+    def test_what_was_prepared_runs_when_it_is_let_to_and_its_end_is_told_once(self, place: Place) -> None:
+        engine = place.engine()
+        for job_id, kind in ((1, "succeeds"), (2, "fails")):
+            prepared = engine.prepare(place.launch(job_id, kind), None)
+            assert (prepared.job_id, prepared.attempt) == (job_id, 1)
+        assert place.runs(1) == place.runs(2) == 0
+        engine.begin()
+        told = place.ended(engine, 2)
+        assert {one.job_id: (one.attempt, one.outcome.kind, one.outcome.status) for one in told} == {
+            1: (1, OutcomeKind.SUCCEEDED, 0),
+            2: (1, OutcomeKind.FAILED, 3),
+        }
+        assert place.runs(1) == place.runs(2) == 1
+        assert engine.ended() == []
+
+    def test_what_was_abandoned_never_runs_and_is_not_told_of(self, place: Place) -> None:
+        engine = place.engine()
+        engine.prepare(place.launch(1, "succeeds"), None)
+        engine.abandon()
+        engine.prepare(place.launch(2, "succeeds"), None)
+        engine.begin()
+        assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
+        assert place.runs(1) == 0
+
+    def test_an_abandoned_attempt_may_be_prepared_again_under_its_number(self, place: Place) -> None:
+        engine = place.engine()
+        engine.prepare(place.launch(1, "fails"), None)
+        engine.abandon()
+        engine.prepare(place.launch(1, "succeeds"), None)
+        engine.begin()
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
+        assert place.runs(1) == 1
+
+    def test_whoever_dies_before_the_word_leaves_what_never_ran(self, place: Place) -> None:
+        prepared = place.die([place.launch(1, "succeeds"), place.launch(2, "succeeds")], begun=False)
+        engine = place.engine()
+        engine.adopt([attempt_of(place, one) for one in prepared])
+        assert kinds(place.ended(engine, 2)) == {1: OutcomeKind.UNBEGUN, 2: OutcomeKind.UNBEGUN}
+        assert place.runs(1) == place.runs(2) == 0
+
+    def test_an_attempt_that_never_began_may_be_made_again_under_its_number(self, place: Place) -> None:
+        place.die([place.launch(1, "fails")], begun=False)
+        engine = place.engine()
+        engine.adopt([])
+        engine.prepare(place.launch(1, "succeeds"), None)
+        engine.begin()
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
+
+    def test_what_runs_outlives_its_daemon_and_the_next_one_hears_of_its_end(self, place: Place) -> None:
+        prepared = place.die([place.launch(1, "waits")], begun=True)
+        engine = place.engine()
+        engine.adopt([attempt_of(place, one) for one in prepared])
+        assert engine.ended() == []
+        place.let_go(1)
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
+        assert place.runs(1) == 1
+
+    def test_what_was_told_and_not_recorded_is_told_again_to_the_next_daemon(self, place: Place) -> None:
+        first = place.engine()
+        prepared = first.prepare(place.launch(1, "fails"), None)
+        first.begin()
+        told = place.ended(first, 1)
+        second = place.engine()
+        second.adopt([attempt_of(place, prepared)])
+        again = place.ended(second, 1)
+        assert [(one.outcome.kind, one.outcome.status) for one in again] == [(OutcomeKind.FAILED, 3)]
+        assert kinds(again) == kinds(told)
+
+    def test_one_whose_supervisor_was_killed_is_lost(self, place: Place) -> None:
+        engine = place.engine()
+        prepared = engine.prepare(place.launch(1, "waits"), None)
+        engine.begin()
+        wait_until_it_runs(place, 1)
+        place.kill_supervisor(prepared)
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.LOST}
+        engine.signal(attempt_of(place, prepared), signal.SIGKILL)
+
+    def test_one_that_nobody_has_seen_never_began_whatever_else_runs(self, place: Place) -> None:
+        [other] = place.die([place.launch(2, "waits")], begun=True)
+        stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1))
+        engine = place.engine()
+        engine.adopt([stranger, attempt_of(place, other)])
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.UNBEGUN}
+        wait_until_it_runs(place, 2)
+        engine.signal(attempt_of(place, other), signal.SIGKILL)
+        assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.FAILED}
+
+    def test_a_signal_reaches_the_program_and_its_supervisor_tells_of_it(self, place: Place) -> None:
+        engine = place.engine()
+        prepared = engine.prepare(place.launch(1, "waits"), None)
+        engine.begin()
+        attempt = attempt_of(place, prepared)
+        wait_until_it_runs(place, 1)
+        assert engine.signal(attempt, signal.SIGTERM) >= 1
+        [told] = place.ended(engine, 1)
+        assert (told.outcome.kind, told.outcome.status) == (OutcomeKind.FAILED, 128 + signal.SIGTERM)
+        assert engine.signal(attempt, signal.SIGTERM) == 0
+
+    def test_a_command_that_no_program_can_be_given_is_the_user_s_mistake(self, place: Place) -> None:
+        engine = place.engine()
+        launch = place.launch(1, "succeeds")
+        with pytest.raises(UserError):
+            engine.prepare(msgspec.structs.replace(launch, command=(*launch.command, "\0")), None)
+        engine.prepare(place.launch(2, "succeeds"), None)
+        engine.begin()
+        assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
+
+    def test_what_is_closed_leaves_what_runs_to_the_next_daemon(self, place: Place) -> None:
+        first = place.engine()
+        prepared = first.prepare(place.launch(1, "waits"), None)
+        first.begin()
+        wait_until_it_runs(place, 1)
+        first.close()
+        second = place.engine()
+        second.adopt([attempt_of(place, prepared)])
+        place.let_go(1)
+        assert kinds(place.ended(second, 1)) == {1: OutcomeKind.SUCCEEDED}
+        assert place.runs(1) == 1
+
+    def test_an_engine_that_is_there_offers_to_take_work(self, place: Place) -> None:
+        engine = place.engine()
+        until(lambda: engine.offer().trouble is None, "an offer without trouble")
+        most = engine.offer().most_jobs
+        assert most is None or most > 0
+
+    def test_only_who_places_work_tells_where_it_is_and_does_so_before_its_end(self, place: Place) -> None:
+        engine = place.engine()
+        before = time.time()
+        engine.prepare(place.launch(1, "waits"), None)
+        engine.begin()
+        seen: list[Seen] = []
+
+        def is_somewhere() -> bool:
+            seen.extend(engine.seen())
+            return any(each.place for each in seen)
+
+        if place.places_work:
+            until(is_somewhere, "a place where it runs")
+        wait_until_it_runs(place, 1)
+        place.let_go(1)
+        told = place.ended(engine, 1)
+        seen += engine.seen()
+        assert kinds(told) == {1: OutcomeKind.SUCCEEDED}
+        assert bool(seen) is place.places_work
+        assert {(each.job_id, each.attempt) for each in seen} <= {(1, 1)}
+        assert all(each.at is None or before - 1 <= each.at <= time.time() + 1 for each in seen)
+        assert engine.seen() == []
+
+    def test_of_one_that_was_quick_it_is_told_where_it_ran_when_its_end_is_told(self, place: Place) -> None:
+        engine = place.engine()
+        engine.prepare(place.launch(1, "succeeds"), None)
+        engine.begin()
+        place.ended(engine, 1)
+        assert any(each.place for each in engine.seen()) is place.places_work

@@ -1,0 +1,191 @@
+"""`gpuyard export` with a real queue: the script is one, it says what was submitted, and no more than may be known."""
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import run
+from tests.integration.queue_fixture import Yard
+
+# What shells, heredocs and Python make something else of, where they can.
+STRANGE = [
+    "a  b",
+    "$HOME",
+    "it's",
+    '"q"',
+    "new\nline\nEND\nend",
+    "\\back\\",
+    "*",
+    "",
+    "`id`",
+    "-n",
+    "é\udcff",
+    "{x}",
+    "!!",
+]
+SECRET = "hunter2"
+# It notes what it was told and what it was given, and gives out a number as Slurm does.
+SBATCH = """
+import json, os, sys
+folder = os.environ["SUBMITTED"]
+number = len(os.listdir(folder)) + 1
+told = {"words": sys.argv[1:], "script": sys.stdin.buffer.read().decode("utf-8", "surrogateescape")}
+with open(f"{folder}/{number}", "w") as file:
+    json.dump(told, file)
+print(f"{number};cluster")
+"""
+Submitted = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def paused(yard: Yard) -> None:
+    """Nothing starts, so all that is submitted waits."""
+    yard.post("/pause")
+
+
+@pytest.fixture
+def submitted(tools: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
+    """Runs a script where a stand-in takes what it submits."""
+    tools("sbatch", SBATCH)
+    folder = tmp_path / "submitted"
+    folder.mkdir()
+    monkeypatch.setenv("SUBMITTED", str(folder))
+
+    def run_it(script: Path) -> list[dict[str, Any]]:
+        subprocess.run([str(script)], check=True, timeout=60)
+        return [json.loads((folder / str(number)).read_text()) for number in range(1, len(os.listdir(folder)) + 1)]
+
+    return run_it
+
+
+def export(site: str, path: Path, *words: str) -> str:
+    """What it says beside the script."""
+    result = run("export", site, str(path), *words)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    for shell in ("sh", "bash"):
+        subprocess.run([shell, "-n", str(path)], check=True)
+    return result.stderr
+
+
+def words_given(script: str, folder: Path, environment: dict[str, str] | None = None) -> list[str]:
+    """What a program gets that such a script starts; it is called `say` there."""
+    says = folder / "say"
+    says.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
+    says.chmod(0o755)
+    path = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **(environment or {})}
+    content = script.encode("utf-8", "surrogateescape")
+    done = subprocess.run(["sh"], input=content, env=path, capture_output=True, check=True, timeout=60)
+    return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def test_every_word_is_as_it_was_when_the_program_gets_it(yard: Yard, tmp_path: Path, submitted: Submitted) -> None:
+    yard.submit("say", *STRANGE, cwd=str(tmp_path))
+    export("slurm", tmp_path / "script")
+    (only,) = submitted(tmp_path / "script")
+    assert words_given(only["script"], tmp_path) == STRANGE
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_each_of_an_array_and_of_a_sweep_runs_its_own_command(
+    yard: Yard, tmp_path: Path, submitted: Submitted, number: int
+) -> None:
+    yard.submit("say", "a{index}b", "$x", array="0-3", cwd=str(tmp_path))
+    yard.submit("say", "{lr}", cwd=str(tmp_path), sweep=["lr=1 0,2 0,$x,4"])
+    export("slurm", tmp_path / "script")
+    array, sweep = submitted(tmp_path / "script")
+    task = {"SLURM_ARRAY_TASK_ID": str(number)}
+    assert words_given(array["script"], tmp_path, task) == [f"a{number}b", "$x"]
+    assert words_given(sweep["script"], tmp_path, task) == [["1 0", "2 0", "$x", "4"][number]]
+
+
+def test_dependencies_are_on_the_numbers_that_slurm_gave(yard: Yard, tmp_path: Path, submitted: Submitted) -> None:
+    yard.submit("true")
+    yard.submit("true", array="5-6", after="1")
+    yard.submit("true", after="2,3", after_failed="1")
+    yard.submit("true", after_any="3")
+    export("slurm", tmp_path / "script")
+    told = [dict(word.partition("=")[::2] for word in each["words"]) for each in submitted(tmp_path / "script")]
+    wanted = [None, "afterok:1", "afternotok:1,afterok:2", "afterany:2_6"]
+    assert [each.get("--dependency") for each in told] == wanted
+
+
+def test_no_value_of_a_variable_is_written(yard: Yard, tmp_path: Path) -> None:
+    yard.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
+    for site in ("slurm", "ray"):
+        said = export(site, tmp_path / site)
+        assert SECRET not in (tmp_path / site).read_text() + said
+        assert "not carried over: all jobs: the environment" in said
+
+
+def test_a_script_may_be_run_and_is_not_written_over_unless_told(yard: Yard, tmp_path: Path) -> None:
+    yard.submit("true")
+    path = tmp_path / "script"
+    path.write_text("mine")
+    refused = run("export", "slurm", str(path))
+    assert refused.returncode == 2
+    assert "is there already" in refused.stderr
+    assert path.read_text() == "mine"
+    export("slurm", path, "--force")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert path.read_text().startswith("#!/bin/sh\n")
+
+
+def test_a_dash_is_standard_output(yard: Yard) -> None:
+    yard.submit("true")
+    done = run("export", "ray", "-")
+    assert done.stdout.startswith("#!/bin/sh\n")
+    assert "#!/bin/sh" not in done.stderr
+
+
+def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(yard: Yard, tmp_path: Path) -> None:
+    yard.submit("true", array="0-599")
+    yard.submit("true", hold=True, name="later")
+    yard.submit("true")
+    yard.post("/jobs/cancel", ids="602")
+    said = export("slurm", tmp_path / "all")
+    assert "601 jobs in" in said
+    assert "`gpuyard cancel 1-601`" in said
+    assert "--array=0-599" in (tmp_path / "all").read_text()
+    assert "1 job in" in export("slurm", tmp_path / "one", "name=later")
+    ended = export("slurm", tmp_path / "ended", "602")
+    assert "1 job in" in ended
+    assert "gpuyard cancel" not in ended
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "slurm", "-"], "nothing waits in the queue"),
+        (["export", "slurm", "-", "99"], "there is no job 99"),
+        (["export", "slurm"], "where to, and into which file?"),
+        (["export", "pbs", "-"], "where to, and into which file?"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(yard: Yard, words: Sequence[str], message: str) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told(yard: Yard, tmp_path: Path) -> None:
+    yard.submit("true")
+    done = run("export", "slurm", str(tmp_path / "no" / "script"))
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+
+
+def test_the_configuration_says_how_much_a_share_is(yard: Yard, tmp_path: Path) -> None:
+    yard.submit("true", vram="6G", tag="night")
+    both = '[queue.tags]\nnight = 1\n[slurm]\npartition = "gpu"\nshard_mb = 1024\n[ray]\ngpu_memory = "24G"\n'
+    (yard.home / "config.toml").write_text(both)
+    for site, words in (("slurm", "--gres=shard:6 --partition=gpu"), ("ray", "--entrypoint-num-gpus=0.25")):
+        said = export(site, tmp_path / site)
+        assert words in (tmp_path / site).read_text()
+        assert "how many jobs of a tag run at once" in said
+        assert "shares of a GPU" not in said

@@ -1,0 +1,556 @@
+"""The outpost at a site of real processes: whatever fails, and whoever dies, each job runs once or never began."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.away import Amount, Terms
+from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.outpost import Outpost
+from gpuyard.engines.outpost.parcels import Parcels
+from gpuyard.engines.outpost.site import Parcel, Report, Site
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ports import Ended, Launch, Seen
+from tests.contract.engine import DEADLINE_S, until
+from tests.contract.outposts import DAEMON, ROOT, hasten
+from tests.fakes.distant_site import DistantSite, SiteServer
+from tests.fakes.site import ProcessSite
+
+TERMS = Terms(need=Need(devices=0), name="job")
+MANY = 50
+
+
+class GatedSite(ProcessSite):
+    """While its gate is shut, whoever looks has to wait; `came` says that somebody does."""
+
+    def __init__(self, *, most: int = 8, free: Amount | None = None) -> None:
+        super().__init__(most=most, free=free)
+        self.gate, self.came = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def look(self, live: Sequence[Parcel]) -> Report:
+        self.came.set()
+        assert self.gate.wait(DEADLINE_S)
+        return super().look(live)
+
+    @contextlib.contextmanager
+    def shut(self) -> Iterator[None]:
+        """The outpost's thread is at the gate meanwhile."""
+        self.gate.clear()
+        self.came.clear()
+        assert self.came.wait(DEADLINE_S)
+        yield
+        self.gate.set()
+
+
+class Post:
+    """An outpost as a daemon has it, and what it has told so far."""
+
+    def __init__(self, folder: Path, site: Site) -> None:
+        self.folder = folder
+        self.site = site
+        self.seen: list[Seen] = []
+        self.ends: dict[int, Ended] = {}
+        (folder / "runs").mkdir(exist_ok=True)
+        self.engine = Outpost(site, folder / "shared", lambda: None, poll_s=0.05)
+
+    def successor(self, *attempts: Attempt) -> "Post":
+        """The next daemon's."""
+        self.engine.close()
+        post = Post(self.folder, self.site)
+        post.engine.adopt(attempts)
+        return post
+
+    def launch(self, job_id: int, script: str = "true", terms: Terms = TERMS) -> Launch:
+        return Launch(
+            job_id=job_id,
+            attempt=1,
+            command=("sh", "-c", f"echo ran >>{self.folder}/runs/{job_id}; {script}"),
+            cwd="/",
+            environment={"PATH": os.environ["PATH"]},
+            engine="yonder",
+            terms=terms,
+        )
+
+    def waiting(self, job_id: int, terms: Terms = TERMS) -> Launch:
+        """Of one that waits until it is let go."""
+        pipe = self.folder / f"pipe{job_id}"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        return self.launch(job_id, f"read word <{pipe}", terms)
+
+    def let_go(self, job_id: int) -> None:
+        (self.folder / f"pipe{job_id}").write_text("go\n")
+
+    def hand_over(self, *launches: Launch) -> list[Attempt]:
+        prepared = [self.engine.prepare(launch, None) for launch in launches]
+        self.engine.begin()
+        return [attempt_of(one.job_id) for one in prepared]
+
+    def listen(self) -> None:
+        """As a controller does that records at once what it is told."""
+        self.ends.update((ended.job_id, ended) for ended in self.engine.ended())
+        self.seen += self.engine.seen()
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        def hears() -> object:
+            self.listen()
+            return is_so()
+
+        until(hears, what, every_s=0.01)
+
+    def until_ended(self, *job_ids: int) -> list[tuple[OutcomeKind, int | None]]:
+        self.until(lambda: set(job_ids) <= self.ends.keys(), f"the ends of {job_ids}")
+        return [(self.ends[each].outcome.kind, self.ends[each].outcome.status) for each in job_ids]
+
+    def until_runs(self, *job_ids: int) -> None:
+        self.until(lambda: all(map(self.runs, job_ids)), f"runs of {job_ids}")
+
+    def runs(self, job_id: int) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return len((self.folder / "runs" / str(job_id)).read_text().splitlines())
+        return 0
+
+    def parcels(self) -> list[Path]:
+        return list((self.folder / "shared/yonder/parcels").glob("[!.]*"))
+
+    def trouble(self) -> str:
+        return self.engine.offer().trouble or ""
+
+
+def attempt_of(job_id: int) -> Attempt:
+    return Attempt(job_id=job_id, number=1, pid=0, boot_id=None, started_at=0.0, engine="yonder")
+
+
+SUCCEEDED = (OutcomeKind.SUCCEEDED, 0)
+UNBEGUN = (OutcomeKind.UNBEGUN, None)
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    slow_again = hasten()
+    yield
+    slow_again()
+
+
+@pytest.fixture
+def site() -> Iterator[GatedSite]:
+    site = GatedSite()
+    yield site
+    site.gate.set()
+    site.close()
+
+
+@pytest.fixture
+def post(tmp_path: Path, site: GatedSite) -> Iterator[Post]:
+    post = Post(tmp_path, site)
+    yield post
+    post.engine.close()
+
+
+def submissions(site: ProcessSite) -> list[str]:
+    return [call for call in site.calls if call.startswith("submit")]
+
+
+# Parcels
+
+
+def test_all_of_a_step_on_the_same_terms_is_one_call_and_each_of_them_runs_once(post: Post, site: ProcessSite) -> None:
+    ids = range(1, MANY + 1)
+    post.hand_over(*(post.launch(each, f"echo I am {each}") for each in ids))
+    assert post.until_ended(*ids) == [SUCCEEDED] * MANY
+    assert submissions(site) == [f"submit {MANY}"]
+    assert [post.runs(each) for each in ids] == [1] * MANY
+    log = post.folder / "shared/logs/7.1.log"
+    assert (log.read_text(), log.stat().st_mode & 0o077) == ("I am 7\n", 0)
+
+
+def test_other_terms_are_other_parcels_and_none_is_too_large(
+    post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "most_in_parcel", 3)
+    other = replace(TERMS, priority=5)
+    post.hand_over(*(post.launch(each, terms=TERMS if each % 2 else other) for each in range(1, 10)))
+    assert post.until_ended(*range(1, 10)) == [SUCCEEDED] * 9
+    assert sorted(submissions(site)) == ["submit 1", "submit 2", "submit 3", "submit 3"]
+
+
+def test_a_parcel_is_there_until_the_ends_of_all_in_it_are_recorded(post: Post) -> None:
+    post.hand_over(post.launch(1), post.waiting(2))
+    post.until_ended(1)
+    post.until_runs(2)
+    post.listen()
+    assert len(post.parcels()) == 1
+    post.let_go(2)
+    until(lambda: post.engine.seen() is None or post.parcels()[0].joinpath("1.ended").exists(), "a word of the last")
+    until(lambda: post.ends.update((each.job_id, each) for each in post.engine.ended()) or 2 in post.ends, "its end")
+    assert len(post.parcels()) == 1, "it is told, and not recorded"
+    post.until(lambda: not post.parcels(), "the end of the parcel")
+
+
+def test_what_is_handed_over_is_for_its_owner_alone(post: Post) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    [parcel] = post.parcels()
+    assert all(not path.stat().st_mode & 0o077 for path in (parcel, *parcel.glob("*.json")))
+    post.let_go(1)
+    post.until_ended(1)
+
+
+# What is offered
+
+
+def test_what_is_handed_over_is_not_offered_again_before_the_site_is_asked_anew(tmp_path: Path) -> None:
+    site = GatedSite(free=Amount(gpus=2.0, cpus=8.0))
+    post = Post(tmp_path, site)
+    post.until(lambda: not post.trouble(), "the first offer")
+    with site.shut():
+        post.hand_over(post.launch(1, terms=replace(TERMS, need=Need(devices=1), cpus=3)))
+        assert post.engine.offer().free == Amount(gpus=1.0, cpus=5.0)
+        post.hand_over(post.launch(2, terms=replace(TERMS, need=Need(devices=1))))
+        assert post.engine.offer().free == Amount(gpus=0.0, cpus=4.0)
+    post.until_ended(1, 2)
+    post.until(lambda: post.engine.offer().free == site.free, "what the site says now")
+    post.engine.close()
+    site.close()
+
+
+# A site that is down, or says no
+
+
+def test_what_a_site_did_not_take_never_began_and_may_be_handed_over_again(post: Post, site: ProcessSite) -> None:
+    post.until(lambda: not post.trouble(), "the first offer")
+    site.down = True
+    post.hand_over(post.launch(1))
+    post.until(lambda: any("nobody is there" in each.reason for each in post.seen), "why it waits")
+    assert "yonder cannot be reached: nobody is there (wait)" in post.trouble()
+    assert post.ends == {}
+    site.down = False
+    assert post.until_ended(1) == [UNBEGUN]
+    del post.ends[1]
+    post.hand_over(post.launch(1))
+    assert post.until_ended(1) == [SUCCEEDED]
+    assert post.runs(1) == 1
+
+
+def test_what_a_site_took_without_an_answer_runs_once(post: Post, site: ProcessSite) -> None:
+    site.loses_answer = True
+    post.hand_over(*(post.launch(each) for each in range(1, 6)))
+    assert post.until_ended(*range(1, 6)) == [SUCCEEDED] * 5
+    assert [post.runs(each) for each in range(1, 6)] == [1] * 5
+    assert submissions(site) == ["submit 5"]
+
+
+def test_a_success_is_told_while_the_site_is_down_and_a_failure_when_it_is_back(post: Post, site: ProcessSite) -> None:
+    post.hand_over(
+        post.waiting(1), replace(post.waiting(2), command=("sh", "-c", f"read w <{post.folder}/pipe2; exit 3"))
+    )
+    post.until(lambda: len({each.job_id for each in post.seen if each.place}) == 2, "that both run")
+    site.down = True
+    post.let_go(1)
+    post.let_go(2)
+    assert post.until_ended(1) == [SUCCEEDED]
+    post.until(post.trouble, "that the site is missed")
+    assert 2 not in post.ends
+    site.down = False
+    assert post.until_ended(2) == [(OutcomeKind.FAILED, 3)]
+
+
+def test_what_waits_and_runs_goes_on_after_the_site_was_down(tmp_path: Path) -> None:
+    site = ProcessSite(most=1)
+    post = Post(tmp_path, site)
+    post.hand_over(post.waiting(1), post.launch(2))
+    post.until_runs(1)
+    site.down = True
+    post.until(post.trouble, "that the site is missed")
+    site.down = False
+    post.let_go(1)
+    assert post.until_ended(1, 2) == [SUCCEEDED, SUCCEEDED]
+    assert (post.runs(1), post.runs(2)) == (1, 1)
+    post.engine.close()
+    site.close()
+
+
+def test_a_refusal_is_told_in_the_site_s_words_and_others_go_on(post: Post, site: ProcessSite) -> None:
+    site.refuses = "there is no partition 'gpu'"
+    post.hand_over(post.launch(1), post.launch(2))
+    assert post.until_ended(1, 2) == [UNBEGUN, UNBEGUN]
+    assert post.ends[1].outcome.reason == "there is no partition 'gpu'"
+    assert post.parcels() == []
+    site.refuses = None
+    post.hand_over(post.launch(3))
+    assert post.until_ended(3) == [SUCCEEDED]
+    assert post.runs(1) == post.runs(2) == 0
+
+
+def test_one_that_was_refused_and_is_handed_over_again_is_not_taken_for_recorded(post: Post, site: GatedSite) -> None:
+    """What is recorded is forgotten by its name, and the name is the same."""
+    site.refuses = "not now"
+    post.hand_over(post.launch(1))
+    until(lambda: post.ends.update((each.job_id, each) for each in post.engine.ended()) or 1 in post.ends, "a refusal")
+    site.refuses = None
+    post.hand_over(post.waiting(2))
+    with site.shut():
+        post.engine.ended()
+        post.hand_over(post.waiting(1))
+    post.until_runs(1, 2)
+    assert len(post.parcels()) == 2
+    post.let_go(1)
+    del post.ends[1]
+    assert post.until_ended(1) == [SUCCEEDED]
+    post.let_go(2)
+    post.until_ended(2)
+
+
+def test_a_site_with_a_bug_loses_nothing(post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(parcel: Parcel) -> None:
+        raise KeyError(parcel.token)
+
+    post.until(lambda: not post.trouble(), "the first offer")
+    monkeypatch.setattr(site, "submit", submit)
+    post.hand_over(post.launch(1), post.launch(2, terms=replace(TERMS, priority=5)))
+    assert post.until_ended(1, 2) == [UNBEGUN, UNBEGUN]
+    monkeypatch.undo()
+    post.hand_over(post.launch(3))
+    assert post.until_ended(3) == [SUCCEEDED]
+
+
+# Cancelling
+
+
+def test_what_runs_and_what_waits_is_cancelled_at_the_site(tmp_path: Path) -> None:
+    site = ProcessSite(most=1)
+    post = Post(tmp_path, site)
+    running, waiting = post.hand_over(post.waiting(1), post.launch(2))
+    post.until_runs(1)
+    assert post.engine.signal(waiting, signal.SIGTERM) == 1
+    assert post.until_ended(2) == [(OutcomeKind.CANCELLED, None)]
+    assert post.engine.signal(running, signal.SIGTERM) == 1
+    assert post.until_ended(1) == [(OutcomeKind.FAILED, 128 + signal.SIGTERM)]
+    assert (post.runs(1), post.runs(2)) == (1, 0)
+    assert post.engine.signal(running, signal.SIGTERM) == 0
+    post.engine.close()
+    site.close()
+
+
+def test_what_is_cancelled_before_it_is_sent_is_never_sent(post: Post, site: GatedSite) -> None:
+    post.hand_over(post.waiting(9))
+    with site.shut():
+        first, _ = post.hand_over(post.launch(1), post.launch(2))
+        assert post.engine.signal(first, signal.SIGTERM) == 1
+    assert post.until_ended(1, 2) == [UNBEGUN, SUCCEEDED]
+    assert submissions(site) == ["submit 1", "submit 1"]
+    assert post.runs(1) == 0
+    post.let_go(9)
+    post.until_ended(9)
+
+
+def test_what_is_cancelled_while_the_site_is_down_ends_when_it_is_back(post: Post, site: ProcessSite) -> None:
+    [attempt] = post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    post.hand_over(post.waiting(2))
+    post.until_runs(2)
+    site.down = True
+    post.engine.signal(attempt, signal.SIGTERM)
+    post.let_go(2)
+    assert post.until_ended(2) == [SUCCEEDED], "ends are heard of meanwhile"
+    post.until(post.trouble, "that the site is missed")
+    site.down = False
+    assert post.until_ended(1) == [(OutcomeKind.FAILED, 128 + signal.SIGTERM)]
+
+
+def test_a_site_that_is_down_is_asked_less_and_less_often(post: Post, site: ProcessSite) -> None:
+    [attempt] = post.hand_over(post.waiting(1))
+    post.until(lambda: any(each.place for each in post.seen), "that it runs")
+    site.down = True
+    post.engine.signal(attempt, signal.SIGTERM)
+    before = len(site.calls)
+    began = time.monotonic()
+    post.until(lambda: time.monotonic() > began + 1.0, "a second")
+    assert len(site.calls) - before < 12, "asked at each tick it would be twenty"
+    site.down = False
+    post.until_ended(1)
+
+
+# Daemons that die
+
+
+@pytest.mark.parametrize(
+    ("dies", "comes_to"),
+    [("before submit", UNBEGUN), ("after submit", SUCCEEDED), ("after look", SUCCEEDED), ("none", SUCCEEDED)],
+)
+def test_whenever_a_daemon_is_killed_the_next_one_has_all_it_handed_over(
+    tmp_path: Path, dies: str, comes_to: tuple[OutcomeKind, int | None]
+) -> None:
+    site = ProcessSite(most=25)
+    server = SiteServer(site, str(tmp_path / "site"))
+    post = Post(tmp_path, DistantSite(str(tmp_path / "site")))
+    ids = range(1, MANY + 1)
+    launches = msgspec.json.encode([post.launch(each) for each in ids]).decode()
+    maker = "tests.fakes.distant_site:mortal"
+    call = [sys.executable, "-c", DAEMON, str(tmp_path / "shared"), maker, f"{tmp_path}/site:{dies}", "begin", launches]
+    killed = subprocess.run(call, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=DEADLINE_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    successor = post.successor(*map(attempt_of, ids))
+    if dies == "after look":  # at which it was not yet handed over: it looks first whether the site is there
+        successor.until_ended(*ids)
+        comes_to = (successor.ends[1].outcome.kind, successor.ends[1].outcome.status)
+    assert successor.until_ended(*ids) == [comes_to] * MANY
+    assert [successor.runs(each) for each in ids] == [int(comes_to == SUCCEEDED)] * MANY
+    assert len(submissions(site)) <= 1
+    successor.until(lambda: not successor.parcels(), "the end of the parcel")
+    successor.engine.close()
+    server.close()
+    site.close()
+
+
+def test_who_adopts_waits_for_a_folder_that_is_not_there(post: Post, site: ProcessSite) -> None:
+    """Without it nobody knows what was handed over: it may run."""
+    attempts = post.hand_over(post.waiting(1), post.waiting(2))
+    post.until_runs(1, 2)
+    shared, away = post.folder / "shared", post.folder / "away"
+    shared.rename(away)
+    successor = post.successor(*attempts)
+    successor.until(successor.trouble, "that the folder is missed")
+    successor.until(lambda: "is not there" in successor.trouble(), "which")
+    assert successor.engine.signal(attempts[1], signal.SIGTERM) == 1
+    assert successor.ends == {}
+    away.rename(shared)
+    assert successor.until_ended(2) == [(OutcomeKind.FAILED, 128 + signal.SIGTERM)]
+    post.let_go(1)
+    assert successor.until_ended(1) == [SUCCEEDED]
+    assert post.runs(1) == post.runs(2) == 1
+    successor.engine.close()
+
+
+def test_who_adopts_hears_of_what_failed_meanwhile(post: Post) -> None:
+    attempts = post.hand_over(post.launch(1, "exit 3"))
+    until(lambda: [*post.folder.glob("shared/yonder/parcels/*/0.ended")], "its word")
+    successor = post.successor(*attempts)
+    assert successor.until_ended(1) == [(OutcomeKind.FAILED, 3)]
+    assert any(each.place for each in successor.seen)
+    successor.engine.close()
+
+
+# What is lost
+
+
+def test_after_a_cluster_was_started_anew_what_ran_is_lost_and_what_waited_never_began(tmp_path: Path) -> None:
+    site = ProcessSite(most=2)
+    post = Post(tmp_path, site)
+    post.hand_over(post.waiting(1), post.waiting(2), post.launch(3))
+    post.until_runs(1, 2)
+    site.forget_all()
+    assert post.until_ended(1, 2, 3) == [(OutcomeKind.LOST, None), (OutcomeKind.LOST, None), UNBEGUN]
+    assert [post.runs(each) for each in (1, 2, 3)] == [1, 1, 0]
+    post.hand_over(post.launch(4))
+    assert post.until_ended(4) == [SUCCEEDED]
+    post.engine.close()
+    site.close()
+
+
+def test_what_a_site_lost_track_of_is_ended_though_its_end_is_recorded_at_once(post: Post, site: ProcessSite) -> None:
+    """Nothing of it may go on beside its next attempt."""
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    mine = [process for process in psutil.process_iter(["cmdline"]) if f"{post.folder}/pipe1" in _line(process)]
+    assert mine
+    site.lose_track()
+    assert post.until_ended(1) == [(OutcomeKind.LOST, None)]
+    post.until(lambda: not any(map(_is_alive, mine)), "the end of what was lost")
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or ())
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+# A folder that comes and goes, or takes nothing
+
+
+def test_a_folder_that_is_gone_for_a_while_loses_nothing(post: Post) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    shared, away = post.folder / "shared", post.folder / "away"
+    shared.rename(away)
+    post.until(lambda: "parcels" in post.trouble(), "that the folder is missed")
+    assert post.ends == {}
+    post.let_go(1)
+    away.rename(shared)
+    assert post.until_ended(1) == [SUCCEEDED]
+    post.until(lambda: not post.trouble(), "that all is well")
+
+
+def test_an_end_that_was_seen_is_told_whatever_is_wrong_with_the_next_parcel(post: Post, site: GatedSite) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    [first] = post.parcels()
+    post.hand_over(post.waiting(2, replace(TERMS, priority=5)))
+    post.until_runs(2)
+    [second] = [parcel for parcel in post.parcels() if parcel != first]
+    with site.shut():
+        post.let_go(1)
+        until((first / "0.ended").exists, "the word of the first")
+        second.rename(post.folder / "away")
+    assert post.until_ended(1) == [SUCCEEDED]
+    (post.folder / "away").rename(second)
+    post.let_go(2)
+    assert post.until_ended(2) == [SUCCEEDED]
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_before_anything_is_handed_over(tmp_path: Path) -> None:
+    (tmp_path / "shared").write_text("no folder")
+    post = Post(tmp_path, ProcessSite())
+    with pytest.raises(EnvironmentFault, match="shared"):
+        post.engine.prepare(post.launch(1), None)
+    (tmp_path / "shared").unlink()
+    post.hand_over(post.launch(1))
+    assert post.until_ended(1) == [SUCCEEDED]
+    post.engine.close()
+
+
+def test_what_cannot_be_written_down_never_began(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise EnvironmentFault("the disk is full")
+
+    monkeypatch.setattr(Parcels, "write", write)
+    post.hand_over(post.launch(1))
+    assert post.until_ended(1) == [UNBEGUN]
+    assert post.ends[1].outcome.reason == "the disk is full"
+
+
+def test_what_a_site_has_taken_runs_once_though_that_cannot_be_noted(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mark_submitted(*_: object) -> None:
+        raise EnvironmentFault("the disk is full")
+
+    monkeypatch.setattr(Parcels, "mark_submitted", mark_submitted)
+    post.hand_over(post.launch(1))
+    assert post.until_ended(1) == [SUCCEEDED]
+    assert post.runs(1) == 1
+
+
+def test_what_no_program_can_be_given_is_refused_before_anything_is_handed_over(post: Post, site: ProcessSite) -> None:
+    with pytest.raises(UserError):
+        post.engine.prepare(replace(post.launch(1), environment={"": "x"}), None)
+    post.engine.begin()
+    assert submissions(site) == []

@@ -1,0 +1,146 @@
+"""What is made of answers that a Ray which is well does not give, from a server that stands in for it."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.away import Terms
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost import ray
+from gpuyard.engines.outpost.ray import RaySite
+from gpuyard.engines.outpost.ray_words import RaySettings
+from gpuyard.engines.outpost.site import At, Parcel, Sighting, Unreachable
+
+PARCEL = Parcel(token="f00d", terms=Terms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",))
+SIGHTING = Sighting(id="gpuyard-f00d-0", at=At.FAILED)
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
+
+
+@contextlib.contextmanager
+def answering(answer: Answer, environment: dict[str, str] = NO_TOKEN) -> Iterator[RaySite]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, body = answer(self)
+            with contextlib.suppress(ConnectionError):  # whoever asked need not wait for it
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 - as it is there
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as it is there
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02])
+    thread.start()
+    try:
+        yield RaySite(RaySettings(address=f"http://127.0.0.1:{server.server_port}"), environment)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_token_is_asked_for_where_there_is_none_and_sent_where_there_is() -> None:
+    def guard(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        is_known = request.headers["Authorization"] == "Bearer s3cret"
+        return (200, b'{"logs": "come in"}') if is_known else (401, b"Unauthorized")
+
+    with answering(guard) as site, pytest.raises(Unreachable, match="with a token only") as error:
+        site.look([])
+    assert "RAY_AUTH_TOKEN" in (error.value.hint or "")
+    with answering(guard, {"RAY_AUTH_TOKEN": "s3cret\n"}) as site:
+        assert site.output(SIGHTING) == b"come in"
+
+
+def test_a_token_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+
+    def echo(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        return 200, json.dumps({"logs": request.headers["Authorization"]}).encode()
+
+    with answering(echo, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) as site:
+        assert site.output(SIGHTING) == b"Bearer s3cret"
+
+
+def test_what_ray_no_longer_knows_has_no_output_and_needs_no_end() -> None:
+    with answering(lambda _: (404, b"Job gpuyard-f00d-0 does not exist")) as site:
+        assert site.output(SIGHTING) is None
+        site.cancel([SIGHTING.id])
+
+
+def test_what_could_not_be_stopped_or_read_is_told() -> None:
+    with answering(lambda _: (500, b"no agent")) as site:
+        with pytest.raises(Unreachable, match="no agent"):
+            site.cancel([SIGHTING.id])
+        with pytest.raises(Unreachable, match="no agent"):
+            site.output(SIGHTING)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (404, b"Not Found", "no Ray dashboard"),
+        (
+            500,
+            b"Traceback (most recent call last):\nTimeoutError: no agent\n",
+            "failed \\(500\\): TimeoutError: no agent",
+        ),
+        (200, b"<html>hello</html>", "cannot be understood"),
+        (302, b"", "failed \\(302\\)"),
+    ],
+)
+def test_an_answer_that_says_nothing_of_jobs_counts_as_none(status: int, body: bytes, words: str) -> None:
+    with answering(lambda _: (status, body)) as site:
+        with pytest.raises(Unreachable, match=words):
+            site.look([PARCEL])
+        if status != 200:
+            with pytest.raises(Unreachable, match=words):
+                site.submit(PARCEL)
+
+
+def test_what_is_taken_in_part_is_not_refused() -> None:
+    answers = iter([(200, b"{}"), (400, b"ValueError: enough")])
+    with answering(lambda _: next(answers)) as site, pytest.raises(Unreachable, match=r"took 1 of 3.*enough"):
+        site.submit(PARCEL)
+
+
+def test_a_parcel_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_ALL_WITHIN_S", 0.0)
+    with answering(lambda _: (200, b"{}")) as site:
+        with pytest.raises(Unreachable, match="took 1 of 3"):
+            site.submit(PARCEL)
+        with pytest.raises(Unreachable, match=r"stopped [01] of 2"):
+            site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1"])
+
+
+def test_nobody_is_waited_for_longer_than_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_ANSWER_WITHIN_S", 0.2)
+    is_over = threading.Event()
+
+    def never(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        is_over.wait()
+        return 200, b"[]"
+
+    def drop_by_drop(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        with contextlib.suppress(ConnectionError):
+            request.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+            while not is_over.wait(0.05):
+                request.wfile.write(b" ")
+        return 200, b""
+
+    for answer in (never, drop_by_drop):
+        is_over.clear()
+        with answering(answer) as site:
+            try:
+                with pytest.raises(Unreachable, match="no answer from a Ray dashboard"):
+                    site.look([])
+            finally:
+                is_over.set()

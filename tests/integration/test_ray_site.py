@@ -1,0 +1,198 @@
+"""Ray as a site: a real one, started for these tests."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.away import Terms
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.ray import RaySite
+from gpuyard.engines.outpost.ray_words import RaySettings
+from gpuyard.engines.outpost.site import At, Parcel, Refused, Report, Sighting, Unreachable
+from tests.ray_cluster import CPUS, GPUS, RayCluster, require_ray
+
+WITHIN_S = 90.0
+CARD_MB = 24_000.0
+HALF = Need(memory_mb=CARD_MB / 2, is_exclusive=False)
+# Says who it is, and waits until it is told to end; its folder and its number are its last words.
+WAIT = 'echo "$$" > "$0/$1.pid"; until test -e "$0/go"; do sleep 0.05; done; '
+# To have named the cluster is to be told nothing: what is set counts.
+ELSEWHERE = {"RAY_ADDRESS": "http://127.0.0.1:1", "RAY_AUTH_MODE": "disabled"}
+
+Look = Callable[[Report], bool]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    require_ray()
+    with RayCluster(tmp_path_factory.mktemp("ray")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def site(cluster: RayCluster) -> RaySite:
+    return RaySite(RaySettings(address=cluster.address, card_mb=CARD_MB), ELSEWHERE)
+
+
+def parcel_of(folder: Path, script: str, count: int = 1, **terms: object) -> Parcel:
+    token = secrets.token_hex(6)
+    own = folder / token
+    own.mkdir()
+    told: dict[str, object] = {"need": Need(), "name": "a job", **terms}
+    return Parcel(
+        token=token,
+        terms=Terms(**told),  # type: ignore[arg-type]
+        count=count,
+        folder=str(own),
+        supervisor=("/bin/sh", "-c", script, str(own)),
+    )
+
+
+def wait_until(site: RaySite, parcel: Parcel, is_so: Look) -> Report:
+    until = time.monotonic() + WITHIN_S
+    while not is_so(report := site.look([parcel])):
+        assert time.monotonic() < until, report
+        time.sleep(0.1)
+    return report
+
+
+def all_are(*states: At) -> Look:
+    return lambda report: {each.at for each in report.sightings.values()} == set(states)
+
+
+def are_free(gpus: float, cpus: float) -> Look:
+    return lambda report: (
+        report.offer.free is not None and (report.offer.free.gpus, report.offer.free.cpus) == (gpus, cpus)
+    )
+
+
+def by_number(report: Report) -> Mapping[int, Sighting]:
+    return {number: each for (_, number), each in report.sightings.items()}
+
+
+def wait_for(path: Path) -> str:
+    until = time.monotonic() + WITHIN_S
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until, path
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_ended(
+    site: RaySite, tmp_path: Path
+) -> None:
+    script = WAIT + 'echo "on GPU $CUDA_VISIBLE_DEVICES"; exit "$1"'
+    parcel = parcel_of(tmp_path, script, 3, need=HALF, cpus=1, ram_mb=64.0)
+    site.submit(parcel)
+    running = wait_until(site, parcel, all_are(At.RUNNING))
+    assert {each.place for each in running.sightings.values()} == {"127.0.0.1"}
+    wait_until(site, parcel, are_free(GPUS - 1.5, CPUS - 3))
+    Path(parcel.folder, "go").touch()
+    over = by_number(wait_until(site, parcel, all_are(At.SUCCEEDED, At.FAILED)))
+    assert [(over[number].at, over[number].status) for number in range(3)] == [
+        (At.SUCCEEDED, 0),
+        (At.FAILED, 1),
+        (At.FAILED, 2),
+    ]
+    assert all(abs((each.ended_at or 0.0) - time.time()) < WITHIN_S for each in over.values())
+    assert b"\non GPU " in (site.output(over[1]) or b"")
+
+
+def test_a_parcel_that_is_submitted_again_runs_once(site: RaySite, tmp_path: Path) -> None:
+    parcel = parcel_of(tmp_path, 'echo ran >> "$0/ran"', 2, need=Need(devices=0), cpus=1)
+    site.submit(parcel)
+    site.submit(parcel)
+    wait_until(site, parcel, all_are(At.SUCCEEDED))
+    assert Path(parcel.folder, "ran").read_text() == "ran\n" * 2
+
+
+def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_waited_for(
+    site: RaySite, tmp_path: Path
+) -> None:
+    # Longer than Ray itself would wait.
+    script = "trap 'sleep 4; echo so be it > \"$0/last\"; exit' TERM; " + WAIT
+    running = parcel_of(tmp_path, script, need=Need(devices=GPUS))
+    waiting = parcel_of(tmp_path, "exit")
+    site.submit(running)
+    [first] = wait_until(site, running, all_are(At.RUNNING)).sightings.values()
+    site.submit(waiting)
+    full = wait_until(site, waiting, all_are(At.PENDING))
+    [second] = full.sightings.values()
+    assert "waiting for resources" in second.reason
+    site.cancel([second.id])
+    assert all_are(At.CANCELLED)(site.look([waiting]))
+    wait_for(Path(running.folder, "0.pid"))
+    site.cancel([first.id, "gpuyard-nobody-0"])
+    wait_until(site, running, all_are(At.CANCELLED))
+    assert Path(running.folder, "last").read_text() == "so be it\n"
+    site.cancel([first.id])
+
+
+def test_what_ray_lost_is_not_what_failed_and_its_supervisor_lives_to_hear_of_it(
+    site: RaySite, cluster: RayCluster, tmp_path: Path
+) -> None:
+    parcel = parcel_of(tmp_path, WAIT + 'echo heard > "$0/heard"')
+    site.submit(parcel)
+    pid = int(wait_for(Path(parcel.folder, "0.pid")))
+    cluster.kill_actor_above(pid)
+    [lost] = wait_until(site, parcel, all_are(At.LOST)).sightings.values()
+    assert "actor died" in lost.reason
+    assert lost.status is None
+    Path(parcel.folder, "go").touch()
+    assert wait_for(Path(parcel.folder, "heard")) == "heard\n"
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(site: RaySite, tmp_path: Path) -> None:
+    parcel = parcel_of(tmp_path, "exit")
+    Path(parcel.folder).rmdir()
+    site.submit(parcel)
+    [failed] = wait_until(site, parcel, all_are(At.FAILED)).sightings.values()
+    assert failed.status == 127
+    assert f"this node has no {parcel.folder}:".encode() in (site.output(failed) or b"")
+
+
+def test_a_refusal_is_told_in_rays_own_words(site: RaySite, tmp_path: Path) -> None:
+    options = ('--entrypoint-label-selector={"no!": "key"}',)
+    with pytest.raises(Refused, match="Invalid label key name `no!`"):
+        site.submit(parcel_of(tmp_path, "exit", options=options))
+
+
+def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
+    others = parcel_of(tmp_path, WAIT, need=Need(devices=GPUS), cpus=1)
+    mine = parcel_of(tmp_path, "exit")
+    wait_until(site, mine, are_free(GPUS, CPUS))
+    site.submit(others)
+    wait_until(site, mine, are_free(0, CPUS - 1))
+    Path(others.folder, "go").touch()
+    wait_until(site, mine, are_free(GPUS, CPUS))
+
+
+def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_nothing(
+    site: RaySite, cluster: RayCluster, tmp_path: Path
+) -> None:
+    parcel = parcel_of(tmp_path, "exit", need=Need(devices=0))
+    site.submit(parcel)
+    wait_until(site, parcel, all_are(At.SUCCEEDED))
+    left = {process.pid for process in cluster.processes()}
+    cluster.stop()
+    assert not [pid for pid in left if _is_there(pid)]
+    for ask in (lambda: site.look([parcel]), lambda: site.submit(parcel), lambda: site.cancel(["gpuyard-x-0"])):
+        with pytest.raises(Unreachable, match=cluster.address):
+            ask()
+    cluster.start()
+    report = site.look([parcel])
+    assert not report.sightings
+    assert report.offer.free is not None
+    assert report.offer.free.gpus == GPUS
+
+
+def _is_there(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False

@@ -1,0 +1,401 @@
+"""A real Slurm as a site: what is handed over runs there, can be seen, and can be taken back."""
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.away import Terms
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.site import At, Parcel, Refused, Sighting, Unreachable
+from gpuyard.engines.outpost.slurm import SlurmSite
+from gpuyard.engines.outpost.slurm_commands import SlurmSettings, listing
+from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
+from tests.slurm_cluster import slurm as slurm  # noqa: PLC0414 - a fixture is found where it is named
+
+LIMIT_S = 60.0
+CPU = Need(devices=0)
+GPU = Need()
+Tools = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def site(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSite]:
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    yield SlurmSite(SlurmSettings())
+    subprocess.run(["scancel", "--quiet", f"--user={os.getuid()}"], check=True)
+    until(lambda: not said("squeue", "--noheader"), "no job is left")
+
+
+def said(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"it never came to this: {what}"
+        time.sleep(0.05)
+
+
+def parcel(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> Parcel:
+    """Its supervisor is a shell, and the number of the element its `$1`. Slurm remembers those of other tests."""
+    token = uuid.uuid4().hex
+    terms = Terms(**{"need": need, "name": "train", **other})  # type: ignore[arg-type]
+    own = folder / token
+    own.mkdir()
+    return Parcel(token=token, terms=terms, count=count, folder=str(own), supervisor=("/bin/sh", "-c", script, "sh"))
+
+
+def seen(site: SlurmSite, *parcels: Parcel) -> dict[int, Sighting]:
+    return {number: each for (_, number), each in site.look(parcels).sightings.items()}
+
+
+def states(site: SlurmSite, *parcels: Parcel) -> list[At]:
+    return [each.at for _, each in sorted(seen(site, *parcels).items())]
+
+
+def await_states(site: SlurmSite, sent: Parcel, wanted: Sequence[At]) -> dict[int, Sighting]:
+    until(lambda: states(site, sent) == list(wanted), f"{list(wanted)}")
+    return seen(site, sent)
+
+
+@needs_slurm
+class TestRunning:
+    def test_each_element_of_an_array_runs_with_its_number_and_a_gpu_of_its_own(
+        self, site: SlurmSite, tmp_path: Path
+    ) -> None:
+        sent = parcel(tmp_path, 'echo "$1 $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; sleep 0.5', 4, need=GPU)
+        began = time.time()
+        site.submit(sent)
+        found = await_states(site, sent, [At.SUCCEEDED] * 4)
+        told = [Path(sent.folder, f"{number}.out").read_text().split() for number in range(4)]
+        assert [words[0] for words in told] == ["0", "1", "2", "3"]
+        assert len({tuple(words[1:]) for words in told}) == 4
+        for number, each in found.items():
+            assert each.place == told[number][1]
+            assert each.status == 0
+            assert each.started_at is not None
+            assert each.ended_at is not None
+            assert began - 1 <= each.started_at <= each.ended_at <= time.time() + 1
+
+    def test_a_lone_element_is_number_0_and_its_failure_has_a_status(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, 'echo "number $1"; exit 3')
+        site.submit(sent)
+        found = await_states(site, sent, [At.FAILED])
+        assert found[0].status == 3
+        assert Path(sent.folder, "0.out").read_text() == "number 0\n"
+
+    def test_a_job_that_shares_a_gpu_gets_shards(self, site: SlurmSite, tmp_path: Path) -> None:
+        sharing = SlurmSite(SlurmSettings(shard_mb=1000.0, card_mb=24000.0))
+        need = Need(is_exclusive=False, memory_mb=2500.0, model="fake")
+        sent = parcel(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
+        sharing.submit(sent)
+        await_states(sharing, sent, [At.SUCCEEDED])
+        assert "shard:fake:3" in Path(sent.folder, "0.out").read_text()
+
+    def test_names_may_be_strange(self, site: SlurmSite, tmp_path: Path) -> None:
+        folder = tmp_path / "100%a 'of' \"it\"\nand é"
+        folder.mkdir()
+        sent = parcel(folder, "echo ok\n#SBATCH --hold", 2, name="a|b\n%j é")
+        site.submit(sent)
+        await_states(site, sent, [At.SUCCEEDED] * 2)
+        assert Path(sent.folder, "1.out").read_text() == "ok\n"
+
+    def test_all_that_terms_can_say_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
+        choosy = SlurmSite(SlurmSettings(partition="main", options=("--hold",), nice_base=50))
+        sent = parcel(
+            tmp_path,
+            "true",
+            3,
+            need=Need(devices=2, model="fake"),
+            ram_mb=99.5,
+            cpus=3,
+            limit_s=90.0,
+            priority=20,
+            at_most=2,
+        )
+        choosy.submit(sent)
+        found = await_states(choosy, sent, [At.PENDING] * 3)
+        assert found[0].reason.startswith("JobHeldUser: ")
+        shown = said("scontrol", "show", "job", found[0].id)
+        for words in (
+            "JobName=train",
+            f"Comment=gpuyard:{sent.token}",
+            "Partition=main",
+            "TimeLimit=00:02:00",
+            "Nice=30",
+            "Requeue=0",
+            "CPUs/Task=3",
+            "MinMemoryNode=100M",
+            "TresPerNode=gres:gpu:fake:2",
+            "ArrayTaskThrottle=2",
+        ):
+            assert words in shown
+
+    def test_nothing_of_our_own_environment_reaches_it(
+        self, site: SlurmSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SECRET", "x")
+        monkeypatch.setenv("SLURM_JOB_NAME", "the one around us")
+        monkeypatch.setenv("SBATCH_HOLD", "1")
+        sent = parcel(tmp_path, "env")
+        site.submit(sent)
+        await_states(site, sent, [At.SUCCEEDED])
+        environment = Path(sent.folder, "0.out").read_text()
+        assert "SECRET" not in environment
+        assert "SLURM_JOB_NAME=train" in environment
+        assert "SLURM_GET_USER_ENV" not in environment, "a login shell on the node would take seconds"
+
+
+@needs_slurm
+class TestLooking:
+    def test_what_waits_says_why(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "exec sleep 60", 6, need=GPU)
+        site.submit(sent)
+        found = await_states(site, sent, [*[At.RUNNING] * 4, *[At.PENDING] * 2])
+        until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason is told")
+        assert found[5].started_at is None
+        assert found[0].place in {"n0", "n1"}
+
+    def test_a_new_daemon_finds_what_an_old_one_handed_over(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "exec sleep 60", 2)
+        site.submit(sent)
+        assert states(SlurmSite(SlurmSettings()), sent) == [At.PENDING] * 2
+
+    def test_all_parcels_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
+        one, two, three = (parcel(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
+        for each in (one, two, three):
+            site.submit(each)
+        marks = {(one.token, 0), (three.token, 0), (three.token, 1), (three.token, 2)}
+        assert set(site.look([one, three]).sightings) == marks
+
+    def test_what_slurm_never_had_is_left_out(self, site: SlurmSite, tmp_path: Path) -> None:
+        assert seen(site, parcel(tmp_path, "true", 3)) == {}
+
+    def test_what_ran_on_a_node_that_went_down_is_lost(
+        self,
+        site: SlurmSite,
+        slurm: SlurmCluster,
+        tmp_path: Path,
+    ) -> None:
+        sent = parcel(tmp_path, "exec sleep 60", options=("--nodelist=n1",))
+        site.submit(sent)
+        await_states(site, sent, [At.RUNNING])
+        slurm.kill_node("n1")
+        try:
+            found = await_states(site, sent, [At.LOST])
+        finally:
+            slurm.start_node("n1")
+        assert found[0].reason == "NodeDown: its node went down"
+
+
+@needs_slurm
+class TestCancelling:
+    def test_what_runs_gets_its_time_to_end_in_good_order(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "trap 'echo ended; exit 0' TERM; echo began; while :; do sleep 0.1; done", 2)
+        site.submit(sent)
+        output = Path(sent.folder, "1.out")
+        until(lambda: output.exists() and "began" in output.read_text(), "it has begun")
+        site.cancel([seen(site, sent)[1].id])
+        found = await_states(site, sent, [At.RUNNING, At.CANCELLED])
+        assert found[1].ended_at is not None
+        assert "ended" in output.read_text()
+
+    def test_what_waits_is_cancelled_though_slurm_forgets_it_at_once(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "true", 5, options=("--hold",))
+        site.submit(sent)
+        ids = [each.id for _, each in sorted(seen(site, sent).items())]
+        site.cancel(ids[1:3])
+        assert states(site, sent) == [At.PENDING, At.CANCELLED, At.CANCELLED, At.PENDING, At.PENDING]
+        site.cancel([ids[0], *ids[3:]])
+        assert states(site, sent) == [At.CANCELLED] * 5
+
+    def test_what_somebody_else_cancelled_is_seen_as_such(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "true", 3, options=("--hold",))
+        site.submit(sent)
+        subprocess.run(["scancel", seen(site, sent)[2].id], check=True)
+        assert states(site, sent) == [At.PENDING, At.PENDING, At.CANCELLED]
+
+    def test_what_is_over_or_was_never_there_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
+        sent = parcel(tmp_path, "true")
+        site.submit(sent)
+        found = await_states(site, sent, [At.SUCCEEDED])
+        site.cancel([found[0].id, "99999", "99998_7"])
+        assert states(site, sent) == [At.SUCCEEDED]
+
+
+@needs_slurm
+class TestLimits:
+    def test_an_array_may_be_as_large_as_slurm_allows(self, site: SlurmSite, tmp_path: Path) -> None:
+        assert site.most_in_parcel == MAX_ARRAY_SIZE
+        sent = parcel(tmp_path, "true", MAX_ARRAY_SIZE, options=("--hold",))
+        site.submit(sent)
+        found = seen(site, sent)
+        assert len(found) == MAX_ARRAY_SIZE
+        site.cancel([each.id for each in found.values()])
+        assert set(states(site, sent)) == {At.CANCELLED}
+
+    @pytest.mark.parametrize(
+        ("other", "words"),
+        [
+            ({"options": ("--partition=nope",)}, "invalid partition specified: nope"),
+            ({"need": Need(devices=99)}, "Requested node configuration is not available"),
+            ({"need": Need(model="other")}, "Requested node configuration is not available"),
+            ({"options": ("--nonsense",)}, "unrecognized option '--nonsense'"),
+            ({"options": ("--comment=\0",)}, "embedded null byte"),
+        ],
+    )
+    def test_what_slurm_will_not_take_is_refused_in_its_words(
+        self, site: SlurmSite, tmp_path: Path, other: dict[str, object], words: str
+    ) -> None:
+        sent = parcel(tmp_path, "true", **{"need": CPU, **other})  # type: ignore[arg-type]
+        with pytest.raises(Refused, match=words):
+            site.submit(sent)
+
+    def test_a_controller_that_is_away_is_unreachable_until_it_is_back(
+        self,
+        site: SlurmSite,
+        slurm: SlurmCluster,
+        tmp_path: Path,
+    ) -> None:
+        sent = parcel(tmp_path, "exec sleep 60", 2)
+        site.submit(sent)
+        await_states(site, sent, [At.RUNNING] * 2)
+        slurm.stop_controller()
+        try:
+            with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
+                site.look([sent])
+            with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
+                site.submit(parcel(tmp_path, "true"))
+        finally:
+            slurm.start_controller()
+        assert states(site, sent) == [At.RUNNING] * 2
+
+
+class TestCommands:
+    """Stand-ins for Slurm's commands: what a real one does not do on demand."""
+
+    @pytest.fixture
+    def calls(self, tmp_path: Path, tools: Tools) -> Callable[..., list[str]]:
+        """Puts commands on PATH that print this, and tells which were called."""
+        record = tmp_path / "calls"
+        record.touch()
+
+        def put(**printed: str) -> list[str]:
+            for name, text in printed.items():
+                note = f"open({str(record)!r}, 'a').write({name!r} + chr(10))"
+                tools(name, f"import sys; {note}; sys.stdin.read(); print({text!r}, end='')")
+            return record.read_text().split()
+
+        return put
+
+    def test_without_slurm_it_says_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        site = SlurmSite(SlurmSettings())
+        with pytest.raises(Unreachable, match="there is no sbatch on PATH") as caught:
+            site.submit(parcel(tmp_path, "true"))
+        assert caught.value.hint
+        with pytest.raises(Unreachable, match="there is no squeue on PATH"):
+            site.look([])
+        assert site.most_in_parcel == 1000
+
+    def test_a_command_that_may_not_be_executed_is_unreachable(
+        self, tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tools("sbatch", "").chmod(0o600)
+        monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+        with pytest.raises(Unreachable, match="sbatch cannot start: Permission denied"):
+            SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
+
+    def test_a_command_that_hangs_is_killed_with_its_children(self, tmp_path: Path, tools: Tools) -> None:
+        pids = tmp_path / "pids"
+        tools(
+            "sbatch",
+            "import os, subprocess, sys, time\n"
+            "print('sbatch: error: sleeping and retrying', file=sys.stderr, flush=True)\n"
+            "child = subprocess.Popen(['sleep', '600'])\n"
+            f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+            "time.sleep(600)\n",
+        )
+        with pytest.raises(Unreachable, match="did not answer within 2 s: sleeping and retrying"):
+            SlurmSite(SlurmSettings(), limit_s=2.0).submit(parcel(tmp_path, "true"))
+        for pid in pids.read_text().split():
+            until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
+
+    def test_an_answer_that_is_no_number_may_be_anything(self, tmp_path: Path, calls: Callable[..., list[str]]) -> None:
+        calls(sbatch="hello\n")
+        with pytest.raises(Unreachable, match="hello"):
+            SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
+
+    def test_how_what_is_no_longer_listed_ended_is_asked_of_the_accounts_once(
+        self, tmp_path: Path, calls: Callable[..., list[str]]
+    ) -> None:
+        site = SlurmSite(SlurmSettings())
+        sent = parcel(tmp_path, "true", 3)
+        calls(
+            sbatch="17\n",
+            squeue="",
+            sacct="17_0|COMPLETED|0:0|1|2|n0\n17_1|TIMEOUT|0:0|1|2|n0\n17_2|NODE_FAIL|1:0|1|2|n1\n18_0|FAILED|1:0|1|2|n0\n",
+        )
+        site.submit(sent)
+        assert states(site, sent) == [At.SUCCEEDED, At.TIMED_OUT, At.LOST]
+        assert states(site, sent) == [At.SUCCEEDED, At.TIMED_OUT, At.LOST]
+        assert calls() == ["sbatch", "squeue", "sacct", "squeue"]
+
+    def test_a_site_without_accounts_is_asked_for_them_once(
+        self, tmp_path: Path, calls: Callable[..., list[str]], tools: Tools
+    ) -> None:
+        site = SlurmSite(SlurmSettings())
+        sent = parcel(tmp_path, "true", 3)
+        calls(sbatch="17\n", squeue="")
+        asked = tmp_path / "asked"
+        tools(
+            "sacct", f"open({str(asked)!r}, 'a').write('x'); raise SystemExit('Slurm accounting storage is disabled')"
+        )
+        site.submit(sent)
+        assert seen(site, sent) == {}
+        assert seen(site, sent) == {}
+        assert asked.read_text() == "x"
+
+    def test_elements_are_known_by_their_job_where_a_site_writes_its_own_comments(
+        self, tmp_path: Path, calls: Callable[..., list[str]]
+    ) -> None:
+        site = SlurmSite(SlurmSettings())
+        sent = parcel(tmp_path, "true", 2)
+        calls(sbatch="17\n", squeue=listed("17", 0, "theirs") + listed("17", 1, "theirs"))
+        site.submit(sent)
+        assert states(site, sent) == [At.RUNNING] * 2
+
+    def test_a_job_of_somebody_elses_that_was_given_our_number_is_not_ours(
+        self, tmp_path: Path, calls: Callable[..., list[str]]
+    ) -> None:
+        site = SlurmSite(SlurmSettings())
+        sent = parcel(tmp_path, "true", 2)
+        calls(sbatch="17\n", sacct="", squeue=listed("17", 0, "(null)") + listed("16", 0, "gpuyard:another"))
+        site.submit(sent)
+        assert seen(site, sent) == {}
+
+    def test_the_offer_is_what_the_settings_say(self, calls: Callable[..., list[str]]) -> None:
+        calls(squeue="")
+        site = SlurmSite(SlurmSettings(most_jobs=7, card_mb=24000.0))
+        offer = site.look([]).offer
+        assert (offer.trouble, offer.free, offer.most_jobs, offer.card_mb) == (None, None, 7, 24000.0)
+
+
+def listed(job: str, number: int, comment: str) -> str:
+    widths = [int(column.rpartition(":")[2]) for column in listing(0)[-1].split(",")]
+    cells = [job, str(number), "RUNNING", "0", "1700000000", "N/A", "n0", "None", comment]
+    return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + "\n"
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
