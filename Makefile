@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Many tests wait for other processes: one more than there are cores keeps all of them busy.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
-PYTEST := $(BIN)/pytest --quiet --tb=short -rfE --numprocesses $(WORKERS) --dist worksteal
+SPREAD := --numprocesses $(WORKERS) --dist worksteal
+CLUSTERS := tests/integration/clusters
+PYTEST := $(BIN)/pytest --quiet --tb=short -rfE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo install test lint bench clean
+.PHONY: demo install test test-simulation test-slurm test-ray lint bench clean
 
 demo: install
 	scripts/demo $(BIN)/gpuyard
@@ -21,8 +22,16 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/simulation
-	$(PYTEST) --ignore tests/simulation --cov --cov-report=
+	$(MAKE) --jobs 3 --output-sync=target test-simulation test-slurm test-ray
+	$(PYTEST) $(SPREAD) --ignore tests/simulation --ignore $(CLUSTERS) --cov --cov-report=
+
+# Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
+test-simulation: $(VENV)/.installed-dev
+	$(PYTEST) $(SPREAD) tests/simulation
+
+# All tests of a kind share one cluster, and so a process. They mostly wait for it.
+test-slurm test-ray: test-%: $(VENV)/.installed-dev
+	$(PYTEST) $(CLUSTERS)/$*
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -61,13 +61,29 @@ def test_a_token_is_asked_for_where_there_is_none_and_sent_where_there_is() -> N
 
 
 def test_a_token_may_be_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cret\n")
-
     def echo(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
-        return 200, json.dumps({"logs": request.headers["Authorization"]}).encode()
+        return 200, json.dumps({"logs": request.headers.get("Authorization", "none")}).encode()
 
-    with answering(echo, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) as site:
+    environment = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    with answering(echo, environment) as site:
+        assert site.output(SIGHTING) == b"none"
+    (tmp_path / "token").write_text("s3cret\n")
+    with answering(echo, environment) as site:
         assert site.output(SIGHTING) == b"Bearer s3cret"
+
+
+def test_jobs_of_others_and_of_parcels_long_over_are_looked_past() -> None:
+    ids = ("gpuyard-f00d-1", "gpuyard-0ld-1", "raysubmit_4LamXRuQpYdSMg7J", None)
+    answers = {
+        "/api/jobs/": [{"submission_id": each, "status": "RUNNING"} for each in ids],
+        "/api/cluster_status": {"data": {"clusterStatus": None}},
+        "/api/v0/nodes": {"data": {"result": {"result": [{"state": "ALIVE", "resources_total": {"GPU": 4.0}}]}}},
+    }
+    with answering(lambda request: (200, json.dumps(answers[request.path.partition("?")[0]]).encode())) as site:
+        report = site.look([PARCEL])
+    assert list(report.sightings) == [("f00d", 1)]
+    assert report.offer.free is not None
+    assert report.offer.free.gpus == 3.0
 
 
 def test_what_ray_no_longer_knows_has_no_output_and_needs_no_end() -> None:

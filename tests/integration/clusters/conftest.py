@@ -1,4 +1,4 @@
-"""What tests on real clusters share. A cluster is started once for all tests of a process, or of a file."""
+"""What tests on real clusters share. A cluster is started once for all of them, which stay in one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.slurm_cluster import SlurmCluster
 from tests.slurm_cluster import slurm as slurm  # noqa: PLC0414 - fixtures are found where they are named
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     require_ray()
     with RayCluster(tmp_path_factory.mktemp("ray")) as cluster:
@@ -41,3 +41,10 @@ def on_ray(ray_cluster: RayCluster, own_yard: Yard, unmeasured: None) -> Yard:
 def configure(home: Path, text: str) -> None:
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(text)
+
+
+@pytest.fixture
+def waiting(yard: Yard) -> Yard:
+    """A queue in which nothing starts."""
+    yard.post("/pause")
+    return yard

@@ -156,8 +156,8 @@ def test_an_element_asks_for_what_its_terms_say() -> None:
 
 
 def test_what_is_not_asked_for_is_not_mentioned() -> None:
-    asked = submission_of(parcel_of(need=Need(devices=0)), 0, card_mb=None)
-    assert not [name for name in asked if name.startswith("entrypoint_")]
+    asked = submission_of(parcel_of(need=Need(devices=0), cpus=2), 0, card_mb=None)
+    assert [name for name in asked if name.startswith("entrypoint_")] == ["entrypoint_num_cpus"]
 
 
 def test_a_model_and_options_become_resources_and_labels() -> None:

@@ -26,6 +26,8 @@ _NOTHING = Trace()
 _TERMS = "terms.json"
 # A supervisor whose element was given up looks for the mark every few seconds, and networks show it late.
 _KEEP_LOST_S = 120.0
+# What a site gave up before it began may be started all the same, for a moment.
+_MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED)
 
 
 class Element:
@@ -185,9 +187,15 @@ class Cargo:
         return self._site.look([load.parcel for load in self._loads.values() if load.elements])
 
     def settle(self, report: Report | None = None) -> Iterator[Seen | Ended]:
-        """What is new by the files that are there, and by what the site has just said, where it was asked."""
+        """What is new by the files that are there, and by what the site has just said, where it was asked. One parcel
+        that cannot be read keeps nobody from hearing of the others."""
+        fault: EnvironmentFault | None = None
         for token, load in list(self._loads.items()):
-            traces = self._parcels.traces(token) if load.elements else {}
+            try:
+                traces = self._parcels.traces(token) if load.elements else {}
+            except EnvironmentFault as error:
+                fault = error
+                continue
             for number, element in list(load.elements.items()):
                 trace = traces.get(number, _NOTHING)
                 if report is None and trace is element.trace:
@@ -196,6 +204,8 @@ class Cargo:
                 if report is not None:
                     element.look(report.sightings.get((token, number)))
                 yield from self._settle(load, number, element, was_asked=report is not None)
+        if fault is not None:
+            raise fault
 
     def _settle(self, load: Load, number: int, element: Element, *, was_asked: bool) -> Iterator[Seen | Ended]:
         seen = _seen(element)
@@ -207,6 +217,11 @@ class Cargo:
         if fate.is_to_be_voided and self._parcels.void(load.parcel.token, number):
             reason = f"{self._site.name} does not know of it"
             fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=reason))
+        if fate.outcome is not None and fate.outcome.kind in _MAY_START_YET and element.trace.began is None:
+            if not self._parcels.void(load.parcel.token, number):
+                return  # it began at the last moment
+            if fate.outcome.kind is OutcomeKind.LOST:
+                fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=fate.outcome.reason))
         if fate.outcome is not None:
             yield self._end(load, number, element, fate.outcome, fate)
         elif element.trace.ended is not None:

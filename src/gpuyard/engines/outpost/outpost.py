@@ -163,17 +163,20 @@ class Outpost:
     def _run(self) -> None:
         while not self._is_closed:
             self._bell.clear()
-            try:
-                self._work()
-            except EnvironmentFault as error:
-                self._suffer(error)
-            except Exception as error:  # noqa: BLE001 - the outermost place: nothing would be heard any more
-                _log.exception("the outpost at %s failed", self._site.name)
-                self._suffer(EnvironmentFault(f"a bug: {type(error).__name__}: {error}"))
-            if self._news:
-                self._news = False
-                self._on_news()
+            self._turn()
             self._bell.wait(self._rest_s())
+
+    def _turn(self) -> None:
+        try:
+            self._work()
+        except EnvironmentFault as error:
+            self._suffer(error)
+        except Exception as error:  # noqa: BLE001 - the outermost place: nothing would be heard any more
+            _log.exception("the outpost at %s failed", self._site.name)
+            self._suffer(EnvironmentFault(f"a bug: {type(error).__name__}: {error}"))
+        if self._news:
+            self._news = False
+            self._on_news()
 
     def _rest_s(self) -> float | None:
         waits = [] if self._look_at is None else [max(0.0, self._look_at - time.monotonic())]

@@ -37,6 +37,7 @@ _OPTIONS = {
     "--entrypoint-label-selector": "entrypoint_label_selector",
 }
 _PLAIN = {"SUCCEEDED": At.SUCCEEDED, "STOPPED": At.CANCELLED}
+_KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
 _STALE_S = 60.0
 # So long after a job's end its resources may still count as used.
@@ -186,15 +187,22 @@ def _read(body: bytes, form: type[T]) -> T:
 def sighting_of(record: Record, *, is_stopped: bool, now: float) -> Sighting:
     """`is_stopped` where Ray has been told to stop it: one that is pending stays so until it would start."""
     at, reason = _standing(record, is_stopped=is_stopped, now=now)
-    code = record.driver_exit_code
     return Sighting(
         id=record.submission_id or "",
         at=at,
         reason=reason,
         place=_place(record),
         ended_at=record.end_time / 1000 if record.end_time else None,
-        status=code if code is None or code >= 0 else 128 - code,
+        status=_status(record),
     )
+
+
+def _status(record: Record) -> int | None:
+    """As shells have it. A setsid whose child was killed leaves with the signal's number, and says so."""
+    code = record.driver_exit_code
+    if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
+        return 128 + abs(code)
+    return code
 
 
 def _standing(record: Record, *, is_stopped: bool, now: float) -> tuple[At, str]:

@@ -5,7 +5,7 @@ need not have more. All that it reads and writes is in the parcel's folder, whic
 
 - `N.began` is made by whoever comes first. Who finds it there leaves, having run nothing: an element runs once.
 - The program runs in a session of its own. No signal but SIGKILL ends the supervisor before it: what it is sent is
-  passed on to all processes of that session.
+  passed on to all processes of that session, unless the site sends it to them itself.
 - `N.lost` says that the engine has given the element up: then all of the session is killed, and nothing more is told.
   A folder that cannot be read says nothing.
 - `N.ended` is written the moment the program has ended, as the site may end us the next; where the disk is full or the
@@ -46,6 +46,8 @@ _PASSED_ON = signal.valid_signals() - {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT,
     signal.SIGTRAP, signal.SIGSYS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ,
 }  # fmt: skip
+# Slurm and Ray end a job by sending these to each of its processes, in any session: once is enough for the program.
+_SENT_TO_ALL = {signal.SIGTERM, signal.SIGCONT}
 _OF_SITE = ("SLURM_", "SLURMD_", "RAY_")
 # They describe a job, and some are set for some jobs only: what is left of the submitter's would be taken for this
 # one's. But for the one that says where Slurm is.
@@ -93,6 +95,7 @@ class Supervisor:
         self._wire, self._bell = _lay_wire()
         self._program = 0
         self._meter = 0
+        self._site_reaches_all = any(name.startswith(_OF_SITE) and name != _WHERE_SLURM_IS for name in os.environ)
 
     def begin(self) -> bool:
         """False where somebody did before us, or never lets it begin; OSError where nobody can. What a full disk does
@@ -153,7 +156,7 @@ class Supervisor:
         if signum == _LOST:
             _signal_session(self._program, signal.SIGKILL)
             os._exit(_KILLED)
-        if signum in _PASSED_ON:
+        if signum in _PASSED_ON and not (self._site_reaches_all and signum in _SENT_TO_ALL):
             _signal_session(self._program, signum)
 
     def _watch_for_loss(self) -> None:

@@ -11,8 +11,8 @@ from gpuyard.recipes.workspace.standing import Row, Standing, left_s, standing_o
 
 DEFAULTS: dict[str, Any] = {
     "id": 1, "state": "queued", "is_live": False, "is_waiting": True, "is_finished": False, "reason": None,
-    "attempt": 0, "priority": 0, "gpu_indexes": [], "place": None, "elapsed_s": None, "likely_s": None, "memory_mb": None,
-    "peak_mb": None, "log": None,
+    "attempt": 0, "priority": 0, "gpu_indexes": [], "place": None, "elapsed_s": None, "likely_s": None,
+    "memory_mb": None, "peak_mb": None, "log": None,
 }  # fmt: skip
 
 

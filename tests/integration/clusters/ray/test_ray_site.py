@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from gpuyard.core.model import Need
 from gpuyard.engines.outpost.ray import RaySite
 from gpuyard.engines.outpost.ray_words import RaySettings
 from gpuyard.engines.outpost.site import At, Parcel, Refused, Report, Sighting, Unreachable
-from tests.ray_cluster import CPUS, GPUS, RayCluster, require_ray
+from tests.ray_cluster import CPUS, GPUS, RayCluster
 
 WITHIN_S = 90.0
 CARD_MB = 24_000.0
@@ -27,11 +27,9 @@ ELSEWHERE = {"RAY_ADDRESS": "http://127.0.0.1:1", "RAY_AUTH_MODE": "disabled"}
 Look = Callable[[Report], bool]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    require_ray()
-    with RayCluster(tmp_path_factory.mktemp("ray")) as cluster:
-        yield cluster
+@pytest.fixture
+def cluster(ray_cluster: RayCluster) -> RayCluster:
+    return ray_cluster
 
 
 @pytest.fixture

@@ -1,28 +1,15 @@
-"""Scripts of `gpuyard export`, run against a real Slurm and a real Ray."""
+"""Scripts of `gpuyard export slurm`, run against a real Slurm."""
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.queue_command import run
+from tests.integration.clusters.exported import SAID, SAY, STRANGE, play
 from tests.integration.queue_fixture import Yard, until
-from tests.ray_cluster import RayCluster
 from tests.slurm_cluster import SlurmCluster, needs_slurm
-
-STRANGE = ("a  b", "$HOME", "it's", '"q"', "new\nline\nEND", "\\back", "*")
-SAY = "printf '<%s>' \"$@\" > said.part; mv said.part said"
-SAID = "".join(f"<{word}>" for word in STRANGE)
-
-
-@pytest.fixture
-def waiting(yard: Yard) -> Yard:
-    """A queue in which nothing starts."""
-    yard.post("/pause")
-    return yard
 
 
 @pytest.fixture
@@ -37,19 +24,6 @@ def there(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def said(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-
-
-def play(site: str, folder: Path, **environment: str) -> str:
-    """What the script says."""
-    exported = run("export", site, str(folder / "script"))
-    assert exported.returncode == 0, exported.stderr
-    own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": own, **environment}
-    done = subprocess.run(
-        [str(folder / "script")], cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @needs_slurm
@@ -85,12 +59,3 @@ def test_slurm_queues_again_what_failed_and_has_retries(waiting: Yard, there: No
         return "JobState=PENDING" in told and "Restarts=1" in told
 
     until(is_again_in_line, "its place in the line")
-
-
-def test_ray_runs_what_waited_here_in_its_order(waiting: Yard, ray_cluster: RayCluster, tmp_path: Path) -> None:
-    waiting.submit("sh", "-c", SAY, "x", *STRANGE, cwd=str(tmp_path), gpus=0)
-    waiting.shell("test -e said && touch last", after="1", cwd=str(tmp_path), gpus=0)
-    waiting.submit("touch", "never", after_failed="1", cwd=str(tmp_path), gpus=0)
-    assert "3: not submitted" in play("ray", tmp_path, RAY_API_SERVER_ADDRESS=ray_cluster.address)
-    until((tmp_path / "last").exists, "the end of the last")
-    assert (tmp_path / "said").read_text() == SAID

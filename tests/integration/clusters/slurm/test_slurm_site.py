@@ -15,7 +15,6 @@ from gpuyard.engines.outpost.site import At, Parcel, Refused, Sighting, Unreacha
 from gpuyard.engines.outpost.slurm import SlurmSite
 from gpuyard.engines.outpost.slurm_commands import SlurmSettings, listing
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
-from tests.slurm_cluster import slurm as slurm  # noqa: PLC0414 - a fixture is found where it is named
 
 LIMIT_S = 60.0
 CPU = Need(devices=0)

@@ -1,0 +1,27 @@
+"""The engine contract on a real Ray."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.engines.outpost.ray import RaySite
+from gpuyard.engines.outpost.ray_words import RaySettings
+from gpuyard.engines.outpost.site import Site
+from tests.contract.engine import EngineContract
+from tests.contract.outposts import OutpostPlace, hasten
+from tests.ray_cluster import RayCluster
+
+
+def open_site(address: str) -> Site:
+    return RaySite(RaySettings(address=address))
+
+
+class TestRay(EngineContract):
+    @pytest.fixture
+    def place(self, ray_cluster: RayCluster, tmp_path: Path, unmeasured: None) -> Iterator[OutpostPlace]:
+        slow_again = hasten()
+        place = OutpostPlace(tmp_path, f"{__name__}:{open_site.__name__}", ray_cluster.address)
+        yield place
+        place.close()
+        slow_again()

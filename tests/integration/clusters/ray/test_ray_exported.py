@@ -1,0 +1,16 @@
+"""A script of `gpuyard export ray`, run against a real Ray."""
+
+from pathlib import Path
+
+from tests.integration.clusters.exported import SAID, SAY, STRANGE, play
+from tests.integration.queue_fixture import Yard, until
+from tests.ray_cluster import RayCluster
+
+
+def test_ray_runs_what_waited_here_in_its_order(waiting: Yard, ray_cluster: RayCluster, tmp_path: Path) -> None:
+    waiting.submit("sh", "-c", SAY, "x", *STRANGE, cwd=str(tmp_path), gpus=0)
+    waiting.shell("test -e said && touch last", after="1", cwd=str(tmp_path), gpus=0)
+    waiting.submit("touch", "never", after_failed="1", cwd=str(tmp_path), gpus=0)
+    assert "3: not submitted" in play("ray", tmp_path, RAY_API_SERVER_ADDRESS=ray_cluster.address)
+    until((tmp_path / "last").exists, "the end of the last")
+    assert (tmp_path / "said").read_text() == SAID

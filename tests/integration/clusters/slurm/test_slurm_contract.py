@@ -1,0 +1,32 @@
+"""The engine contract on a real Slurm."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.engines.outpost.site import Site
+from gpuyard.engines.outpost.slurm import SlurmSite
+from gpuyard.engines.outpost.slurm_commands import SlurmSettings
+from tests.contract.engine import EngineContract
+from tests.contract.outposts import OutpostPlace, hasten
+from tests.slurm_cluster import SlurmCluster, needs_slurm
+
+
+def open_site(_: str) -> Site:
+    return SlurmSite(SlurmSettings())
+
+
+@needs_slurm
+class TestSlurm(EngineContract):
+    @pytest.fixture
+    def place(
+        self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unmeasured: None
+    ) -> Iterator[OutpostPlace]:
+        for name, value in slurm.environment.items():
+            monkeypatch.setenv(name, value)
+        slow_again = hasten()
+        place = OutpostPlace(tmp_path, f"{__name__}:{open_site.__name__}", "")
+        yield place
+        place.close()
+        slow_again()

@@ -1,0 +1,294 @@
+"""Stories of work that is handed over: the real controller, the real outpost with its files, a simulated cluster.
+
+The outpost's thread takes its turns in the world's time. The daemon may die between any two calls of the site's or of
+the parcels', as of every other port.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import Attempt, Job, OutcomeKind
+from gpuyard.core.submission import Asked
+from gpuyard.engines.outpost import cargo, outpost
+from gpuyard.errors import StoreFault
+from gpuyard.ports import Engine
+from gpuyard.store.database import Database
+from tests.simulation.clients import Clients, Operation
+from tests.simulation.cluster import LOSSES, MOST_JOBS, Cluster, CourseOf, Run, wild_course
+from tests.simulation.gaps import Crash, Gaps, Port, Thread
+from tests.simulation.invariants import Checker
+from tests.simulation.life import LIMITS, RULES, Life
+from tests.simulation.play import Play, Script
+from tests.simulation.world import World
+
+WITHIN_S = 40.0
+ENGINE = Cluster.name
+KINDS = {
+    "submit": 40, "cancel": 14, "hold": 4, "release": 4, "retry": 6, "priority": 5, "pause": 2, "unpause": 4, "kill": 5,
+    "reboot": 3, "why": 6, "suspend": 2,
+}  # fmt: skip
+
+
+class FilesPort(Port):
+    def path(self, token: str) -> str:
+        """It touches nothing."""
+        found: str = self._target.path(token)
+        return found
+
+
+class SteppedOutpost(outpost.Outpost):
+    """Its thread's turns are events of the world's, as long as its daemon lives."""
+
+    def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, life: "HandingLife") -> None:
+        super().__init__(Port("site", cluster, thread), folder, life.hear, poll_s=8.0)
+        self._parcels = FilesPort("parcels", self._parcels, thread)  # type: ignore[assignment]
+        self._cargo = cargo.Cargo(self._site, self._parcels)
+        self._world = world
+        self._daemon = thread
+        self._alarm = 0
+
+    def _ring(self) -> None:
+        self._thread = threading.current_thread()
+        self._turn_after(self._world.random("ring").uniform(0.0, 0.05))
+
+    def _turn_after(self, seconds: float) -> None:
+        self._alarm += 1
+        alarm = self._alarm
+        self._world.after(seconds, lambda: self._wake(alarm))
+
+    def _wake(self, alarm: int) -> None:
+        if alarm == self._alarm and not self._daemon.is_cut:
+            self._turn()
+            rest_s = self._rest_s()
+            if rest_s is not None:
+                self._turn_after(max(rest_s, 0.001))
+
+
+class HandingLife(Life):
+    """A daemon that can hand over to the cluster."""
+
+    def __init__(
+        self, world: World, database: Database, gaps: Gaps, cluster: Cluster, folder: Path, **other: Any
+    ) -> None:
+        super().__init__(world, database, gaps, **other)
+        self._cluster = cluster
+        self._folder = folder
+        self._has_news = False
+        self.controller.engines._open = self._open_elsewhere
+
+    def _open_elsewhere(self, name: str) -> Engine:
+        assert name == ENGINE
+        opened = SteppedOutpost(self._world, self.thread, self._cluster, self._folder, self)
+        engine: Engine = Port("outpost", opened, self.thread)
+        return engine
+
+    def hear(self) -> None:
+        self._has_news = True
+
+    def step(self) -> Any:
+        self._has_news = False
+        return super().step()
+
+    def is_called(self) -> bool:
+        return self._has_news or super().is_called()
+
+    def measures(self) -> bool:
+        """As the daemon, which looks now and then while anything lives."""
+        return bool(self.controller.desk.live)
+
+
+class HandingChecker(Checker):
+    def __init__(self, world: World, database: Database, clients: Clients, cluster: Cluster) -> None:
+        super().__init__(world, database, clients)
+        self._cluster = cluster
+
+    def _check_limits(self, jobs: Sequence[Job]) -> None:
+        super()._check_limits([job for job in jobs if not job.spec.engine])
+        tags = Counter(job.spec.tag for job in jobs)
+        assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), (
+            "more of a tag than its limit, here and there"
+        )
+        assert sum(bool(job.spec.engine) for job in jobs) <= MOST_JOBS, "more there than there may be"
+        self._check_twins()
+
+    def _check_twins(self) -> None:
+        """Beside an earlier attempt that goes on, a job runs only where that one was lost."""
+        alive: dict[int, list[Run]] = {}
+        for run in self._cluster.runs:
+            if run.is_alive:
+                alive.setdefault(run.job_id, []).append(run)
+        for job_id, runs in alive.items():
+            earlier = sorted(runs, key=lambda run: run.attempt)[:-1]
+            assert all(run.hit_by in LOSSES for run in earlier), f"job {job_id} runs twice at the same time"
+
+    def _is_before(self, job: Job, other: Job) -> bool:
+        return job.spec.engine == other.spec.engine and super()._is_before(job, other)
+
+    def _check_runs(self, attempts: Sequence[Attempt], limits: Mapping[int, float | None]) -> None:
+        super()._check_runs([attempt for attempt in attempts if not attempt.engine], limits)
+        recorded = {(attempt.job_id, attempt.number): attempt for attempt in attempts if attempt.engine}
+        runs = {run.key: run for run in self._cluster.runs}
+        assert runs.keys() <= recorded.keys(), f"ran unrecorded: {sorted(runs.keys() - recorded.keys())}"
+        for key, attempt in recorded.items():
+            check_outcome(attempt, runs.get(key), limits[attempt.job_id])
+
+
+def check_outcome(attempt: Attempt, run: Run | None, limit_s: float | None) -> None:
+    """What was recorded is what became of the program."""
+    outcome, stopping = attempt.outcome, attempt.stopping
+    assert outcome is not None, f"{attempt.key} has no outcome"
+    hit_by, word = (run.hit_by, run.word) if run is not None else ("", None)
+    if hit_by == "scancel" and stopping is OutcomeKind.CANCELLED:
+        return
+    if stopping is not None:
+        assert outcome.kind is stopping
+        return
+    if run is None:
+        assert outcome.kind is OutcomeKind.CANNOT_START, f"{attempt.key} never ran, and is {outcome}"
+        return
+    expected = {
+        "": _by_word(word, limit_s), "oom": {OutcomeKind.OUT_OF_MEMORY}, "preempted": {OutcomeKind.PREEMPTED},
+        "scancel": {OutcomeKind.CANCELLED},
+    }.get(hit_by, {OutcomeKind.LOST} | (_by_word(word, limit_s) if word is not None else set()))  # fmt: skip
+    assert outcome.kind in expected, f"{attempt.key} left {word}, was hit by {hit_by}, and is {outcome}"
+    assert outcome.kind is not OutcomeKind.FAILED or str(outcome.status) == word
+
+
+def _by_word(word: str | None, limit_s: float | None) -> set[OutcomeKind]:
+    if word == "0":
+        return {OutcomeKind.SUCCEEDED}
+    return {OutcomeKind.FAILED} if limit_s is None else {OutcomeKind.FAILED, OutcomeKind.TIMED_OUT}
+
+
+class HandingPlay(Play):
+    """With a cluster that `tells_free` or takes everything, and what happens to it: (at, for so long, what)."""
+
+    def __init__(
+        self,
+        script: Script,
+        folder: Path,
+        *,
+        crash_at: frozenset[int] = frozenset(),
+        course_of: CourseOf | None = None,
+        tells_free: bool = False,
+        spells: Sequence[tuple[float, float, str]] = (),
+    ) -> None:
+        self._folder = folder
+        self._course_of = course_of or wild_course(script.seed)
+        self._tells_free = tells_free
+        self.cluster: Cluster | None = None
+        super().__init__(script, crash_at)
+        for at, lasts_s, what in spells:
+            self.world.after(at, lambda what=what: self._afflict(what))  # type: ignore[misc]
+            self.world.after(at + lasts_s, self._relieve)
+
+    def _make_cluster(self) -> Cluster:
+        """As soon as there is a world."""
+        shared = self._folder / "shared"
+        cluster = Cluster(self.world, shared, self._course_of, tells_free=self._tells_free)
+        self.checker = HandingChecker(self.world, self.database, self.clients, cluster)
+        # Its thread's time is the world's, and the same story has the same names.
+        tokens = SimpleNamespace(token_hex=lambda _: f"{self.world.number('token'):06}")
+        vars(outpost)["time"] = vars(cargo)["time"] = self.world.clock
+        vars(cargo)["secrets"] = tokens
+        return cluster
+
+    def _new_life(self) -> Life:
+        self.cluster = self.cluster or self._make_cluster()
+        script = self._script
+        while True:
+            life = HandingLife(
+                self.world,
+                self.database,
+                self.gaps,
+                self.cluster,
+                self._folder / "shared",
+                rules=replace(RULES, first_run_part=script.first_run_part),
+                trouble=script.trouble,
+                moves_fail=script.moves_fail,
+            )
+            self._step = None
+            try:
+                life.controller.recover()
+            except (Crash, StoreFault):
+                self.deaths += 1
+                life.die()
+            else:
+                self.checker.watch(life)
+                return life
+
+    # What happens to the cluster
+
+    def _afflict(self, what: str) -> None:
+        assert self.cluster is not None
+        if self._is_calm:
+            return
+        self.world.tell("spell", what)
+        self.cluster.down = self.cluster.down or what == "down"
+        self.cluster.unheard = self.cluster.unheard or what == "unheard"
+        self.cluster.refuses = "no such partition" if what == "refuses" else self.cluster.refuses
+        shared = self._folder / "shared"
+        if what == "away" and shared.is_dir():
+            shared.rename(self._folder / "away")
+            shared.touch()  # nobody can make one in its place
+
+    def _relieve(self) -> None:
+        assert self.cluster is not None
+        self.cluster.calm_down()
+        shared, away = self._folder / "shared", self._folder / "away"
+        if away.exists():
+            shared.unlink()
+            away.rename(shared)
+
+    def _calm_down(self) -> None:
+        super()._calm_down()
+        self._relieve()
+
+
+# Stories
+
+
+def wild_handing(seed: int) -> tuple[Script, dict[str, Any]]:
+    """What people ask for, and what the cluster is like."""
+    random = Random(f"{seed} handing")
+    count = 5 + seed % 9
+    times = sorted(random.choice((0.0, random.uniform(0.0, WITHIN_S))) for _ in range(count))
+    kinds = ["submit", *random.choices(list(KINDS), list(KINDS.values()), k=count - 1)]
+    operations = [
+        Operation(at=at, kind=kind, number=number, asked=_asked(seed, number) if kind == "submit" else None)
+        for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
+    ]
+    whats = ("down", "unheard", "refuses", "away")
+    spells = [(random.uniform(0.0, WITHIN_S), random.uniform(0.5, 15.0), random.choice(whats)) for _ in range(seed % 4)]
+    script = Script(seed=seed, operations=tuple(operations), trouble=0.04 if seed % 3 == 0 else 0.0)
+    return script, {"tells_free": seed % 2 == 1, "spells": spells}
+
+
+def _asked(seed: int, number: int) -> Asked:
+    random, token = Random(f"{seed} asked {number}"), f"s{number}"
+    is_here = random.random() < 0.15
+    options: dict[str, Any] = {"name": token, "gpus": random.choice(("0", "1", "1", "1", "2"))}
+    options |= {} if is_here else {"engine": ENGINE}
+    command = ["wild", token]
+    wishes: tuple[tuple[float, str, Any], ...] = (
+        (0.4, "priority", str(random.randint(-2, 3))),
+        (0.4, "retries", str(random.randint(1, 2))),
+        (0.3, "time-limit", f"{random.randint(1, 12)}s"),
+        (0.5, "grace", f"{random.randint(0, 4)}s"),
+        (0.4, "tag", random.choice(("night", "day"))),
+        (0.1, "hold", True),
+        (0.4, "on-reboot", random.choice(("requeue", "hold", "fail"))),
+        (0.2, "after-any", [f"name=s{random.randrange(number)}"] if number else None),
+        (0.3, "array", f"0-{random.randint(0, 6)}{random.choice(('', '%1', '%2'))}"),
+    )
+    options |= {name: value for chance, name, value in wishes if value is not None and random.random() < chance}
+    if "array" in options:
+        command.append("{index}")
+    return Asked(cwd="/", environment={}, token=token, command=tuple(command), options=options)
