@@ -19,7 +19,7 @@ BUDGETS = ("--device", "host", "--vram-budget", "2M", "--ram-budget", "4M", "--w
 DEADLINE_S = 90.0
 
 RENDERERS = '''
-import fcntl, json, os, pathlib, signal
+import fcntl, json, os, pathlib, signal, time
 import numpy as np
 
 def render(scene, frames, label, out_dir):
@@ -66,10 +66,19 @@ def dying_before_its_name(scene, frames, label, out_dir):
         pathlib.Path.rename = lambda *_: die()
 
 def dying_after_its_name(scene, frames, label, out_dir):
+    """While another one has none yet."""
     render(scene, frames, label, out_dir)
     calls.append(label)
     if len(calls) == 5:
-        pathlib.Path.rename = lambda *paths: (rename(*paths), die())
+        pathlib.Path.rename = name_it_and_die
+
+def name_it_and_die(*paths):
+    pathlib.Path.rename = lambda *_: die()
+    rename(*paths)
+    deadline = time.monotonic() + 30
+    while not any(paths[0].parent.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    die()
 
 def load(path):
     with np.load(path) as arrays:

@@ -388,6 +388,7 @@ def test_a_relative_lease_directory_is_refused(monkeypatch: pytest.MonkeyPatch) 
         GPUScheduler().acquire()
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("options", ["", "vram='4G'"])
 def test_a_script_inside_gpuyard_run_uses_the_lease_around_it(options: str) -> None:
     program = (

@@ -12,6 +12,7 @@ from tests.integration.batch_fixture import OPEN, batch, queue, summary_in  # no
 from tests.integration.queue_fixture import until
 
 pytestmark = pytest.mark.usefixtures("queue")
+unmeasured = pytest.mark.usefixtures("unmeasured")
 ROOTS = ("--output-root", "out", "--prune-output-root", "pruned")
 
 
@@ -30,6 +31,7 @@ def test_a_run_that_was_pruned_and_then_made_its_data_is_not_told_as_pruned(tmp_
     assert (tmp_path / "out/run-000001/frame").read_text() == "data\n"
 
 
+@unmeasured
 def test_an_empty_run_that_the_simulator_left_where_it_was_is_told_as_such(tmp_path: Path) -> None:
     result = run("datagen", "--count", "2", *OPEN, "--program", "true")
     assert result.returncode == 0
@@ -38,6 +40,7 @@ def test_an_empty_run_that_the_simulator_left_where_it_was_is_told_as_such(tmp_p
     assert "it is empty, and the program left it there" in result.stdout
 
 
+@unmeasured
 def test_what_was_retried_by_hand_is_summed_up_anew(tmp_path: Path) -> None:
     program = "test {index} != 1 || test -e ready"
     assert batch(3, "--output-root", "out", program=program).returncode == 1
@@ -49,6 +52,7 @@ def test_what_was_retried_by_hand_is_summed_up_anew(tmp_path: Path) -> None:
     assert summary_in(tmp_path / "out")["succeeded"] == 3
 
 
+@unmeasured
 def test_what_could_not_be_pruned_is_when_the_batch_is_gone_on_with(tmp_path: Path) -> None:
     assert batch(1, *ROOTS, program="rmdir pruned").returncode == 0
     assert "missing" in summary_in(tmp_path / "out")["left"][0]["why"]
@@ -57,6 +61,7 @@ def test_what_could_not_be_pruned_is_when_the_batch_is_gone_on_with(tmp_path: Pa
     assert (tmp_path / "pruned/run-000000").is_dir()
 
 
+@unmeasured
 def test_a_run_that_is_tried_again_has_its_folder_again(tmp_path: Path) -> None:
     program = "if test -e once; then echo data > {output}/frame; else touch once; rmdir {output}; false; fi"
     result = batch(1, "--output-root", "out", "--retries", "1", program=program)
@@ -94,12 +99,14 @@ def test_braces_in_a_root_are_a_part_of_its_name(tmp_path: Path) -> None:
     assert (tmp_path / "roots").read_text() == f"{tmp_path}/p{{index}}\n" * 2
 
 
+@unmeasured
 def test_how_long_it_took_includes_all_attempts(tmp_path: Path) -> None:
     program = 'test "$GPUYARD_ATTEMPT" = 2 && exit; sleep 0.5; false'
     assert batch(1, "--output-root", "out", "--retries", "1", program=program).returncode == 0
     assert summary_in(tmp_path / "out")["seconds"] > 1.0  # half a second, and a pause of one before it is tried again
 
 
+@unmeasured
 def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from gpuyard.errors import UserError
 from tests.integration.queue_fixture import Yard, until
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 def start(yard: Yard, script: str, count: int, **options: Any) -> int:
     """The number of a batch of `count` runs."""

@@ -25,6 +25,8 @@ from gpuyard.daemon.lock import running_pid
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 HEAVY = (
     "asyncio", "click", "contextlib", "json", "msgspec", "platformdirs", "psutil", "re", "rich", "socket", "subprocess",
     "typing",

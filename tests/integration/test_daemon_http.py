@@ -23,6 +23,8 @@ from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, hear_all, served, status_of, wait_until
 from tests.in_time import in_time
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
 NOBODY = 65534

@@ -36,6 +36,7 @@ EXAMPLES = [
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(("language", "code"), EXAMPLES)
 def test_an_example_works_as_it_is_written(
     language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -19,6 +19,7 @@ from tests.fakes.nvml import (
 from tests.fakes.nvml_reader import Reader, by_id, healthy_ids, processes_of, run_program
 
 pytestmark = pytest.mark.needs("cc")
+unmeasured = pytest.mark.usefixtures("unmeasured")
 
 MIB = 1048576
 GIB = 1024 * MIB
@@ -216,6 +217,7 @@ def test_a_list_of_processes_that_is_not_supported_does_not_hide_the_others(read
     assert [found["pid"] for found in device["processes"]] == [42]
 
 
+@unmeasured
 @pytest.mark.parametrize("code", [Result.NOT_SUPPORTED, Result.NO_PERMISSION, Result.UNKNOWN_ERROR])
 @pytest.mark.parametrize(
     ("function", "fields"),
@@ -298,6 +300,7 @@ def test_a_card_lost_before_the_first_read_is_named_by_what_the_kernel_remembers
     assert (second["id"], second["fault"]) == (L40.uuid, None)
 
 
+@unmeasured
 @pytest.mark.parametrize("code", [Result.GPU_IS_LOST, Result.RESET_REQUIRED])
 @pytest.mark.parametrize("set_up_each_time", [False, True])
 def test_a_card_lost_after_a_good_read_is_unhealthy_under_its_own_id(

@@ -23,6 +23,8 @@ from gpuyard.store.jobs import JobStore
 from tests.fakes.clock import FakeClock
 from tests.integration.queue_fixture import Yard, until
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 def test_a_job_that_is_cancelled_leaves_the_ledgers_line(yard: Yard) -> None:
     ledger = open_ledger()

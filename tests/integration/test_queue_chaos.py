@@ -20,6 +20,8 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault
 from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, asked
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 # Read before the tests' own home clears the environment.
 JOBS, KILLS, SEED = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "60,8,20").split(","))
 LONGEST_LIFE_S = 0.5

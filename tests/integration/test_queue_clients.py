@@ -17,6 +17,8 @@ from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, asked, until
 from tests.unit.leases import child, wait_for_word
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CLIENTS, EACH = 50, 4
 SILENT = 20
 # Generous: what is measured is that nobody is made to wait for a large request of somebody else's.

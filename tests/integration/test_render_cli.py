@@ -311,8 +311,8 @@ def test_its_budget_is_a_lease_that_others_see_and_wait_for(script: Script, monk
     with rendering("gated", "--vram-budget", "500M") as process:
         assert process.stderr is not None
         assert "waits until 500 MB can be had on a device" in process.stderr.readline()
-        holder.communicate("\n", timeout=DEADLINE_S)
         with closed_gate():
+            holder.communicate("\n", timeout=DEADLINE_S)
             await_begun(1)
             leases = json.loads(run("leases", "--json").stdout)["leases"]
         process.communicate(timeout=DEADLINE_S)

@@ -12,7 +12,7 @@ from tests.integration.render_fixture import (
     rendered,
 )
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("folder", "unmeasured")
 
 
 @pytest.mark.parametrize("dying", ["dying", "dying_before_its_name", "dying_after_its_name"])

@@ -55,12 +55,17 @@ def test_the_example_renders_the_same_pictures_with_all_in_memory_and_with_half_
     assert sorted(seen) == LABELS
     for name, picture in seen.items():
         assert picture.shape == (192, 256, 3), name
-        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 2000, f"{name} has many colours"
+        assert colours(picture) > 2000, f"{name} has many colours"
     assert len({picture.tobytes() for picture in seen.values()}) == 60, "no two are alike"
     for name in LABELS:
         assert (folder / "small" / name / "image.png").read_bytes() == (
             folder / "out" / name / "image.png"
         ).read_bytes()
+
+
+def colours(picture: Picture) -> int:
+    """How many there are, each as one number: rows of three are sorted far more slowly."""
+    return len(np.unique(picture.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)))
 
 
 def test_an_actor_is_seen_where_it_is_and_moves(tmp_path: Path) -> None:

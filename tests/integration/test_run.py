@@ -23,6 +23,7 @@ GPUYARD = [sys.executable, "-m", "gpuyard"]
 DEADLINE_S = 90.0
 Process = subprocess.Popen[str]
 Start = Callable[..., Process]
+unmeasured = pytest.mark.usefixtures("unmeasured")
 
 # Says "ready", then the name of each signal it gets; ends when its input does.
 LISTENER = (
@@ -109,6 +110,7 @@ def program_of(front: Process) -> psutil.Process:
     return program
 
 
+@unmeasured
 @pytest.mark.parametrize(("script", "status"), [
     ("exit 0", 0), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137),
 ])  # fmt: skip
@@ -118,6 +120,7 @@ def test_the_status_is_the_programs_own(script: str, status: int) -> None:
     assert sorted(os.listdir(lease_dir())) == ["mutex"]
 
 
+@unmeasured
 def test_streams_and_arguments_are_the_programs_own(start: Start) -> None:
     process = start(*GPUYARD, "run", "--", "sh", "-c", 'cat; echo "$0 $*" >&2', "--gpus", "a b")
     assert process.communicate("through\n", timeout=DEADLINE_S) == ("through\n", "--gpus a b\n")
@@ -152,6 +155,7 @@ def test_nonsense_is_told_and_runs_nothing(line: str, complaint: str) -> None:
     assert complaint in result.stderr
 
 
+@unmeasured
 @pytest.mark.parametrize(("options", "visible"), [
     ("--device 1", "SIM-1"), ("--gpus 2", "SIM-0,SIM-1"), ("--device SIM-1,0 --gpus 2", "SIM-0,SIM-1"),
     ("--vram 8G", "SIM-0"), ("--vram 8G --exclusive --device SIM-1", "SIM-1"), ("--gpus 0", "-1"),
@@ -170,6 +174,7 @@ def test_the_program_knows_its_lease_and_the_ledger_knows_the_program(start: Sta
     assert (share.memory_mb, share.is_exclusive) == (3072, False)
 
 
+@unmeasured
 def test_the_program_gets_the_callers_descriptors_and_the_leases_and_no_other() -> None:
     reading, writing = os.pipe()
     script = "import os; [print(os.readlink(entry.path)) for entry in os.scandir('/proc/self/fd')]"
@@ -184,6 +189,7 @@ def test_the_program_gets_the_callers_descriptors_and_the_leases_and_no_other() 
     os.close(reading)
 
 
+@unmeasured
 def test_signals_that_the_caller_ignores_stay_ignored() -> None:
     ask = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGTERM).name)"
     command = ["nohup", *GPUYARD, "run", "--", sys.executable, "-c", ask]
@@ -191,6 +197,7 @@ def test_signals_that_the_caller_ignores_stay_ignored() -> None:
     assert result.stdout.strip() == "SIG_IGN SIG_DFL"
 
 
+@unmeasured
 def test_two_runs_take_turns_and_the_second_says_whom_it_waits_for(start: Start) -> None:
     device = ["run", "--device", "0"]
     first = start(*GPUYARD, *device, "--label", "first one", "--", "sh", "-c", "echo ready; read line")
@@ -220,6 +227,7 @@ def test_the_machine_must_have_room_too() -> None:
     assert "RAM" in result.stderr
 
 
+@unmeasured
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to gpuyard", "to its group"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT"])
 def test_a_signal_reaches_the_program_once(start: Start, name: str, send: Callable[[int, int], None]) -> None:
@@ -249,6 +257,7 @@ def test_killed_with_9_the_program_goes_on_and_the_lease_with_it_and_no_longer(s
     assert sorted(os.listdir(lease_dir())) == ["mutex"]
 
 
+@unmeasured
 @pytest.mark.parametrize("is_group_killed", [False, True])
 def test_what_the_program_leaves_behind_keeps_the_lease(start: Start, tmp_path: Path, is_group_killed: bool) -> None:
     process = start(*GPUYARD, "run", "--", sys.executable, "-c", DAEMONISER, str(tmp_path / "pid"))
@@ -277,6 +286,7 @@ def terminal() -> Iterator[Terminal]:
 RUN = " ".join([*GPUYARD, "run"])
 
 
+@unmeasured
 @pytest.mark.needs("bash", "setsid")
 def test_ctrl_c_reaches_the_program_once(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "listener.py").write_text(LISTENER)
@@ -319,6 +329,7 @@ def test_on_a_terminal_the_waiting_line_stays_in_its_place(start: Start, termina
     assert "\n" not in before
 
 
+@unmeasured
 def test_ten_that_start_at_once_never_take_more_than_fits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     job = ["sim-job", "--vram", "4G", "--ramp", "600ms", "--seconds", "900ms"]
@@ -348,6 +359,7 @@ def test_ramps_that_fill_a_device_to_the_last_byte_do_not_fail_for_rounding() ->
         usage.close()
 
 
+@unmeasured
 def test_a_stranger_without_a_lease_is_respected(start: Start) -> None:
     stranger = start(*GPUYARD, "sim-job", "--vram", "20G", "--seconds", "600")
     assert "holding" in said(stranger)
@@ -361,6 +373,7 @@ def test_a_stranger_without_a_lease_is_respected(start: Start) -> None:
     assert alone.communicate(timeout=DEADLINE_S)[0] == "alone\n"
 
 
+@unmeasured
 def test_a_tiny_idle_stranger_does_not_keep_a_run_from_a_whole_device() -> None:
     with Usage() as usage:
         usage.allocate("SIM-0", 200)

@@ -13,6 +13,7 @@ import pytest
 from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
 from tests.integration.session_fixture import Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures are found where they are named
 
+unmeasured = pytest.mark.usefixtures("unmeasured")
 MARK = "mkdir -p ../out; echo done > ../out/exp1_completed.txt"
 
 
@@ -60,6 +61,7 @@ def test_a_task_that_exits_0_without_a_marker_is_completed_and_its_marker_says_w
     assert task.record()["marker_by"] == "gpuyard"
 
 
+@unmeasured
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)])
 def test_a_task_that_fails_without_a_marker_has_failed_with_its_status(tasks: Tasks, script: str, status: int) -> None:
     task = tasks.sh(script)
@@ -125,6 +127,7 @@ def test_a_task_whose_marker_is_there_already_is_completed_and_not_run(tasks: Ta
     assert scheduler_log(tasks)[-1] == f"exp1 completed: {second.record()['note']}"
 
 
+@unmeasured
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM])
 def test_no_signal_to_the_runner_alone_ends_a_task(tasks: Tasks, pipe: Path, signum: int) -> None:
     task = tasks.sh(f"echo up; read x < {pipe}; exit 6")
@@ -158,6 +161,7 @@ def test_a_script_that_does_not_say_what_runs_it_is_run_by_the_shell(tasks: Task
     assert "ran with a word" in log_of(task)
 
 
+@unmeasured
 def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks: Tasks) -> None:
     script = (
         "import os, signal, sys\n"
@@ -173,6 +177,7 @@ def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks:
     assert f"['SIGPIPE', 'SIGXFSZ'] screen-256color {tasks.folder}/work" in log_of(task)
 
 
+@unmeasured
 def test_hostile_names_are_data(tasks: Tasks) -> None:
     words = ["a b", "'\"", "$(touch owned)", "`touch owned`", "-x", ";", "größe\udcff", "#(touch owned)", "", "\\;"]
     for number, name in enumerate(("a b'\"", "$(touch owned)", "-x;", "größe\n", "\udcff")):
@@ -188,6 +193,7 @@ def test_hostile_names_are_data(tasks: Tasks) -> None:
 # What it writes
 
 
+@unmeasured
 def test_what_it_writes_is_in_both_logs_and_each_attempt_begins_with_a_line_of_its_own(tasks: Tasks) -> None:
     assert tasks.sh("echo one; exit 1").wait() == 1
     task = tasks.sh("echo two; exit 1", attempt=2, job=1, key="1.2")
@@ -212,6 +218,7 @@ def others(tasks: Tasks) -> dict[str, str]:
     return {"record": f"{tasks.folder}/other.json", "marker": f"{tasks.folder}/other.txt"}
 
 
+@unmeasured
 def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
     first.wait_to_say("first")
@@ -239,6 +246,7 @@ def _link(path: Path) -> None:
     path.symlink_to(path.parent / "victim")
 
 
+@unmeasured
 @pytest.mark.parametrize("lay", [_link, os.mkfifo, os.mkdir])
 @pytest.mark.parametrize("name", ["log", "scheduler_log"])
 def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Tasks, name: str, lay: Any) -> None:
@@ -290,17 +298,20 @@ def test_somebody_left_behind_on_the_terminal_does_not_keep_the_task_alive(tasks
     let_go(pipe)
 
 
+@unmeasured
 def test_somebody_left_behind_who_writes_on_and_on_does_not_keep_the_task_alive(tasks: Tasks) -> None:
     task = tasks.sh(left_behind("exec yes"))
     assert ended(task) == (2, "failed", 2)
 
 
+@unmeasured
 def test_no_socket_is_left_behind(tasks: Tasks) -> None:
     task = tasks.sh("true", session="TASK_exp1_gpu0")
     assert task.wait() == 0
     assert os.listdir(tasks.folder / "sockets") == []
 
 
+@unmeasured
 def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Tasks, pipe: Path) -> None:
     lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lease, fcntl.LOCK_EX)

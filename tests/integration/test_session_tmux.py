@@ -14,6 +14,7 @@ from tests.integration.session_fixture import OwnTmux, Task, Tasks, a_tmux, some
 from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.needs("tmux")
+unmeasured = pytest.mark.usefixtures("unmeasured")
 
 NAME = "TASK_exp1_gpu0"
 WAITS = "echo up; read x; echo got $x; exit 3"
@@ -37,6 +38,7 @@ def attached(tmux: OwnTmux, name: str = NAME) -> Iterator[Terminal]:
 # What people see and type
 
 
+@unmeasured
 def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     tmux("send-keys", "-t", f"={NAME}:", "hällo", "Enter")
@@ -62,6 +64,7 @@ def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
     assert (task.record()["result"], task.record()["status"]) == ("failed", 130)
 
 
+@unmeasured
 def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "echo up; seq -f 'line %g.' 6000; read x")
     tmux.wait_to_see(NAME, "line 6000.")
@@ -70,6 +73,7 @@ def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) 
     assert task.wait() == 0
 
 
+@unmeasured
 def test_the_last_screen_stays_and_says_how_it_ended(tasks: Tasks, tmux: OwnTmux) -> None:
     assert tasks.sh("echo the last words; exit 4", session=NAME).wait() == 4
     tmux.wait_for_dead_pane(NAME)
@@ -87,6 +91,7 @@ def test_a_session_is_not_closed_after_a_failure(tasks: Tasks, tmux: OwnTmux) ->
     tmux.wait_to_see(NAME, "why")
 
 
+@unmeasured
 def test_the_size_of_the_window_reaches_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "trap 'stty size' WINCH; echo up; while :; do read x && exit; done")
     tmux("resize-window", "-t", f"={NAME}:", "-x", "111", "-y", "33")
@@ -95,6 +100,7 @@ def test_the_size_of_the_window_reaches_the_program(tasks: Tasks, tmux: OwnTmux)
     assert task.wait() == 0
 
 
+@unmeasured
 def test_a_person_who_is_attached_stays_for_the_next_attempt(tasks: Tasks, tmux: OwnTmux) -> None:
     shown(tasks, "echo up; read x; exit 1")
     with attached(tmux) as terminal:
@@ -123,6 +129,7 @@ def test_a_name_that_is_somebody_elses_is_left_to_them(tasks: Tasks, tmux: OwnTm
     assert "theirs" in tmux.screen(NAME)
 
 
+@unmeasured
 def test_a_session_that_lost_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     os.kill(task.runner, signal.SIGKILL)
@@ -144,6 +151,7 @@ def test_what_a_person_runs_in_a_session_of_ours_is_not_killed_for_the_next_task
     assert set(first) < set(tmux("list-panes", "-s", "-t", f"={NAME}", "-F", "#{pane_pid}").split())
 
 
+@unmeasured
 @pytest.mark.parametrize("name", ["a b'\"", "$(touch owned)", "-x", "größe;", "a:b.c", "#(touch owned)", "実験 #{pid}"])
 def test_hostile_names_are_data(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
     sockets = tasks.folder / f"{name};"
@@ -160,6 +168,7 @@ def test_hostile_names_are_data(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
 # What tmux is given
 
 
+@unmeasured
 def test_a_server_that_is_started_for_a_task_inherits_nothing_of_it(tasks: Tasks, tmux: OwnTmux) -> None:
     lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
     own = {
@@ -183,6 +192,7 @@ def test_a_server_that_is_started_for_a_task_inherits_nothing_of_it(tasks: Tasks
     os.close(lease)
 
 
+@unmeasured
 def test_a_persons_settings_are_no_hindrance(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
     settings = (
         "set -g default-command false\nset -g destroy-unattached on\nset -g history-limit 5\nset -g base-index 7\n"
@@ -237,6 +247,7 @@ def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks:
     assert (task.record()["result"], task.record()["status"]) == ("completed", 1)
 
 
+@unmeasured
 @pytest.mark.parametrize("how", ["kill -9", "kill", "kill-server"])
 def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks, tmux: OwnTmux, how: str) -> None:
     task = shown(tasks)
@@ -255,6 +266,7 @@ def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks
     assert task.record()["note"] is None
 
 
+@unmeasured
 def test_many_tasks_go_on_without_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
     """They all start a new one at once, and there is one."""
     names = [f"TASK_exp{number}_gpu0" for number in range(4)]
@@ -273,6 +285,7 @@ def test_many_tasks_go_on_without_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: 
     assert all(task.marker.exists() for task in each)
 
 
+@unmeasured
 def test_a_killed_viewer_is_replaced_in_its_session(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     viewer = tmux.viewer(NAME)
@@ -287,6 +300,7 @@ def test_a_killed_viewer_is_replaced_in_its_session(tasks: Tasks, tmux: OwnTmux)
     assert tmux.sessions() == [NAME]
 
 
+@unmeasured
 def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     for _ in range(4):
@@ -377,6 +391,7 @@ def wait_for_all_of_it(task: Task) -> None:
     assert Path(task.spec["log"]).read_bytes().count(b"0123456789\n") == 4_600_000
 
 
+@unmeasured
 def test_nothing_of_much_output_is_lost(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, FLOOD)
     tmux("send-keys", "-t", f"={NAME}:", "Enter")

@@ -25,6 +25,7 @@ from tests.integration.suspend_fixture import (
 __all__ = ["card", "libraries", "nothing_is_left", "suspender"]
 
 pytestmark = pytest.mark.needs("cc")
+unmeasured = pytest.mark.usefixtures("unmeasured")
 
 
 # Drivers that hang
@@ -98,6 +99,7 @@ def kill_helper_at(card: Card, function: str) -> None:
     os.kill(helper_pid(), signal.SIGKILL)
 
 
+@unmeasured
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_helper_is_followed_by_one_that_finishes(
     engine: LocalEngine,
@@ -126,6 +128,7 @@ def test_a_killed_helper_is_followed_by_one_that_finishes(
         assert all(is_stopped(pid) for pid in users)
 
 
+@unmeasured
 @pytest.mark.parametrize("then_resumes", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_new_daemon_finishes_or_undoes_what_it_finds_half_done(

@@ -31,6 +31,8 @@ from tests.integration.suspend_fixture import (
 
 __all__ = ["nothing_is_left", "suspender"]
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 GPUYARD = (sys.executable, "-m", "gpuyard")
 # One that works on without an end.
 ENDLESS = ("--work", "1000000")

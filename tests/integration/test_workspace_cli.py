@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuyard.daemon.client import connect
 from gpuyard.daemon.lock import running_pid
+from gpuyard.recipes.workspace.names import tag_of
+from gpuyard.recipes.workspace.scaffold import init
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.integration.queue_fixture import end_what_is_left, until
 
@@ -40,7 +44,7 @@ def workspace(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     folder = own_home.parent / "sweep"
-    assert run("workspace", "init", str(folder)).returncode == 0
+    init(folder, force=False)
     (folder / "scheduler_config.yml").write_text(SETTINGS)
     (folder / "train.py").write_text(TRAIN)
     os.mkfifo(folder / "gate")
@@ -70,7 +74,20 @@ def states() -> dict[str, str]:
 
 
 def wait_over() -> None:
-    until(lambda: json.loads(ok("status", "--json"))["over"], "the end of the sweep")
+    run("wait", "--timeout", "90s")  # and not by looking again and again, which takes the machine from what runs
+    assert json.loads(ok("status", "--json"))["over"]
+
+
+def wait_for_state(config: str, state: str) -> None:
+    """As the queue has it."""
+    tag = tag_of(Path.cwd())
+    with closing(connect(start=False)) as client:
+
+        def is_so() -> bool:
+            tasks = client.request("GET", "/tasks", {"tag": tag})["tasks"]
+            return any((task["config"], task["state"]) == (config, state) for task in tasks)
+
+        until(is_so, f"{config} {state}")
 
 
 def let_go(workspace: Path) -> None:
@@ -246,7 +263,8 @@ def test_status_in_json_is_one_object_and_nothing_else(workspace: Path) -> None:
 def test_a_watch_in_a_pipe_tells_each_change_and_fails_where_a_task_has(workspace: Path) -> None:
     add_configs(workspace, "broken", "gated")
     ok("start")
-    until(lambda: states()["broken"] == "failed", "the failure")
+    wait_for_state("broken", "failed")
+    assert states()["broken"] == "failed"
     with subprocess.Popen([*GPUYARD, "workspace", "status", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         assert watch.stdout.readline().startswith("0 of 2 done · 1 running · 1 failed · ")
@@ -275,7 +293,8 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(workspace: Path) -> None:
         watch.stdout.readline()
         watch.send_signal(signal.SIGINT)
         assert watch.wait(90) == 0
-    until(lambda: states()["gated"] == "running", "the task")
+    wait_for_state("gated", "running")
+    assert states()["gated"] == "running"
     let_go(workspace)
 
 
@@ -283,7 +302,8 @@ def test_stop_and_kill_all_say_what_they_did(workspace: Path) -> None:
     (workspace / "scheduler_config.yml").write_text(f"{SETTINGS}max_jobs_per_gpu: 1\ngpu_count: 1\n")
     add_configs(workspace, "gated1", "gated2", "gated3")
     ok("start")
-    until(lambda: states()["gated1"] == "running", "the first task")
+    wait_for_state("gated1", "running")
+    assert states()["gated1"] == "running"
     stopped = scheduler("stop")
     assert stopped.stdout.splitlines() == [
         "Stopped: 1 task still runs, to the end; 2 waiting tasks will not start.",

@@ -21,7 +21,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     until,
 )
 
-pytestmark = pytest.mark.needs("tmux")
+pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 OLD_SCRIPT = """\
 #!/bin/bash

@@ -16,7 +16,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     make_workspaces,
 )
 
-pytestmark = pytest.mark.needs("tmux")
+pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 CONFIGS = (
     "with  two spaces",

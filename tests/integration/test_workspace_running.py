@@ -16,6 +16,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
 )
 
 pytestmark = pytest.mark.needs("tmux")
+unmeasured = pytest.mark.usefixtures("unmeasured")
 
 
 def states(ws: Workspace) -> dict[str, str]:
@@ -25,6 +26,7 @@ def states(ws: Workspace) -> dict[str, str]:
 # Started once
 
 
+@unmeasured
 def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2", "exp3")
     both = [
@@ -76,6 +78,7 @@ def test_what_runs_can_be_ended_though_the_settings_have_a_mistake_by_now(worksp
     assert workspace.scheduler("start").returncode == 2
 
 
+@unmeasured
 def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: Workspace) -> None:
     workspace.add("exp1", "exp2", "exp3")
     workspace.marker("exp2").write_text("done elsewhere\n")
@@ -97,6 +100,7 @@ def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: W
 # Stopped, killed and gone on with
 
 
+@unmeasured
 def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, auto_restart_failed=True)
     workspace.add_gated("exp1", "exp2", fails=1)
@@ -118,6 +122,7 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
     }  # fmt: skip
 
 
+@unmeasured
 def test_kill_all_ends_what_runs_and_what_waits_and_start_begins_anew(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, gpu_count=1, auto_restart_failed=True)
     workspace.add_gated("exp1")
@@ -139,6 +144,7 @@ def test_kill_all_ends_what_runs_and_what_waits_and_start_begins_anew(workspace:
 # Run again
 
 
+@unmeasured
 def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) -> None:
     workspace.configure(auto_restart_failed=True, max_retries=2)
     workspace.add("late", fails=2)
@@ -153,6 +159,7 @@ def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) ->
     assert workspace.log("late").count("it did not converge") == 2
 
 
+@unmeasured
 def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs_it_again(workspace: Workspace) -> None:
     workspace.add("exp1", fails=1)
     workspace.do("start")
@@ -185,6 +192,7 @@ def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: 
 # What counts as completed
 
 
+@unmeasured
 def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
     workspace.configure(check_interval=0.2)
     workspace.add("lingers", lingers=True)
@@ -210,6 +218,7 @@ def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
     assert {row["attempt"] for row in rows.values()} == {1}
 
 
+@unmeasured
 def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_yard: Yard) -> None:
     """Even where it then ends with status 0."""
     script = workspace.folder / "train.py"
@@ -224,6 +233,7 @@ def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, ow
     assert workspace.markers() == set()
 
 
+@unmeasured
 def test_a_session_that_is_closed_by_hand_ends_its_task(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     workspace.do("start", "exp1,exp2", "0")

@@ -15,7 +15,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     until,
 )
 
-pytestmark = pytest.mark.needs("tmux")
+pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 CTRL_C = "\x03"
 

@@ -18,7 +18,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     until,
 )
 
-pytestmark = pytest.mark.needs("tmux")
+pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 
 def seen_devices(ws: Workspace) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tests.integration.workspace_fixture import BIN, make_tmux  # noqa: F401 - f
 PAGE = Path(__file__).parents[2] / "docs/tutorial-workspaces.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.needs("tmux")
+pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 
 def typed() -> list[str]:

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from gpuyard.recipes.workspace.names import tag_of
+from gpuyard.recipes.workspace.scaffold import init
 from tests.fakes import train
-from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.session_fixture import OwnTmux
 from tests.integration.terminal import Terminal
@@ -46,13 +46,11 @@ class Workspace:
     """Its configs may stand at gates: those run until the test lets them go."""
 
     def __init__(self, folder: Path, yard: Yard, tmux: OwnTmux, **settings: Any) -> None:
-        """Made as a user makes it."""
         self.folder, self.work_dir, self.tmux = folder, folder, tmux
         self._yard = yard
         self._gates: dict[str, Path] = {}
         self._let_go: dict[str, int] = {}
-        made = run("workspace", "init", str(folder))
-        assert made.returncode == 0, made.stderr
+        init(folder, force=False)
         shutil.copy(train.__file__, folder / "train.py")
         self.configure(**settings)
 

@@ -17,7 +17,7 @@ from gpuyard.engines.outpost.site import OVER, At, Mark, Parcel, Refused, Report
 from tests.simulation.world import World
 
 GPUS = 4
-MOST_JOBS = 12
+MOST_JOBS = 6
 _LOOK_FOR_LOSS_S = 2.0
 _KILL_AFTER_S = 5.0
 # What may become of what runs, beside its own end; and those of it after which nobody knows how it ended.
@@ -99,8 +99,9 @@ class Piece:
 
 
 class Cluster:
-    """Implements `Site`. While it is `down` nobody reaches it; what it does then, it does `unheard`, now and then. It
-    `refuses` in these words. One that `tells_free` has no line to speak of, as Ray; the others take everything."""
+    """Implements `Site`. While it is `down` nobody reaches it; what it does `unheard` it does now or later, or not, and
+    nobody hears of it. It `refuses` in these words. One that `tells_free` has no line to speak of, as Ray has none; the
+    others take everything."""
 
     name = "yonder"
     most_in_parcel = 5
@@ -112,6 +113,8 @@ class Cluster:
         self.unheard = False
         self.refuses: str | None = None
         self.calls = 0
+        self.took_late = False
+        self.could_not_start = 0
         self._world = world
         self._shared = shared
         self._course_of = course_of
@@ -123,27 +126,36 @@ class Cluster:
         self._answer()
         if self.refuses is not None:
             raise Refused(self.refuses)
+        if self.unheard and self._random("late").random() < 0.2:
+            self.took_late = True
+            self._world.after(self._random("late").uniform(0.5, 8.0), lambda: self._take(parcel))
+            raise Unreachable("it took too long to answer")
+        self._take(parcel)
+        is_over = self._tells_free and not self.took_late and self._in_use() > GPUS + 1e-6
+        assert not is_over, f"{self._in_use()} GPUs were handed over, and there are {GPUS}"
+        self._hear("submit")
+
+    def _take(self, parcel: Parcel) -> None:
         for number in range(parcel.count):
             piece = Piece(mark=(parcel.token, number), parcel=parcel, gpus=gpus_of(parcel.terms.need, None))
             assert piece.mark not in self.pieces, "the same parcel was handed over twice"
             self.pieces[piece.mark] = piece
             self._world.after(self._random("wait").uniform(0.0, 3.0), lambda piece=piece: self._due(piece))  # type: ignore[misc]
-        in_use = sum(piece.gpus for piece in self.pieces.values() if piece.at not in OVER)
-        assert not self._tells_free or in_use <= GPUS + 1e-6, f"{in_use} GPUs were handed over, and there are {GPUS}"
-        self._hear("submit")
+
+    def _in_use(self) -> float:
+        return sum(piece.gpus for piece in self.pieces.values() if piece.at not in OVER)
 
     def look(self, live: Sequence[Parcel]) -> Report:
         self._answer()
         tokens = {parcel.token for parcel in live}
         seen = {mark: self._sighting(piece) for mark, piece in self.pieces.items() if mark[0] in tokens}
-        in_use = sum(piece.gpus for piece in self.pieces.values() if piece.at not in OVER)
-        free = Amount(gpus=GPUS - in_use) if self._tells_free else None
+        free = Amount(gpus=GPUS - self._in_use()) if self._tells_free else None
         return Report(sightings=seen, offer=Offer(free=free, most_jobs=MOST_JOBS))
 
     def cancel(self, ids: Sequence[str]) -> None:
         self._answer()
         for piece in [piece for piece in self.pieces.values() if _id(piece) in ids]:
-            if piece.at is At.PENDING:
+            if piece.at is At.PENDING or (piece.at is At.RUNNING and piece.run is None):
                 piece.at = At.CANCELLED
             elif piece.at is At.RUNNING and piece.run is not None:
                 self._end_politely(piece, piece.run, At.CANCELLED)
@@ -195,10 +207,14 @@ class Cluster:
             beside = sum(other.at is At.RUNNING for other in self.pieces.values() if other.mark[0] == piece.mark[0])
             if beside < (piece.parcel.terms.at_most or beside + 1):
                 busy += piece.gpus
-                self._start(piece)
+                piece.at = At.RUNNING
+                late_s = self._random("start").choice((0.0, self._random("start").uniform(0.0, 2.0)))
+                self._world.after(late_s, lambda piece=piece: self._start(piece))  # type: ignore[misc]
 
     def _start(self, piece: Piece) -> None:
-        piece.at = At.RUNNING
+        """Its supervisor, who may start though it was cancelled a moment ago, and is ended at once then."""
+        if piece.at is not At.RUNNING and self._random("cancelled").random() < 0.5:
+            return
         try:
             told = json.loads(Path(piece.parcel.folder, "parcel.json").read_bytes())["elements"][piece.mark[1]]
             file = os.open(f"{piece.path}.began", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -206,6 +222,7 @@ class Cluster:
             self._over(piece, At.SUCCEEDED, 0)
             return
         except OSError:  # it is not where it was said to be
+            self.could_not_start += 1
             self._over(piece, At.FAILED, 1)
             return
         with open(file, "w") as stream:
@@ -222,6 +239,8 @@ class Cluster:
         self._world.after(course.runs_s, lambda: self._finish(piece, run, str(course.status)))
         if course.calamity:
             self._world.after(course.runs_s / 2, lambda: self._befall(piece, run))
+        if piece.at is not At.RUNNING:
+            self._finish(piece, run, "143")
         limit_s = piece.parcel.terms.limit_s
         if limit_s is not None:
             self._world.after(limit_s + 0.5, lambda: self._end_politely(piece, run, At.TIMED_OUT))

@@ -15,11 +15,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Job, OutcomeKind
+from gpuyard.core.lifecycle import JobState
 from gpuyard.core.submission import Asked
 from gpuyard.engines.outpost import cargo, outpost
-from gpuyard.errors import StoreFault
+from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.ports import Engine
 from gpuyard.store.database import Database
+from gpuyard.store.jobs import JobStore
 from tests.simulation.clients import Clients, Operation
 from tests.simulation.cluster import LOSSES, MOST_JOBS, Cluster, CourseOf, Run, wild_course
 from tests.simulation.gaps import Crash, Gaps, Port, Thread
@@ -29,7 +31,11 @@ from tests.simulation.play import Play, Script
 from tests.simulation.world import World
 
 WITHIN_S = 40.0
+# A supervisor looks every two seconds whether its program was given up.
+LOSS_IS_SEEN_S = 2.5
 ENGINE = Cluster.name
+# Whatever befalls the cluster does so until then.
+LAST = Operation(at=WITHIN_S + 20.0, kind="unpause")
 KINDS = {
     "submit": 40, "cancel": 14, "hold": 4, "release": 4, "retry": 6, "priority": 5, "pause": 2, "unpause": 4, "kill": 5,
     "reboot": 3, "why": 6, "suspend": 2,
@@ -57,6 +63,10 @@ class SteppedOutpost(outpost.Outpost):
     def _ring(self) -> None:
         self._thread = threading.current_thread()
         self._turn_after(self._world.random("ring").uniform(0.0, 0.05))
+
+    def _suffer(self, error: EnvironmentFault) -> None:
+        assert "a bug" not in str(error), error
+        super()._suffer(error)
 
     def _turn_after(self, seconds: float) -> None:
         self._alarm += 1
@@ -118,6 +128,13 @@ class HandingChecker(Checker):
         assert sum(bool(job.spec.engine) for job in jobs) <= MOST_JOBS, "more there than there may be"
         self._check_twins()
 
+    def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
+        super()._check_live(store, states)
+        for job, attempt in store.live():
+            if job.state in (JobState.PENDING, JobState.RUNNING):
+                has_begun = job.state is JobState.RUNNING
+                assert attempt.has_begun is has_begun, f"job {job.id} is {job.state}, and at {attempt.place}"
+
     def _check_twins(self) -> None:
         """Beside an earlier attempt that goes on, a job runs only where that one was lost."""
         alive: dict[int, list[Run]] = {}
@@ -138,6 +155,10 @@ class HandingChecker(Checker):
         assert runs.keys() <= recorded.keys(), f"ran unrecorded: {sorted(runs.keys() - recorded.keys())}"
         for key, attempt in recorded.items():
             check_outcome(attempt, runs.get(key), limits[attempt.job_id])
+            if key in runs and not self._cluster.could_not_start:
+                check_end_of_lost(attempt, runs[key])
+        starts = [attempt for attempt in recorded.values() if _kind(attempt) is OutcomeKind.CANNOT_START]
+        assert len(starts) <= self._cluster.could_not_start
 
 
 def check_outcome(attempt: Attempt, run: Run | None, limit_s: float | None) -> None:
@@ -159,6 +180,16 @@ def check_outcome(attempt: Attempt, run: Run | None, limit_s: float | None) -> N
     }.get(hit_by, {OutcomeKind.LOST} | (_by_word(word, limit_s) if word is not None else set()))  # fmt: skip
     assert outcome.kind in expected, f"{attempt.key} left {word}, was hit by {hit_by}, and is {outcome}"
     assert outcome.kind is not OutcomeKind.FAILED or str(outcome.status) == word
+
+
+def check_end_of_lost(attempt: Attempt, run: Run) -> None:
+    """What was given up does not go on for long."""
+    if _kind(attempt) is OutcomeKind.LOST and run.ended_at is not None and attempt.ended_at is not None:
+        assert run.ended_at < attempt.ended_at + LOSS_IS_SEEN_S, f"{run.key} went on though it was lost"
+
+
+def _kind(attempt: Attempt) -> OutcomeKind | None:
+    return None if attempt.outcome is None else attempt.outcome.kind
 
 
 def _by_word(word: str | None, limit_s: float | None) -> set[OutcomeKind]:
@@ -265,6 +296,7 @@ def wild_handing(seed: int) -> tuple[Script, dict[str, Any]]:
         Operation(at=at, kind=kind, number=number, asked=_asked(seed, number) if kind == "submit" else None)
         for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
     ]
+    operations.append(LAST)
     whats = ("down", "unheard", "refuses", "away")
     spells = [(random.uniform(0.0, WITHIN_S), random.uniform(0.5, 15.0), random.choice(whats)) for _ in range(seed % 4)]
     script = Script(seed=seed, operations=tuple(operations), trouble=0.04 if seed % 3 == 0 else 0.0)

@@ -144,8 +144,9 @@ class Handover:
     def wake_at(self, now: float) -> float | None:
         if len(self.plan.starts) >= MOST_AT_ONCE:
             return now
-        held = {hold.lane.id for hold in self.plan.holds}
-        times = [until for lane_id, (_, until, _) in self._refused.items() if lane_id in held and until > now]
+        # Some that were to start could not even be prepared.
+        waiting = {hold.lane.id for hold in self.plan.holds} | {start.lane.id for start in self.plan.starts}
+        times = [until for lane_id, (_, until, _) in self._refused.items() if lane_id in waiting and until > now]
         if any(self._engines.is_shut(hold.lane.engine) for hold in self.plan.holds):
             times.append(now + OPEN_AGAIN_S)
         return min(times, default=None)

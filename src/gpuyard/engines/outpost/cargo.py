@@ -55,13 +55,12 @@ class Element:
 
 
 class Load:
-    """A parcel, and those of its elements that are not over. Where one was lost, it is kept until then."""
+    """A parcel, and those of its elements that are not over."""
 
     def __init__(self, parcel: Parcel, elements: dict[int, Element]) -> None:
         self.parcel = parcel
         self.elements = elements
         self.unrecorded = {element.key for element in elements.values()}
-        self.keep_until = 0.0
 
     def record(self, keys: Collection[str]) -> None:
         """One that never began is handed over anew under its key, and lives again in another parcel."""
@@ -76,6 +75,7 @@ class Cargo:
         self._parcels = parcels
         self._loads: dict[str, Load] = {}
         self._ours: dict[str, tuple[str, int]] = {}
+        self._kept: dict[str, float] = {}
         self.wants_look = False
 
     @property
@@ -142,7 +142,7 @@ class Cargo:
             if each.key in wanted and traces.get(number, _NOTHING).began is not VOID
         }
         if not elements:
-            self._parcels.forget(token)
+            self._remove(token)
             return
         folder = self._parcels.path(token)
         try:
@@ -231,7 +231,6 @@ class Cargo:
         token, finish = load.parcel.token, element.trace.ended
         if outcome.kind is OutcomeKind.LOST:
             self._parcels.mark_lost(token, number)
-            load.keep_until = time.monotonic() + _KEEP_LOST_S
         self._keep_output(token, number, element)
         job_id, attempt = element.name
         del load.elements[number]
@@ -272,15 +271,26 @@ class Cargo:
         """They are recorded."""
         for token, load in list(self._loads.items()):
             load.record(keys)
-            if not load.unrecorded and time.monotonic() >= load.keep_until:
+            if not load.unrecorded:
                 self._drop(token)
+        for token, until in list(self._kept.items()):
+            if time.monotonic() >= until:
+                del self._kept[token]
+                with contextlib.suppress(EnvironmentFault):
+                    self._parcels.forget(token)
 
     def _drop(self, token: str) -> None:
-        """One that cannot be removed now is removed by the next daemon."""
         load = self._loads.pop(token)
         for element in load.elements.values():
             del self._ours[element.key]
-        with contextlib.suppress(EnvironmentFault):
+        with contextlib.suppress(EnvironmentFault):  # the next daemon does it
+            self._remove(token)
+
+    def _remove(self, token: str) -> None:
+        """In which one was lost is kept for a while: who still runs that is to see it."""
+        if any(Path(self._parcels.path(token)).glob("*.lost")):
+            self._kept[token] = time.monotonic() + _KEEP_LOST_S
+        else:
             self._parcels.forget(token)
 
 

@@ -8,7 +8,7 @@ from tests.ray_cluster import RayCluster
 
 
 def test_an_array_has_its_ends_and_its_logs(on_ray: Yard) -> None:
-    stories.run_an_array(on_ray, 24)
+    stories.run_an_array(on_ray, 12)
 
 
 def test_a_workspace_is_swept_there(on_ray: Yard, tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""An outpost of the test's own at a site of real processes, and daemons that succeed each other there."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from gpuyard.core.away import Amount, Terms
+from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.outpost import Outpost
+from gpuyard.engines.outpost.site import Parcel, Report, Site
+from gpuyard.ports import Ended, Launch, Seen
+from tests.contract.engine import DEADLINE_S, until
+from tests.fakes.site import ProcessSite
+
+TERMS = Terms(need=Need(devices=0), name="job")
+SUCCEEDED = (OutcomeKind.SUCCEEDED, 0)
+UNBEGUN = (OutcomeKind.UNBEGUN, None)
+
+
+class GatedSite(ProcessSite):
+    """While its gate is shut, whoever looks has to wait; `came` says that somebody does."""
+
+    def __init__(self, *, most: int = 8, free: Amount | None = None) -> None:
+        super().__init__(most=most, free=free)
+        self.gate, self.came = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def look(self, live: Sequence[Parcel]) -> Report:
+        self.came.set()
+        assert self.gate.wait(DEADLINE_S)
+        return super().look(live)
+
+    @contextlib.contextmanager
+    def shut(self) -> Iterator[None]:
+        """The outpost's thread is at the gate meanwhile."""
+        self.gate.clear()
+        self.came.clear()
+        assert self.came.wait(DEADLINE_S)
+        yield
+        self.gate.set()
+
+
+class Post:
+    """An outpost as a daemon has it, and what it has told so far."""
+
+    def __init__(self, folder: Path, site: Site) -> None:
+        self.folder = folder
+        self.site = site
+        self.seen: list[Seen] = []
+        self.ends: dict[int, Ended] = {}
+        (folder / "runs").mkdir(exist_ok=True)
+        self.engine = Outpost(site, folder / "shared", lambda: None, poll_s=0.05)
+
+    def succeed(self, *attempts: Attempt) -> None:
+        """As the next daemon does, which knows what was recorded."""
+        self.close()
+        self.engine = Outpost(self.site, self.folder / "shared", lambda: None, poll_s=0.05)
+        self.engine.adopt(attempts)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def launch(self, job_id: int, script: str = "true", terms: Terms = TERMS) -> Launch:
+        return Launch(
+            job_id=job_id,
+            attempt=1,
+            command=("sh", "-c", f"echo ran >>{self.folder}/runs/{job_id}; {script}"),
+            cwd="/",
+            environment={"PATH": os.environ["PATH"]},
+            engine="yonder",
+            terms=terms,
+        )
+
+    def waiting(self, job_id: int, terms: Terms = TERMS) -> Launch:
+        """Of one that waits until it is let go."""
+        pipe = self.folder / f"pipe{job_id}"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        return self.launch(job_id, f"read word <{pipe}", terms)
+
+    def let_go(self, job_id: int) -> None:
+        (self.folder / f"pipe{job_id}").write_text("go\n")
+
+    def hand_over(self, *launches: Launch) -> list[Attempt]:
+        prepared = [self.engine.prepare(launch, None) for launch in launches]
+        self.engine.begin()
+        return [attempt_of(one.job_id) for one in prepared]
+
+    def listen(self) -> None:
+        """As a controller does that records at once what it is told."""
+        self.ends.update((ended.job_id, ended) for ended in self.engine.ended())
+        self.seen += self.engine.seen()
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        def hears() -> object:
+            self.listen()
+            return is_so()
+
+        until(hears, what, every_s=0.01)
+
+    def until_ended(self, *job_ids: int) -> list[tuple[OutcomeKind, int | None]]:
+        self.until(lambda: set(job_ids) <= self.ends.keys(), f"the ends of {job_ids}")
+        return [(self.ends[each].outcome.kind, self.ends[each].outcome.status) for each in job_ids]
+
+    def until_runs(self, *job_ids: int) -> None:
+        self.until(lambda: all(map(self.runs, job_ids)), f"runs of {job_ids}")
+
+    def runs(self, job_id: int) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return len((self.folder / "runs" / str(job_id)).read_text().splitlines())
+        return 0
+
+    def parcels(self) -> list[Path]:
+        return list((self.folder / "shared/yonder/parcels").glob("[!.]*"))
+
+    def trouble(self) -> str:
+        return self.engine.offer().trouble or ""
+
+
+def attempt_of(job_id: int) -> Attempt:
+    return Attempt(job_id=job_id, number=1, pid=0, boot_id=None, started_at=0.0, engine="yonder")
