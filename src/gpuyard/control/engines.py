@@ -4,12 +4,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from gpuyard.core.away import Offer
 from gpuyard.core.jobs import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.ports import Ended, Engine, Launch, Prepared, Seen
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # One that cannot be opened is not tried at each step: to look for it takes a while.
 OPEN_AGAIN_S = 30.0
@@ -30,6 +32,7 @@ class Engines:
         self._elsewhere: dict[str, Engine] = {}
         self._troubles: dict[str, tuple[str, float]] = {}
         self._orphans: dict[str, list[Attempt]] = {}
+        self._failing: set[str] = set()
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         return self._of(launch.engine).prepare(launch, lease_descriptor)
@@ -55,7 +58,7 @@ class Engines:
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # it has been told
                 self._of(name)
-        return [ended for engine in self._all() for ended in engine.ended()]
+        return [*self._local.ended(), *self._heard(lambda engine: engine.ended())]
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:
@@ -64,7 +67,7 @@ class Engines:
             return 1  # nobody could be asked; whoever is not over by then is to be killed, and asked again and again
 
     def seen(self) -> list[Seen]:
-        return [seen for engine in self._elsewhere.values() for seen in engine.seen()]
+        return self._heard(lambda engine: engine.seen())
 
     def offer(self) -> Offer:
         return self._local.offer()
@@ -75,6 +78,8 @@ class Engines:
             return self._of(name).offer()
         except EnvironmentFault as error:
             return Offer(trouble=_with_hint(error))
+        except Exception as error:  # noqa: BLE001 - somebody else's code
+            return Offer(trouble=f"the engine {name} failed: {type(error).__name__}: {error}")
 
     def is_shut(self, name: str) -> bool:
         """Whether it could not be opened, and is tried again after a while."""
@@ -83,6 +88,18 @@ class Engines:
     def close(self) -> None:
         for engine in self._all():
             engine.close()
+
+    def _heard(self, ask: Callable[[Engine], list[T]]) -> list[T]:
+        """What all of them say; one that fails is somebody else's, and keeps nobody from being heard."""
+        told: list[T] = []
+        for name, engine in self._elsewhere.items():
+            try:
+                told += ask(engine)
+            except Exception:  # noqa: BLE001 - somebody else's code
+                if name not in self._failing:
+                    _log.exception("the engine %s failed", name)
+                self._failing.add(name)
+        return told
 
     def _all(self) -> list[Engine]:
         return [self._local, *self._elsewhere.values()]

@@ -21,10 +21,12 @@ class Amount(Struct, frozen=True, kw_only=True):
 
 class Offer(Struct, frozen=True, kw_only=True):
     """What an engine will take now. Nothing while it is in `trouble`; at most `most_jobs` at a time; where `free` is
-    told, only what fits, in the order of the queue. Its GPUs have `card_mb` each, where somebody has said so."""
+    told, only what fits, in the order of the queue, of a `total` that may grow. Its GPUs have `card_mb` each, where
+    somebody has said so."""
 
     trouble: str | None = None
     free: Amount | None = None
+    total: Amount | None = None
     most_jobs: int | None = None
     card_mb: float | None = None
 

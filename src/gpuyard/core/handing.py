@@ -1,8 +1,8 @@
 """hand_over(view): which jobs go to the engines that place work themselves, and in the same words why others do not.
 
 An engine that tells what is free there is given what fits and no more: its own line knows no priorities, so the line is
-here. The first that does not fit holds up all behind it that are for the same engine. One that takes everything is
-given everything, up to the number that it will hold.
+here. The first that does not fit holds up all behind it that are for the same engine, unless it needs more than there
+is at all. One that takes everything is given everything, up to the number that it will hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,18 +121,22 @@ class _Hander:
         free = self._free.get(lane.engine)
         if free is None:
             return ()
-        wanted = amount_of(terms, self._view.offers[lane.engine].card_mb)
-        short = _shortage(lane.engine, free, wanted)
+        offer = self._view.offers[lane.engine]
+        wanted = amount_of(terms, offer.card_mb)
+        short = _shortage(lane.engine, free, wanted, "free")
         if short is None:
             self._free[lane.engine] = less(free, wanted)
             return ()
+        never = None if offer.total is None else _shortage(lane.engine, offer.total, wanted, "in all")
+        if never is not None:
+            return (never,)  # to wait for what is not there is no reason to hold up others
         self._full[lane.engine] = plain(
             ReasonKind.BEHIND, f"job {candidate.job_id} comes first, and there is no room for it on {lane.engine} yet"
         )
         return (short,)
 
 
-def _shortage(engine: str, free: Amount, wanted: Amount) -> Reason | None:
+def _shortage(engine: str, free: Amount, wanted: Amount, how: str) -> Reason | None:
     for what, had, needed in (
         ("GPUs", free.gpus, wanted.gpus or 0.0),
         ("CPUs", free.cpus, wanted.cpus or 0.0),
@@ -142,6 +146,6 @@ def _shortage(engine: str, free: Amount, wanted: Amount) -> Reason | None:
             figures = (
                 (format_size(max(0.0, had)), format_size(needed)) if what == "of RAM" else (f"{had:g}", f"{needed:g}")
             )
-            text = f"{engine} has {figures[0]} {what} free, {figures[1]} needed"
+            text = f"{engine} has {figures[0]} {what} {how}, {figures[1]} needed"
             return Reason(kind=ReasonKind.NO_ROOM, text=text, had=had, needed=needed)
     return None

@@ -30,7 +30,7 @@ def after_loss(job: Job) -> Verdict:
     wish = job.spec.on_reboot or OnReboot.REQUEUE
     if wish is OnReboot.FAIL:
         return Verdict(event=JobEvent.FAIL, counts=True, text="it was lost where it ran")
-    if wish is OnReboot.HOLD or job.attempts - job.failures > _MOST_LOST:
+    if wish is OnReboot.HOLD or job.attempts - job.failures - job.growth.count > _MOST_LOST:
         hint = f"see what it had done, then `gpuyard release {job.id}`"
         return Verdict(event=JobEvent.HOLD, text=f"it was lost where it ran: {hint}")
     return Verdict(event=JobEvent.RETRY, text="it was lost where it ran; again at once")

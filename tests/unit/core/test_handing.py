@@ -305,3 +305,11 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
             for goes in mine:
                 assert level(jobs[goes - 1][1], NOW, NOW) >= level(jobs[waits - 1][1], NOW, NOW)
         assert len([job_id for job_id in waiting if jobs[job_id - 1][3] == name]) <= 1, "all others are behind it"
+
+
+def test_what_is_more_than_there_is_at_all_holds_up_nobody(queue: Queue) -> None:
+    queue.add(1, terms=Terms(need=Need(devices=3), name="wide"))
+    queue.add(2)
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
+    assert handed(plan) == [2]
+    assert words(plan, 1) == "yonder has 2 GPUs in all, 3 needed"

@@ -94,10 +94,10 @@ class RaySite:
             for mark, record in ours.items()
         }
         card_mb = self._settings.card_mb
-        free = free_of(
-            self._capacity(now), [(record, amount_of(terms[mark[0]], card_mb)) for mark, record in ours.items()]
-        )
-        return Report(sightings=sightings, offer=Offer(free=free, most_jobs=self._settings.most_jobs, card_mb=card_mb))
+        capacity = self._capacity(now)
+        free = free_of(capacity, [(record, amount_of(terms[mark[0]], card_mb)) for mark, record in ours.items()])
+        offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
+        return Report(sightings=sightings, offer=offer)
 
     def _records(self) -> Iterator[tuple[Mark, Record]]:
         for record in records_of(self._get(_JOBS)):
