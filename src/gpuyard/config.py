@@ -92,6 +92,14 @@ class Elsewhere(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu_memory: str | None = None
     poll_s: Annotated[float, Meta(gt=0)] = 10.0
 
+    def __post_init__(self) -> None:
+        if self.folder is not None and not os.path.isabs(os.path.expanduser(self.folder)):
+            raise ValueError(f"folder = '{self.folder}' is not an absolute path")
+        try:
+            self.card_mb  # noqa: B018 - whether it can be read
+        except UserError as error:
+            raise ValueError(f"gpu_memory: {error}") from None
+
     @property
     def card_mb(self) -> float | None:
         return None if self.gpu_memory is None else parse_size(self.gpu_memory)
@@ -198,7 +206,7 @@ def _nearest(complaint: str) -> str | None:
     """For a key that is not known, the one that was probably meant."""
     _, found, rest = complaint.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    sections = (Config, Devices, Leases, Queue, Packing, Suspend)
+    sections = (Config, Devices, Leases, Queue, Packing, Suspend, Slurm, Ray)
     known = [name for section in sections for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

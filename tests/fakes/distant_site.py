@@ -66,8 +66,9 @@ class DistantSite:
         self._dies = dies
         self._asking: Connection[Any, Any] | None = None
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, parcel: Parcel) -> str:
         self._ask("submit", parcel)
+        return ""
 
     def look(self, live: Sequence[Parcel]) -> Report:
         report = self._ask("look", list(live))

@@ -33,7 +33,7 @@ class ProcessSite:
         self._over: dict[Mark, Sighting] = {}
         self._strays: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, parcel: Parcel) -> str:
         self.calls.append(f"submit {parcel.count}")
         self._answer()
         if self.refuses is not None:
@@ -41,6 +41,7 @@ class ProcessSite:
         self._waiting += [((parcel.token, number), parcel) for number in range(parcel.count)]
         if self.loses_answer:
             raise Unreachable("the answer was lost")
+        return ""
 
     def look(self, live: Sequence[Parcel]) -> Report:
         self.calls.append("look")

@@ -194,7 +194,9 @@ class Yard:
     def start_gated(self, name: str = "gate", **options: Any) -> tuple[int, Path]:
         """A job that runs until the test lets it go, and the gate it stands at."""
         gate = self.gate(name)
-        job_id = self.shell(f"read word < {gate}", **options)
+        is_there = Path(f"{gate}.reached")
+        job_id = self.shell(f": > {is_there}; read word < {gate}", **options)
+        until(is_there.exists, "its program at the gate")
         self.until_state(job_id, "running")
         return job_id, gate
 

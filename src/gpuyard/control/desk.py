@@ -23,6 +23,7 @@ from gpuyard.store.jobs import JobStore
 
 _NOTE_EVERY_S = 1.0
 _USAGE_EVERY_S = 30.0
+_SEEN_WITHIN_S = 10.0
 _STATE_AFTER_STOP = {
     OutcomeKind.CANCELLED: "cancelled",
     OutcomeKind.TIMED_OUT: "over its time limit",
@@ -79,7 +80,9 @@ class Desk:
         where = " ".join(filter(None, (attempt.engine, seen.site_id)))
         reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
         if attempt.has_begun and (seen.at is not None or not live.attempt.has_begun):
-            limit, started_at = job.spec.time_limit_s, min(now, seen.at or now)
+            # By clocks that may be wrong: it has not begun before it was handed over, nor long before it was seen.
+            earliest = live.attempt.started_at - (_SEEN_WITHIN_S if live.attempt.has_begun else 0.0)
+            limit, started_at = job.spec.time_limit_s, min(now, max(earliest, seen.at or now))
             attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
         if attempt != live.attempt:
             self.store.locate_attempt(attempt)

@@ -59,7 +59,7 @@ class Ends:
             return
         verdict = self._handover.verdict(live, ended, now)
         if attempt.stopping is None and ended.outcome.kind is OutcomeKind.CANCELLED:
-            self._desk.stop(job_id, OutcomeKind.CANCELLED, now)  # somebody did, where it ran
+            self._desk.stop(job_id, OutcomeKind.CANCELLED, time_of_end(ended, attempt, now))  # somebody did, there
         self._desk.end(job_id, ended.outcome, time_of_end(ended, attempt, now), verdict=verdict, pid=ended.pid)
 
     def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:

@@ -178,6 +178,8 @@ class Requests:
         def move(job: Job, now: float) -> None:
             if job.state in FINISHED:
                 raise UserError(f"it is {job.state} already")
+            if job.state is JobState.PENDING:
+                raise UserError(f"it is with {job.spec.engine} already, in that one's own order")
             self._desk.prioritise(job, priority, now)
 
         return (yield from self._each(selection, move))

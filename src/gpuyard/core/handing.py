@@ -105,11 +105,10 @@ class _Hander:
         return self._refuse_by_number(lane)
 
     def _refuse_by_number(self, lane: Lane) -> tuple[Reason, ...]:
-        """An engine that takes everything is told of its array's limit instead."""
         offer, counts, most = self._offer(lane), self._counts, self._view.tags.get(lane.tag)
         if most is not None and counts.tags.get(lane.tag, 0) >= most:
             return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
-        most = lane.group_limit if offer.free is not None else None
+        most = lane.group_limit
         if most is not None and counts.groups.get(lane.group, 0) >= most:
             return (limit_reached(ReasonKind.ARRAY_LIMIT, "jobs of its array", most),)
         if offer.most_jobs is not None and self._live.get(lane.engine, 0) >= offer.most_jobs:

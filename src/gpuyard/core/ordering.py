@@ -35,7 +35,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
     has a single job, which is suspended; one that `preempts` may have others make room. The runs of a batch, which is a
     `group`, start at its `pace`. Where there is a `crew`, it is all that have the tag. Where there is an `engine`, that
-    places its jobs.
+    places its jobs, of which it is asked the same: these are its `demands`.
     """
 
     id: int
@@ -52,6 +52,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     pace: Pace | None = None
     crew: Crew | None = None
     engine: str = ""
+    demands: tuple[str, ...] = ()
 
     @property
     def party(self) -> Party:

@@ -110,7 +110,7 @@ def parse_submission(asked: Asked) -> Submission:
         crew=asked.crew,
         task=asked.task,
         engine=_engine(options),
-        engine_options=tuple(options.texts("engine-option")),
+        engine_options=tuple(map(_whole, options.texts("engine-option"))),
         cpus=options.whole("cpus", 0, least=1, most=100_000) or None,
     )
     if spec.engine:
@@ -186,6 +186,8 @@ def _need(options: Options, pace: Pace | None) -> Need:
     gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
     is_exclusive = options.flag("exclusive")
     vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
+    if model is not None and not model.isprintable():
+        raise UserError("--gpu-name takes plain text", hint="a part of the GPU's name, such as H100")
     asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or "device" in options
     if gpus == 0 and asks_for_gpu:
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
@@ -356,6 +358,12 @@ def _variable(text: str) -> tuple[str, str]:
 def _one_line(text: str | None, what: str) -> str | None:
     if text is not None and (not text.isprintable() or any(letter in text for letter in " ,=") or len(text) > 100):
         raise UserError(f"{what} takes a word without spaces, commas and equals signs, of at most 100 letters")
+    return text
+
+
+def _whole(text: str) -> str:
+    if not text.isprintable():
+        raise UserError("--engine-option takes plain text", hint="something in it is no letter, digit or sign")
     return text
 
 

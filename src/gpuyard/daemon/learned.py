@@ -50,6 +50,8 @@ def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
 
 
 def _need(yard: Yard, job: Job) -> Need:
+    if job.spec.engine:
+        return yard.controller.desk.lessons.need_elsewhere(job)
     controller, devices = yard.controller, yard.looks.latest.snapshot.usable_devices()
     need = controller.desk.lessons.need(job.id, devices, controller.rules.first_run_part)
     if need.part is None:
@@ -102,7 +104,7 @@ def _traces(attempt: Attempt) -> Iterator[str]:
     """What tells which framework it uses."""
     if attempt.log is not None:
         yield read_tail(Path(attempt.log))
-    if attempt.ended_at is None:
+    if attempt.ended_at is None and not attempt.engine:
         yield loaded_libraries(attempt.pid)
 
 

@@ -20,7 +20,7 @@ from gpuyard.daemon.routes import Routes
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.local import LocalEngine
 from gpuyard.engines.ram import RamMeter
-from gpuyard.engines.registry import Context, open_engine
+from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspension import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.book import Book
@@ -72,7 +72,7 @@ async def _serve() -> int:
     if notice is not None:
         _log.error(notice)
         yard.notices.append(notice)
-    _begin_ids_after_logs(yard, folder / "logs")
+    _begin_ids_after_logs(yard, log_folders(folder))
     stop = asyncio.Event()
     _stop_on_signals(stop)
     server = await serve(places.socket_path(), Routes(yard, stop.set, started_at).handle)
@@ -118,10 +118,11 @@ def _prepare_folder(folder: Path) -> None:
         )
 
 
-def _begin_ids_after_logs(yard: Yard, logs: Path) -> None:
+def _begin_ids_after_logs(yard: Yard, folders: list[Path]) -> None:
     """A new database beside old logs: no job gets the id, and so the log, of one before."""
     if yard.catalogue.last_id() == 0:
-        found = (match for name in os.listdir(logs) if (match := _LOG_NAME.fullmatch(name)))
+        names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
+        found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
         highest = max((int(match[1]) for match in found), default=0)
         with yard.store.transaction():
             yard.store.begin_ids_after(highest)

@@ -105,10 +105,10 @@ def _attempt(attempt: Attempt, now: float) -> dict[str, Any]:
     outcome, usage = attempt.outcome, attempt.usage or Usage()
     return {
         "number": attempt.number,
-        "pid": attempt.pid,
+        "pid": attempt.pid or None,
         "devices": list(attempt.devices),
         "lease": attempt.lease_id,
-        "started_at": iso_time(attempt.started_at),
+        "started_at": iso_time(attempt.started_at) if attempt.has_begun else None,
         "ended_at": iso_time(attempt.ended_at),
         "outcome": str(outcome.kind) if outcome is not None else None,
         "status": outcome.status if outcome is not None else None,

@@ -4,6 +4,8 @@ Somebody else's is an entry point of the group `gpuyard.engines`, whose name is 
 Context and returns a `ports.Engine`. One that fails to load is listed by `gpuyard doctor`, and harms nothing else.
 """
 
+import contextlib
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -48,8 +50,8 @@ def names() -> list[str]:
 def log_folders(queue: Path) -> list[Path]:
     """Where logs of jobs are kept: the queue's own folder, and those that nodes see."""
     config = load_config()
-    shared = (Path(said.folder).expanduser() for said in (config.slurm, config.ray) if said.folder is not None)
-    return list(dict.fromkeys(folder / "logs" for folder in (queue, *shared)))
+    folders = [queue, *(_folder(queue, said) for said in (config.slurm, config.ray))]
+    return list(dict.fromkeys(folder / "logs" for folder in folders))
 
 
 def check_name(name: str) -> None:
@@ -66,6 +68,10 @@ def open_engine(context: Context) -> Engine:
 
 
 def check_engines() -> Iterator[Checked]:
+    try:
+        load_config()
+    except UserError as error:
+        yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
     for name in names():
         if name in _NEEDS:
             yield _check_own(name)
@@ -127,7 +133,7 @@ def _open_slurm(context: Context) -> Engine:
         nice_base=said.nice_base,
         most_jobs=said.most_jobs,
     )
-    return Outpost(SlurmSite(settings), _folder(context, said), context.on_news, poll_s=said.poll_s)
+    return Outpost(SlurmSite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
 
 
 def _open_ray(context: Context) -> Engine:
@@ -136,16 +142,26 @@ def _open_ray(context: Context) -> Engine:
 
     said = load_config().ray
     settings = RaySettings(address=said.address, card_mb=said.card_mb, most_jobs=said.most_jobs)
-    return Outpost(RaySite(settings), _folder(context, said), context.on_news, poll_s=said.poll_s)
+    return Outpost(RaySite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
 
 
-def _folder(context: Context, said: Elsewhere) -> Path:
+def _folder(queue: Path, said: Elsewhere) -> Path:
+    """One that nodes see may be seen by several queues as well, one on each login node: each has its own in there."""
     if said.folder is None:
-        return context.folder
-    folder = Path(said.folder).expanduser()
-    if not folder.is_absolute():
-        raise EnvironmentFault(f"[{context.name}] folder = '{said.folder}' is not an absolute path")
-    return folder
+        return queue
+    return Path(said.folder).expanduser() / _name_of_queue(queue)
+
+
+def _name_of_queue(queue: Path) -> str:
+    """Made up once, and kept with the queue."""
+    path = queue / "name"
+    try:
+        if not path.exists():
+            with contextlib.suppress(FileExistsError), path.open("x") as file:
+                file.write(f"queue-{secrets.token_hex(4)}")
+        return path.read_text()
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written or read: {error.strerror}") from error
 
 
 _OWN: dict[str, Opener] = {"slurm": _open_slurm, "ray": _open_ray}

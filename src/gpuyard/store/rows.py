@@ -22,7 +22,7 @@ ATTEMPT_COLUMNS = (
     "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id"
 )
 # What lanes and their needs have had since later schemas.
-_NEWER = ("pace", "crew", "part", "ignores_load", "engine")
+_NEWER = ("pace", "crew", "part", "ignores_load", "engine", "demands")
 
 
 def spec_to_text(spec: JobSpec) -> str:
@@ -186,4 +186,10 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         pace=job.spec.pace,
         crew=job.spec.crew,
         engine=job.spec.engine,
+        demands=_demands(job.spec) if job.spec.engine else (),
     )
+
+
+def _demands(spec: JobSpec) -> tuple[str, ...]:
+    """What one job may be refused for, and others with the same need are not."""
+    return (*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}")

@@ -164,11 +164,10 @@ def test_where_the_line_is_here_an_array_s_limit_is_kept_here(queue: Queue) -> N
     assert (handed(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
 
 
-def test_an_engine_with_a_line_of_its_own_keeps_an_array_s_limit_itself(queue: Queue) -> None:
-    queue.add(2, 3, 4, group=1, group_limit=1, terms=replace(GPU, group=1, at_most=1))
-    plan = queue.plan()
-    assert handed(plan) == [2, 3, 4]
-    assert {start.terms.at_most for start in plan.starts if start.terms is not None} == {1}
+def test_an_array_s_limit_is_kept_here_as_retries_and_large_arrays_are_several_there(queue: Queue) -> None:
+    queue.add(2, 3, 4, group=1, group_limit=2, terms=replace(GPU, group=1, at_most=2))
+    plan = queue.plan(running=[running(1, group=1)])
+    assert (handed(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
 
 
 # What is free

@@ -197,6 +197,7 @@ heads = st.one_of(
 )
 
 
+@pytest.mark.no_cover
 @given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
 def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
     world: World, need: Need, queues: list[LaneQueue], chance: Random
@@ -213,6 +214,7 @@ def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
             assert head_fits(looked_at, need, gone, plan)
 
 
+@pytest.mark.no_cover
 @given(
     cards(),
     heads,

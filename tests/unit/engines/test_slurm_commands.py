@@ -61,10 +61,15 @@ class TestSubmitting:
             "--nodes=1",
             "--ntasks=1",
             "--job-name=train",
-            "--comment=gpuyard:t1",
             "--chdir=/shared/parcels/t1",
             "--output=/shared/parcels/t1/0.out",
+            "--comment=gpuyard:t1",
         ]
+
+    def test_a_comment_of_somebody_else_does_not_take_the_place_of_ours(self) -> None:
+        settings = SlurmSettings(options=("--comment=site",))
+        comments = starting(submitted(settings=settings, options=("--comment=mine",)), "--comment")
+        assert comments[-1] == "--comment=gpuyard:t1"
 
     def test_several_are_an_array_each_with_an_output_of_its_own(self) -> None:
         words = submitted(12)
@@ -88,7 +93,7 @@ class TestSubmitting:
             priority=30,
             options=("--reservation=mine",),
         )
-        assert words[10:] == [
+        assert words[9:] == [
             "--gres=gpu:a100:2",
             "--mem=1025M",
             "--cpus-per-task=4",
@@ -100,6 +105,7 @@ class TestSubmitting:
             "--constraint=fast",
             "-v",
             "--reservation=mine",
+            "--comment=gpuyard:t1",
         ]
 
     @pytest.mark.parametrize(

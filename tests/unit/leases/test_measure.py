@@ -31,12 +31,18 @@ def machine(*devices: Device) -> Snapshot:
 
 @contextmanager
 def sleeper(lease_id: str = "", user: int | None = None) -> Iterator[int]:
-    program = subprocess.Popen(["sleep", "600"], env={**os.environ, LEASE_VARIABLE: lease_id}, user=user)
+    """One that has said so: a program that is about to start has no environment for a moment."""
+    program = subprocess.Popen(
+        ["sh", "-c", "echo up; read word"], env={**os.environ, LEASE_VARIABLE: lease_id}, user=user,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
         yield program.pid
     finally:
         program.kill()
-        program.wait()
+        program.communicate()
 
 
 @contextmanager

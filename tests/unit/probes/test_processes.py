@@ -6,12 +6,14 @@ from gpuyard.probes.processes import describe_processes
 
 
 def test_a_process_is_named_by_its_user_and_its_command_in_one_line() -> None:
-    words = [sys.executable, "-c", "input()\nodd = '\x1b[31m'", "--lr", "3e-4"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    words = [sys.executable, "-c", "print(flush=True)\ninput()\nodd = '\x1b[31m'", "--lr", "3e-4"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # one that is about to start has no command for a moment
         info = describe_processes([process.pid])[process.pid]
         process.communicate(b"\n")
     assert info.command is not None
-    assert info.command.startswith(f"{os.path.basename(sys.executable)} -c input() odd = ")
+    assert info.command.startswith(f"{os.path.basename(sys.executable)} -c print(flush=True) input() odd = ")
     assert info.command.endswith("--lr 3e-4")
     assert info.command.isprintable()
     assert info.user

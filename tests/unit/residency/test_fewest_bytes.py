@@ -22,6 +22,8 @@ from tests.unit.residency.world import (
     working_first,
 )
 
+pytestmark = pytest.mark.no_cover  # other tests go through the same lines, and these would take three times as long
+
 SIZE = 100
 
 

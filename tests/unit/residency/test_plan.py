@@ -85,12 +85,14 @@ def _budget(assets: Sequence[Asset]) -> st.SearchStrategy[int]:
     return st.integers(1, 2 * largest) | st.integers(largest, 3 * largest) | st.integers(1, 1 + 3 * total)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=WORLDS)
 @given(cases(), st.integers(0, 2**32))
 def test_no_world_exceeds_its_budgets_or_touches_what_is_in_use_or_comes_to_a_stop(case: Case, seed: int) -> None:
     World(case).run(at_random(seed))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("pick", [moving_first, working_first])
 @settings(max_examples=WORLDS // 2)
 @given(cases())

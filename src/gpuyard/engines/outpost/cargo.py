@@ -1,10 +1,11 @@
 """The cargo: parcels that are with a site, or on their way, and have not been recorded as over."""
 
 import contextlib
+import logging
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from gpuyard.engines.tasks import words_of
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Seen
 
+_log = logging.getLogger(__name__)
 _NOTHING = Trace()
 _TERMS = "terms.json"
 # A supervisor whose element was given up looks for the mark every few seconds, and networks show it late.
@@ -62,6 +64,11 @@ class Load:
         self.elements = elements
         self.unrecorded = {element.key for element in elements.values()}
 
+    @property
+    def may_have_news(self) -> bool:
+        """Whether a supervisor may be at work on one of them: else only the site can tell."""
+        return any(each.trace.began is not None or _runs(each.sighting) for each in self.elements.values())
+
     def record(self, keys: Collection[str]) -> None:
         """One that never began is handed over anew under its key, and lives again in another parcel."""
         self.unrecorded.difference_update(set(keys) - {element.key for element in self.elements.values()})
@@ -82,6 +89,9 @@ class Cargo:
     def has_live(self) -> bool:
         return bool(self._ours)
 
+    def has(self, key: str) -> bool:
+        return key in self._ours
+
     # To the site
 
     def send(self, launches: Sequence[Launch], logs: Sequence[str]) -> None:
@@ -99,12 +109,12 @@ class Cargo:
         }
         load = self._load(token, folder, terms, elements)
         try:
-            self._site.submit(load.parcel)
+            known_as = self._site.submit(load.parcel)
         except Refused:
             self._drop(token)
             raise
         with contextlib.suppress(EnvironmentFault):  # the site has it, whatever can be noted of that
-            self._parcels.mark_submitted(token)
+            self._parcels.mark_submitted(token, known_as)
 
     def _write(self, token: str, terms: Terms, elements: Sequence[tuple[Launch, str]]) -> str:
         """Its folder. Where the terms are there and whole, the site may know of it."""
@@ -128,12 +138,31 @@ class Cargo:
         wanted = {attempt.key: attempt for attempt in attempts}
         for token in self._parcels.all():
             self._find(token, wanted)
-        for key, attempt in wanted.items():
-            if key not in self._ours:
-                outcome = Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it was handed over")
-                yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
+        missing = [attempt for key, attempt in wanted.items() if key not in self._ours]
+        self._refuse_another_folder(missing)
+        for attempt in missing:
+            yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=self._without_parcel(attempt))
+
+    def _refuse_another_folder(self, missing: Sequence[Attempt]) -> None:
+        """What the site was seen to have was handed over: where it is not here it is elsewhere, and may run."""
+        for attempt in missing:
+            folder = os.path.dirname(os.path.dirname(attempt.log or ""))
+            if attempt.site_id and folder and not self._parcels.path("").startswith(f"{folder}/"):
+                raise EnvironmentFault(
+                    f"job {attempt.job_id} was handed over by way of {folder}, which is not the folder any more",
+                    hint="set it back until what is out there is over",
+                )
+
+    def _without_parcel(self, attempt: Attempt) -> Outcome:
+        if not attempt.site_id:
+            return Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it was handed over")
+        self._site.cancel([attempt.site_id])  # nobody would hear of its end
+        return Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so nobody can tell what became of it")
 
     def _find(self, token: str, wanted: dict[str, Attempt]) -> None:
+        if not os.path.lexists(f"{self._parcels.path(token)}/parcel.json") and not self._parcels.is_gone(token):
+            _log.warning("%s is no parcel, and is left alone", self._parcels.path(token))
+            return
         written = self._parcels.read(token)
         traces = self._parcels.traces(token)
         elements = {
@@ -158,6 +187,7 @@ class Cargo:
         self, token: str, folder: str, terms: Terms, elements: dict[int, Element], count: int | None = None
     ) -> Load:
         parcel = Parcel(
+            known_as=self._parcels.known_as(token),
             token=token,
             terms=terms,
             count=len(elements) if count is None else count,
@@ -191,13 +221,15 @@ class Cargo:
         that cannot be read keeps nobody from hearing of the others."""
         fault: EnvironmentFault | None = None
         for token, load in list(self._loads.items()):
+            if report is None and not load.may_have_news:
+                continue
             try:
-                traces = self._parcels.traces(token) if load.elements else {}
+                traces = self._traces(token, load)
             except EnvironmentFault as error:
                 fault = error
                 continue
             for number, element in list(load.elements.items()):
-                trace = traces.get(number, _NOTHING)
+                trace = traces.get(number, element.trace)
                 if report is None and trace is element.trace:
                     continue
                 element.trace = trace
@@ -207,6 +239,19 @@ class Cargo:
         if fault is not None:
             raise fault
 
+    def _traces(self, token: str, load: Load) -> Mapping[int, Trace]:
+        """Where somebody has removed the parcel the site's word is all there is."""
+        try:
+            return self._parcels.traces(token) if load.elements else {}
+        except EnvironmentFault:
+            if not self._parcels.is_gone(token):
+                raise
+            return {}
+
+    def _void(self, token: str, number: int) -> bool:
+        """No supervisor begins without its parcel."""
+        return self._parcels.is_gone(token) or self._parcels.void(token, number)
+
     def _settle(self, load: Load, number: int, element: Element, *, was_asked: bool) -> Iterator[Seen | Ended]:
         seen = _seen(element)
         if seen is not None:
@@ -214,11 +259,11 @@ class Cargo:
         if not was_asked and element.sighting is None and element.trace.ended is None:
             return
         fate = judge(self._site.name, element.sighting, element.trace, element.things, waited=element.waited)
-        if fate.is_to_be_voided and self._parcels.void(load.parcel.token, number):
+        if fate.is_to_be_voided and self._void(load.parcel.token, number):
             reason = f"{self._site.name} does not know of it"
             fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=reason))
         if fate.outcome is not None and fate.outcome.kind in _MAY_START_YET and element.trace.began is None:
-            if not self._parcels.void(load.parcel.token, number):
+            if not self._void(load.parcel.token, number):
                 return  # it began at the last moment
             if fate.outcome.kind is OutcomeKind.LOST:
                 fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=fate.outcome.reason))
@@ -229,7 +274,7 @@ class Cargo:
 
     def _end(self, load: Load, number: int, element: Element, outcome: Outcome, fate: Fate) -> Ended:
         token, finish = load.parcel.token, element.trace.ended
-        if outcome.kind is OutcomeKind.LOST:
+        if outcome.kind is OutcomeKind.LOST and not self._parcels.is_gone(token):
             self._parcels.mark_lost(token, number)
         self._keep_output(token, number, element)
         job_id, attempt = element.name
@@ -250,7 +295,7 @@ class Cargo:
         """Where no supervisor came to open its log, what the site has is better than nothing."""
         if os.path.exists(element.log) or element.sighting is None:
             return
-        written = self._parcels.output(token, number)
+        written = None if self._parcels.is_gone(token) else self._parcels.output(token, number)
         with contextlib.suppress(Unreachable):
             written = written or self._site.output(element.sighting)
         if written:
@@ -296,6 +341,11 @@ class Cargo:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _runs(sighting: Sighting | None) -> bool:
+    """As far as is known."""
+    return sighting is None or sighting.at is not At.PENDING
 
 
 def fill(launches: Sequence[Launch], most: int) -> tuple[list[Launch], list[Launch]]:

@@ -71,17 +71,19 @@ def _by_site(site: str, sighting: Sighting, trace: Trace, waited: int) -> Fate:
         return _ended_by_site(site, sighting, sighting.status)
     if waited < PATIENCE:
         return _NOT_YET
+    if sighting.at is At.SUCCEEDED:  # its supervisor could not write that down, but left with the program's status
+        return Fate(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.began is None:
         reason = f"{site} ran it, but what was to start it could not: see its log, and whether the nodes see its folder"
         return Fate(outcome=Outcome(kind=OutcomeKind.CANNOT_START, status=sighting.status, reason=reason))
-    if sighting.at is At.FAILED and 0 < (sighting.status or 0) < _BY_SIGNAL:
+    if 0 < (sighting.status or 0) < _BY_SIGNAL:
         return Fate(outcome=outcome_of(str(sighting.status), Things()))
     reason = f"{site} says it is over, and it left no status: its supervisor was killed"
     return Fate(outcome=Outcome(kind=OutcomeKind.LOST, reason=reason))
 
 
 def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> Fate:
-    told = f" ({sighting.reason})" if sighting.reason else ""
+    told = f" ({sighting.reason})" if sighting.reason and sighting.at is not At.CANCELLED else ""
     if sighting.at is At.OUT_OF_MEMORY:
         says = f"{site} ended it: out of memory{told}"
         outcome = Outcome(kind=OutcomeKind.FAILED, status=status or _KILLED, reason=says)

@@ -189,7 +189,7 @@ class Outpost:
         self._take_over()
         self._send()
         self._cancel_new()
-        self._tell(self._cargo.settle())
+        fault = self._settle()
         if self._cargo.wants_look:
             self._look_within(0.0)
         with self._lock:
@@ -198,6 +198,16 @@ class Outpost:
             self._look_within(self._interval_s)
         if self._look_at is not None and time.monotonic() >= self._look_at:
             self._look()
+        if fault is not None:
+            raise fault
+
+    def _settle(self) -> EnvironmentFault | None:
+        """What keeps some of the files from being read keeps nobody from asking the site."""
+        try:
+            self._tell(self._cargo.settle())
+        except EnvironmentFault as fault:
+            return fault
+        return None
 
     def _forget_recorded(self) -> None:
         """First of all: what was never begun may be handed over anew, by the same name."""
@@ -222,7 +232,7 @@ class Outpost:
         self._tell(_unbegun(launch, "it was taken back before it was handed over") for launch in withdrawn)
         launches = [launch for launch in launches if key_of(launch) not in cancelled]
         try:
-            while launches:
+            while launches and self._offer.trouble is None:  # else each is tried in vain, and for a long time
                 some, others = fill(launches, self._site.most_in_parcel)
                 launches = others
                 self._hand_over(some)
@@ -237,7 +247,12 @@ class Outpost:
         except Unreachable as error:
             self._suffer(error)
         except EnvironmentFault as error:  # it was refused, or its folder cannot be written
-            self._tell(_unbegun(launch, str(error)) for launch in launches)
+            self._tell(_unbegun(launch, _with_hint(error)) for launch in launches)
+        except Exception as error:
+            # A bug, of ours or of the site's: what the site may have taken is looked for, and all else was never begun.
+            why = f"a bug: {type(error).__name__}: {error}"
+            self._tell(_unbegun(launch, why) for launch in launches if not self._cargo.has(key_of(launch)))
+            raise
 
     def _cancel_new(self) -> None:
         with self._lock:
@@ -271,13 +286,14 @@ class Outpost:
 
     def _look(self) -> None:
         with self._lock:
-            is_wanted, self._is_wanted = self._is_wanted, False
             shown = self._promised.keys() - set(map(key_of, self._to_send))
         try:
             report = self._cargo.look()
         except Unreachable as error:
             self._suffer(error)
             return
+        with self._lock:
+            is_wanted, self._is_wanted = self._is_wanted, False
         has_changed = self._note(report, shown) | self._tell(self._cargo.settle(report))
         self._news = self._news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
@@ -297,18 +313,22 @@ class Outpost:
 
     def _suffer(self, error: EnvironmentFault) -> None:
         """It cannot be reached, or its folder cannot be: nothing changes until it can."""
-        hint = f" ({error.hint})" if error.hint else ""
         trouble = (
-            f"{self._site.name} cannot be reached: {error}{hint}; tried again every {_LONGEST_PAUSE_S:.0f} s or so"
+            f"{self._site.name} cannot be reached: {_with_hint(error)}; "
+            f"tried again every {_LONGEST_PAUSE_S:.0f} s or so"
         )
         with self._lock:
             is_new, self._offer = self._offer.trouble != trouble, Offer(trouble=trouble)
+            is_awaited = self._is_wanted or bool(self._to_send or self._to_adopt or self._to_cancel)
+            self._news = self._news or self._is_wanted
+            self._is_wanted = False  # whoever still waits asks again
         if is_new:
             _log.warning("%s", trouble)
             self._news = True
             self._tell(self._cargo.excuse(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        self._look_at = time.monotonic() + self._interval_s
+        has_reason = is_awaited or self._cargo.has_live
+        self._look_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _tell(self, words: Iterable[Seen | Ended]) -> bool:
         """Whether there were any; one after the other, as what was told is told whatever goes wrong with the next."""
@@ -321,6 +341,10 @@ class Outpost:
                     self._over.append(each)
             self._news = has_told = True
         return has_told
+
+
+def _with_hint(error: EnvironmentFault) -> str:
+    return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 def _unbegun(launch: Launch, reason: str) -> Ended:

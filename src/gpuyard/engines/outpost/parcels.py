@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -35,6 +36,7 @@ _PARCEL, _SUBMITTED, _VOID = "parcel.json", "submitted", b"void"
 # A token never begins like this: such a folder is on its way in or out.
 _HIDDEN = "."
 _MOST_OUTPUT = 1 << 16
+_WRITTEN_WITHIN_S = 30.0
 
 
 class Element(Struct, frozen=True, kw_only=True):
@@ -138,8 +140,18 @@ class Parcels:
 
     # Marks
 
-    def mark_submitted(self, token: str) -> None:
-        self._mark(token, _SUBMITTED)
+    def mark_submitted(self, token: str, known_as: str = "") -> None:
+        self._mark(token, _SUBMITTED, known_as.encode("utf-8", "replace"))
+
+    def known_as(self, token: str) -> str:
+        """As it was marked; empty where it was not."""
+        path = f"{self.path(token)}/{_SUBMITTED}"
+        with _using(path):
+            return (_content(path) or b"").decode("utf-8", "replace")
+
+    def is_gone(self, token: str) -> bool:
+        """Whether somebody has removed it: all the others are there to be seen."""
+        return self._folder.is_dir() and not os.path.isdir(self.path(token))
 
     def is_submitted(self, token: str) -> bool:
         """A parcel that is not there is a fault: it may be that its network is not."""
@@ -160,10 +172,10 @@ class Parcels:
                 return _content(path) == _VOID
         return True
 
-    def _mark(self, token: str, name: str) -> None:
+    def _mark(self, token: str, name: str, content: bytes = b"") -> None:
         path = f"{self.path(token)}/{name}"
         with _using(path), contextlib.suppress(FileExistsError):
-            _write(path)
+            _write(path, content)
 
     # What supervisors left
 
@@ -225,12 +237,21 @@ def _understood(kind: str, path: str) -> Began | Void | Finish | None:
         return None
     if kind == "began" and content == _VOID:
         return VOID
+    if kind == "began" and not content:
+        return _begun_without_a_word(path)
     try:
         if kind == "began":
             return msgspec.json.decode(content, type=Began)
         return msgspec.json.decode(content, type=Finish)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def _begun_without_a_word(path: str) -> Began | None:
+    """On a full disk, or as its node died, the file is all there is of it; but it may be written at this moment."""
+    with _using(path):
+        at = os.stat(path).st_mtime
+    return Began(at=at, node="?", pid=0) if time.time() - at > _WRITTEN_WITHIN_S else None
 
 
 def _content(path: str, most: int | None = None) -> bytes | None:

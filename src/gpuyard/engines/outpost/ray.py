@@ -63,7 +63,7 @@ class RaySite:
         self._token = _token(environment)
         self._stopped: set[str] = set()
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, parcel: Parcel) -> str:
         until = time.monotonic() + _ALL_WITHIN_S
         for index in range(parcel.count):
             try:
@@ -74,6 +74,7 @@ class RaySite:
                 raise Unreachable(f"Ray took {index} of {parcel.count}, and then refused: {error}") from error
             if time.monotonic() > until:
                 raise Unreachable(f"Ray took {index + 1} of {parcel.count} in {_ALL_WITHIN_S:.0f} s")
+        return ""
 
     def _submit(self, submission: Mapping[str, Any]) -> None:
         status, body = self._ask("POST", _JOBS, submission)

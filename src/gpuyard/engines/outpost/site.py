@@ -52,13 +52,14 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 class Parcel(Struct, frozen=True, kw_only=True):
     """Elements that are handed over in one go, on the same terms. `folder` is its own, where all nodes see it; element
-    number N is run by `supervisor`, whose last word is to be N."""
+    number N is run by `supervisor`, whose last word is to be N. It is `known_as` what `submit` returned."""
 
     token: str
     terms: Terms
     count: int
     folder: str
     supervisor: tuple[str, ...]
+    known_as: str = ""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -78,8 +79,9 @@ class Site(Protocol):
     def most_in_parcel(self) -> int:
         """So many elements at most make a parcel."""
 
-    def submit(self, parcel: Parcel) -> None:
-        """Raises Refused where the site will have none of it."""
+    def submit(self, parcel: Parcel) -> str:
+        """What it is known as there, where that helps to find it again; empty where its token does. Raises Refused
+        where the site will have none of it."""
 
     def look(self, live: Sequence[Parcel]) -> Report:
         """How all elements of these parcels stand, in as few calls as can be; an element that the site does not know is

@@ -44,13 +44,16 @@ class SlurmSite(Site):
     def most_in_parcel(self) -> int:
         return self._learned_limits().most_in_array
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, parcel: Parcel) -> str:
         script = commands.script(parcel).encode("utf-8", "surrogateescape")
         said = self._run(commands.submission(parcel, self._settings), {}, script)
         job = commands.parse_submission(said.decode("utf-8", "replace"))
+        if job is None and not said.strip():
+            raise Refused("sbatch took nothing, and said nothing", hint="is one of its options --test-only?")
         if job is None:
             raise Unreachable(f"sbatch did not say the job's number, but: {said[:200]!r}")
         self._jobs[parcel.token] = job
+        return job
 
     def look(self, live: Sequence[Parcel]) -> Report:
         rows = commands.parse_listing(self._ask(commands.listing(os.getuid())))
@@ -80,6 +83,7 @@ class SlurmSite(Site):
         self._over = {mark: each for mark, each in self._over.items() if mark[0] in parcels}
 
     def _learn_jobs(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> None:
+        self._jobs = {**{each.token: each.known_as for each in parcels.values() if each.known_as}, **self._jobs}
         for row in rows:
             if row.token is not None and row.token in parcels:
                 self._jobs.setdefault(row.token, row.job)

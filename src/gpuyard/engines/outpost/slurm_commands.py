@@ -99,7 +99,6 @@ def submission(parcel: Parcel, settings: SlurmSettings) -> list[str]:
     return [
         *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1", "--ntasks=1"),
         f"--job-name={_name_of(terms)}",
-        f"--comment={_OURS}{parcel.token}",
         f"--chdir={parcel.folder}",
         f"--output={parcel.folder.replace('%', '%%')}/{'%a' if parcel.count > 1 else '0'}.out",
         *_array_of(parcel),
@@ -107,6 +106,7 @@ def submission(parcel: Parcel, settings: SlurmSettings) -> list[str]:
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,
         *terms.options,
+        f"--comment={_OURS}{parcel.token}",  # the last one counts: by it we know the job
     ]
 
 

@@ -39,6 +39,7 @@ _PATIENCE_S = 120.0
 _CANNOT_EXECUTE, _NOT_FOUND, _BY_SIGNAL = 126, 127, 128
 _KILLED = _BY_SIGNAL + signal.SIGKILL
 _LOST = 0
+_NOT_FIRST = 75  # so that the site never says of what somebody else ran, or nobody, that it succeeded
 # Whoever forks faster than this many rounds needs a cgroup, not a supervisor.
 _MOST_ROUNDS = 50
 # Not those that nobody can heed, those that tell of our own faults, and what is about our own child and our own files.
@@ -298,4 +299,4 @@ def main() -> None:
         is_first = supervisor.begin()
     except (OSError, ValueError, LookupError) as error:
         sys.exit(f"gpuyard: element {number} of the parcel in {folder} cannot begin: {error!r}")
-    sys.exit(supervisor.run() if is_first else 0)
+    sys.exit(supervisor.run() if is_first else _NOT_FIRST)

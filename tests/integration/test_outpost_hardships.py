@@ -1,0 +1,163 @@
+"""The outpost among people: parcels that somebody removed, folders that were changed, words that cannot be written."""
+
+import os
+import select
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.jobs import OutcomeKind
+from gpuyard.core.model import Need
+from gpuyard.engines.outpost.site import Parcel, Report
+from tests.contract.outposts import hasten
+from tests.fakes.site import ProcessSite
+from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, Post, attempt_of
+
+
+@pytest.fixture
+def site() -> Iterator[ProcessSite]:
+    slow_again = hasten()
+    site = ProcessSite()
+    yield site
+    site.close()
+    slow_again()
+
+
+@pytest.fixture
+def post(tmp_path: Path, site: ProcessSite) -> Iterator[Post]:
+    post = Post(tmp_path, site)
+    yield post
+    post.close()
+
+
+def parcels(post: Post) -> list[Path]:
+    return sorted((post.folder / "shared" / "yonder" / "parcels").iterdir())
+
+
+def test_of_a_parcel_that_somebody_removed_the_site_tells_and_others_go_on(post: Post, site: ProcessSite) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    [first] = parcels(post)
+    post.hand_over(post.waiting(2))
+    post.until_runs(2)
+    shutil.rmtree(first)
+    post.let_go(2)
+    assert post.until_ended(2) == [SUCCEEDED]
+    post.hand_over(post.launch(3))
+    assert post.until_ended(3) == [SUCCEEDED]
+    site.forget_all()
+    assert post.until_ended(1)[0][0] is OutcomeKind.LOST
+
+
+def test_a_folder_that_is_no_parcel_is_left_alone(post: Post) -> None:
+    attempts = post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    stray = parcels(post)[0].parent / "stray"
+    stray.mkdir()
+    post.succeed(*attempts)
+    post.let_go(1)
+    assert post.until_ended(1) == [SUCCEEDED]
+    assert stray.is_dir()
+
+
+def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None:
+    """The folder was changed while it was out there: that is told, and all waits until it is set back."""
+    [attempt] = post.hand_over(post.waiting(1))
+    post.until(lambda: post.seen, "where it is")
+    known = replace(attempt, site_id=post.seen[-1].site_id, log=str(post.folder / "shared" / "logs" / "1.1.log"))
+    shared = post.folder / "shared"
+    shared.rename(post.folder / "elsewhere")
+    (shared / "yonder" / "parcels").mkdir(parents=True)
+    post.succeed(replace(known, log=str(post.folder / "elsewhere" / "logs" / "1.1.log")))
+    post.until(lambda: "set it back" in (post.engine.offer().trouble or ""), "the hint")
+    assert not post.ends
+    post.close()
+    shutil.rmtree(shared)
+    (post.folder / "elsewhere").rename(shared)
+    post.succeed(known)
+    post.let_go(1)
+    assert post.until_ended(1) == [SUCCEEDED]
+    assert post.runs(1) == 1
+
+
+def test_what_began_without_a_word_is_lost_with_its_node(
+    post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuyard.engines.outpost.parcels._WRITTEN_WITHIN_S", 0.0)
+    attempts = post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    [parcel] = parcels(post)
+    post.close()
+    os.truncate(parcel / "0.began", 0)
+    site.forget_all()
+    post.succeed(*attempts)
+    assert post.until_ended(1)[0][0] is OutcomeKind.LOST
+
+
+def test_terms_that_cannot_be_written_down_are_told_of(post: Post) -> None:
+    strange = replace(TERMS, need=Need(model="t\udcff"))
+    post.until(lambda: post.engine.offer().trouble is None, "the first offer")
+    post.hand_over(post.launch(1, terms=strange))
+    assert post.until_ended(1) == [UNBEGUN]
+    assert "a bug" in (post.ends[1].outcome.reason or "")
+
+
+def test_while_the_site_is_down_what_waits_to_be_sent_holds_up_no_end(post: Post, site: ProcessSite) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    site.down = True
+    post.hand_over(*(post.launch(number, terms=replace(TERMS, priority=number)) for number in range(2, 12)))
+    post.let_go(1)
+    assert post.until_ended(1) == [SUCCEEDED]
+    assert sum(call.startswith("submit") for call in site.calls) <= 2
+    site.down = False
+    assert set(post.until_ended(*range(2, 12))) <= {SUCCEEDED, UNBEGUN}
+
+
+def test_a_site_that_nobody_waits_for_is_not_asked_again(post: Post, site: ProcessSite) -> None:
+    site.down = True
+    post.until(lambda: "nobody is there" in (post.engine.offer().trouble or ""), "the trouble")
+    looks = len(site.calls)
+    post.until(lambda: len(site.calls) > looks or post.engine.offer(), "one more look, as it was asked for")
+
+    def rests() -> bool:
+        before = len(site.calls)
+        select.select([], [], [], 0.5)  # longer than it ever waits between two looks
+        return len(site.calls) == before
+
+    post.until(rests, "rest")
+
+
+def test_the_next_daemon_knows_what_a_parcel_is_called_there(
+    post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, look = site.submit, site.look
+    known: list[str] = []
+
+    def note(live: Sequence[Parcel]) -> Report:
+        known.extend(each.known_as for each in live)
+        return look(live)
+
+    monkeypatch.setattr(site, "submit", lambda parcel: submit(parcel) or "no. 17")
+    attempts = post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    monkeypatch.setattr(site, "look", note)
+    post.succeed(*attempts)
+    post.until(lambda: "no. 17" in known, "its name")
+    post.let_go(1)
+    assert post.until_ended(1) == [SUCCEEDED]
+
+
+def test_an_attempt_whose_files_are_gone_for_good_is_lost_and_ended_there(post: Post, site: ProcessSite) -> None:
+    [attempt] = post.hand_over(post.waiting(1))
+    post.until(lambda: post.seen and post.runs(1), "where it is")
+    known = replace(attempt_of(1), site_id=post.seen[-1].site_id)
+    assert attempt.key == known.key
+    for parcel in parcels(post):
+        shutil.rmtree(parcel)
+    post.succeed(known)
+    assert post.until_ended(1)[0][0] is OutcomeKind.LOST
+    assert "cancel 1" in site.calls
