@@ -184,7 +184,7 @@ def test_config_shows_each_value_with_where_it_came_from_and_no_value_of_env(wor
     assert rows["task_name"].split() == ["TASK", "scheduler_config.yml:1"]
     assert rows["max_jobs_per_gpu"].split() == ["2", "default"]
     assert rows["env"].split() == ["API_TOKEN,", "WHO", "scheduler_config.yml:6"]
-    starts = {line.index("  default") for line in lines if line.startswith(("gpu_count", "max_retries", "engine"))}
+    starts = {line.rindex("  default") for line in lines if line.startswith(("gpu_count", "max_retries", "engine"))}
     assert len(starts) == 1
 
 

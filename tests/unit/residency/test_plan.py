@@ -85,7 +85,6 @@ def _budget(assets: Sequence[Asset]) -> st.SearchStrategy[int]:
     return st.integers(1, 2 * largest) | st.integers(largest, 3 * largest) | st.integers(1, 1 + 3 * total)
 
 
-@pytest.mark.no_cover
 @settings(max_examples=WORLDS)
 @given(cases(), st.integers(0, 2**32))
 def test_no_world_exceeds_its_budgets_or_touches_what_is_in_use_or_comes_to_a_stop(case: Case, seed: int) -> None:

@@ -38,7 +38,6 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     )
 
 
-@pytest.mark.no_cover
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(trace_jobs(), min_size=1, max_size=10).map(lambda jobs: sorted(jobs, key=lambda job: job.at_s)),
