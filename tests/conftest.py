@@ -1,13 +1,16 @@
 """What all tests share: a home of their own, stand-in tools, and the rule about missing programs."""
 
+import contextlib
 import os
 import shutil
 import signal
 import stat
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -70,3 +73,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(f"in CI {', '.join(missing)} must be there: scripts/system-packages installs it")
         if missing:
             pytest.skip(f"{', '.join(missing)} is not installed")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Coverage is summed up when all that is measured has ended: it gives up where a file is renamed meanwhile."""
+    result = yield
+    deadline = time.monotonic() + 10.0
+    is_summed_up_here = not hasattr(session.config, "workerinput")
+    while is_summed_up_here and _is_any_measured() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return result
+
+
+def _is_any_measured() -> bool:
+    """Of the programs that tests have left to end by themselves; the workers are children of this process."""
+    how = os.environ.get("COVERAGE_PROCESS_CONFIG")
+    if how is None:
+        return False
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.ppid() != os.getpid() and process.environ().get("COVERAGE_PROCESS_CONFIG") == how:
+                return True
+    return False
