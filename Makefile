@@ -8,6 +8,8 @@ SPREAD := --numprocesses $(WORKERS) --dist worksteal
 CLUSTERS := tests/integration/clusters
 PYTEST := $(BIN)/pytest --quiet --tb=short -rfE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start thousands of programs, and none is to compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo install test test-simulation test-slurm test-ray lint bench clean
 
