@@ -10,7 +10,7 @@ import sys
 import time
 
 _EVERY_S = 0.005
-_QUESTION = b"GET /status HTTP/1.1\r\nHost: gpuyard\r\nConnection: close\r\n\r\n"
+_QUESTION = b"GET /v1/status HTTP/1.1\r\nHost: gpuyard\r\nConnection: close\r\n\r\n"
 
 
 def ask(path: str) -> float:

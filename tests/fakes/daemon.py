@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuyard.daemon import places
+from gpuyard.daemon.client import API
 from gpuyard.daemon.http import Handler, Limits, Request, Response, Server, serve
 from gpuyard.daemon.lock import hold_daemon_lock
 from gpuyard.errors import GpuyardError
@@ -88,7 +89,7 @@ def echo(request: Request) -> Response:
     """Says what was asked, and who answers."""
     said = {
         "method": request.method,
-        "path": request.path,
+        "path": request.path.removeprefix(API),
         "query": request.query,
         "body": request.body.decode(),
         "pid": os.getpid(),
@@ -122,7 +123,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _echo_or_die(request: Request) -> Response:
-    if request.path == "/die":
+    if request.path == f"{API}/die":
         os.kill(os.getpid(), signal.SIGKILL)
     return echo(request)
 

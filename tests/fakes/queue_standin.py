@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from gpuyard.daemon.client import API
+
 Answer = Any
 STATES = (
     "held", "blocked", "delayed", "queued", "running", "suspending", "suspended", "resuming", "stopping", "succeeded",
@@ -68,7 +70,9 @@ def _handler(answer: Callable[[Asked], Answer]) -> type[http.server.BaseHTTPRequ
             url = urlsplit(self.path)
             content = self.rfile.read(int(self.headers["Content-Length"]))
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            told = answer(Asked(f"{self.command} {url.path}", query, json.loads(content) if content else None))
+            told = answer(
+                Asked(f"{self.command} {url.path.removeprefix(API)}", query, json.loads(content) if content else None)
+            )
             status = 200
             if isinstance(told, Refusal):
                 status, told = told.status, {"error": told.error, "hint": told.hint}

@@ -116,7 +116,7 @@ def test_an_answer_that_does_not_come_in_time_is_not_waited_for_nor_taken_for_th
         return await asyncio.Future()
 
     with (
-        served(own_home / "daemon.sock", lambda asked: wait_for_ever() if asked.path == "/ever" else echo(asked)),
+        served(own_home / "daemon.sock", lambda asked: wait_for_ever() if asked.path == "/v1/ever" else echo(asked)),
         connect(start=False) as client,
     ):
         with pytest.raises(EnvironmentFault, match=r"within 0\.05 s"):

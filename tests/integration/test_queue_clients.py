@@ -74,14 +74,14 @@ def is_waited_for(caller: socket.socket) -> bool:
 
 def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(yard: Yard) -> None:
     dice = random.Random(4)
-    request = b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+    request = b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
     messages = [
         *[b""] * SILENT,
         *[dice.randbytes(dice.randint(1, 2000)) for _ in range(20)],
         *[request[: dice.randint(1, len(request))] for _ in range(20)],
         b"GET /" + b"x" * 1_000_000,
-        b"POST /submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
-        b"POST /submissions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n",
+        b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
+        b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n",
     ]
     with callers(yard.home / "daemon.sock", messages) as made:
         ids = [yard.submit("true", gpus=0)]

@@ -376,4 +376,5 @@ class Controller:
             waits_for_room=waits_for_room,
             waits_for_look=waits_for_look,
             started=started,
+            news=tuple(self.desk.take_news()),
         )

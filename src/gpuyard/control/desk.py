@@ -14,6 +14,7 @@ from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
 from gpuyard.core.lifecycle import FINISHED, PARKED, JobEvent, JobState, advance, can
 from gpuyard.core.model import Claim
+from gpuyard.core.news import News, NewsKind
 from gpuyard.core.ordering import Lane, Party, Use, add_use, weight
 from gpuyard.core.preemption import Running
 from gpuyard.core.retry import Verdict, judge
@@ -43,6 +44,7 @@ class Desk:
         self.begun_at = 0.0
         self.ended_logs: list[tuple[str, float]] = []
         self.lessons = Lessons(store)
+        self.news: list[News] = []
         self._noted_at = self._usage_noted_at = 0.0
         self._unwritten: set[int] = set()
         self._last_starts: dict[str, float | None] = {}
@@ -56,12 +58,19 @@ class Desk:
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
         """Around a transaction: where that fails, nothing of it has happened here either."""
+        known = len(self.news)
         try:
             yield
         except BaseException:
+            del self.news[known:]
             with contextlib.suppress(EnvironmentFault):
                 self.reload()
             raise
+
+    def take_news(self) -> list[News]:
+        """What has happened since they were last taken; of what is committed only."""
+        taken, self.news = self.news, []
+        return taken
 
     # Attempts
 
@@ -73,6 +82,8 @@ class Desk:
         event = JobEvent.START if attempt.has_begun else JobEvent.HAND_OVER
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
+        if attempt.has_begun:
+            self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
 
     def locate(self, live: Live, seen: Seen, now: float) -> None:
         """An engine that places work says where it has this: it waits there, or runs since then."""
@@ -90,6 +101,8 @@ class Desk:
             state = advance(job.state, JobEvent.BEGIN) if attempt.has_begun else job.state
             job = replace(job, state=state, reason=None if attempt.has_begun else reason)
             self.store.change(job.id, job.state, reason=job.reason)
+            if attempt.has_begun:
+                self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
@@ -203,9 +216,9 @@ class Desk:
             self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
             self._charge(job, attempt, now)
             self.lessons.learn(job, attempt, outcome, now)
-        self._follow(job, outcome, verdict or judge(job, outcome), now)
+        self._follow(job, attempt, outcome, verdict or judge(job, outcome), now)
 
-    def _follow(self, job: Job, outcome: Outcome, verdict: Verdict, now: float) -> None:
+    def _follow(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
         if verdict.event is JobEvent.RETRY and job.spec.tag in self.store.stopped_tags():
             text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so it is not run again"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
@@ -225,7 +238,11 @@ class Desk:
             self.lessons.forget_job()
         if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
             self.store.tell(job.id, now, state, verdict.text)
+        job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
+        if outcome.kind is not OutcomeKind.UNBEGUN:
+            self.news.append(News(kind=NewsKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now))
         if state in FINISHED:
+            self.news.append(News(kind=NewsKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now))
             self.finished += 1
             self.settle_dependants(job.id, now)
 
@@ -244,7 +261,9 @@ class Desk:
         queued_at = now if state is JobState.QUEUED else None
         self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
         self.store.tell(job.id, now, state, reason)
-        self.finished += is_over
+        if is_over:
+            self.finished += 1
+            self.news.append(News(kind=NewsKind.FINISHED, job=replace(job, state=state, reason=reason), at=now))
         return state
 
     def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from gpuyard.core.model import Snapshot
+from gpuyard.core.news import News
 from gpuyard.core.policy import Limits
 from gpuyard.core.reasons import Reason
 from gpuyard.core.refusals import Packing
@@ -39,12 +40,13 @@ class Look(Struct, frozen=True, kw_only=True):
 
 class Step(Struct, frozen=True, kw_only=True):
     """When the next step is due though nothing happens; whether a job waits for what others hold, or for what only a
-    look at the machine can tell."""
+    look at the machine can tell. `news` is of this step, and of what was asked for since the last one."""
 
     wake_at: float | None
     waits_for_room: bool
     waits_for_look: bool
     started: int
+    news: tuple[News, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

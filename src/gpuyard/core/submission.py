@@ -42,10 +42,11 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A submission as it comes in. `token` makes it count once, however often it is sent; `configuration` is a digest
-    of the files that its command names. A workspace's has a `task` and a `crew`."""
+    of the files that its command names. A workspace's has a `task` and a `crew`. One who is in no folder, and has no
+    variables, leaves them out: then they are the daemon's to choose."""
 
-    cwd: str
-    environment: dict[str, str]
+    cwd: str = ""
+    environment: dict[str, str] | None = None
     token: str = ""
     configuration: str = ""
     command: tuple[str, ...] | None = None
@@ -90,7 +91,7 @@ def parse_submission(asked: Asked) -> Submission:
     spec = JobSpec(
         command=asked.command or (),
         cwd=_directory(asked.cwd),
-        environment={**asked.environment, **dict(map(_variable, options.texts("env")))},
+        environment={**(asked.environment or {}), **dict(map(_variable, options.texts("env")))},
         need=need,
         name=_one_line(options.text("name"), "--name"),
         tag=_one_line(options.text("tag"), "--tag") or "",

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
+# All routes are under it; what is added keeps to what is there.
+API = "/v1"
 _USERS_MISTAKES = frozenset({400, 404, 405, 409, 411, 413, 422})
 _CHUNK = 256 * 1024
 _PLAIN_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -172,7 +174,7 @@ def _dial(path: str) -> "_socket.socket | None":
 
 
 def _render(method: str, path: str, query: "dict[str, str] | None", body: object) -> bytes:
-    target = _quote(path, b"/")
+    target = API + _quote(path, b"/")
     if query:
         target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
     content = b"" if body is None else encode(body).encode()

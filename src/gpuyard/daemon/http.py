@@ -1,9 +1,10 @@
-"""The daemon's socket: HTTP/1.1 over a unix socket that only its owner (and root) can use.
+"""The daemon's sockets: HTTP/1.1 over a unix socket that only its owner (and root) can use; over TCP for its page.
 
 Rules:
 - A connection's requests are answered one after another, in order. A handler that answers at once costs no task.
 - Nobody holds others up: who says nothing, sends half a request or does not read is let go when its time is up.
 - A client that closes its end has gone: the handler it waits for is cancelled.
+- A viewer of a stream that has fallen behind is dropped, and can come back.
 - Whatever a handler raises becomes an answer, and the daemon lives on: `UserError` 400, `EnvironmentFault` 503,
   anything else 500 and a line in the log.
 - Whoever serves holds the daemon's lock: a socket file that is there already is a dead daemon's.
@@ -25,19 +26,37 @@ from msgspec import Struct
 from gpuyard.daemon.places import reach
 from gpuyard.daemon.wire import (
     CONTINUE,
+    MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     Parser,
     Refused,
     Request,
     Response,
+    Stream,
     error_response,
     render,
+    render_head,
 )
 from gpuyard.errors import EnvironmentFault, UserError
 
-__all__ = ["Handler", "Limits", "Refused", "Request", "Response", "Server", "serve"]
+__all__ = [
+    "Answer",
+    "Handler",
+    "Limits",
+    "Refused",
+    "Request",
+    "Response",
+    "Server",
+    "Stream",
+    "failure",
+    "serve",
+    "serve_at",
+]
 
-Handler = Callable[[Request], Response | Awaitable[Response]]
+Answer = Response | Stream
+Handler = Callable[[Request], Answer | Awaitable[Answer]]
+# Why somebody who has just connected is not let in; `None` where they are.
+Doorkeeper = Callable[[socket.socket], str | None]
 _log = logging.getLogger(__name__)
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -51,22 +70,25 @@ class Limits(Struct, frozen=True, kw_only=True):
     unread_answer_s: float = 30.0
     # A refused client is left this long to read why: closing at once would break what it is still sending.
     refused_s: float = 2.0
+    body_bytes: int = MAX_BODY_BYTES
+    # What a viewer of a stream may have left unread.
+    unread_bytes: int = 1_048_576
 
 
 class Server:
-    """Serves until it is closed."""
+    """Serves until it is closed; then the socket's file, where it has one, is gone."""
 
-    def __init__(self, path: Path, handler: Handler, limits: Limits) -> None:
-        self.path, self.handler, self.limits = path, handler, limits
+    def __init__(self, handler: Handler, limits: Limits, doorkeeper: Doorkeeper, path: Path | None = None) -> None:
+        self.handler, self.limits, self.doorkeeper, self.path = handler, limits, doorkeeper, path
         self._open: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
-    async def start(self) -> None:
-        listening = _bind(self.path)
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_unix_server(
-            lambda: _Connection(self), sock=listening, backlog=self.limits.connections
-        )
+    async def start(self, listening: socket.socket) -> None:
+        loop, backlog = asyncio.get_running_loop(), self.limits.connections
+        if listening.family == socket.AF_UNIX:
+            self._listener = await loop.create_unix_server(lambda: _Connection(self), sock=listening, backlog=backlog)
+        else:
+            self._listener = await loop.create_server(lambda: _Connection(self), sock=listening, backlog=backlog)
 
     @property
     def connections(self) -> int:
@@ -77,7 +99,8 @@ class Server:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            self.path.unlink(missing_ok=True)
+            if self.path is not None:
+                self.path.unlink(missing_ok=True)
         for connection in list(self._open):
             connection.close()
 
@@ -89,8 +112,17 @@ class Server:
 
 
 async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
-    server = Server(Path(path), handler, limits or Limits())
-    await server.start()
+    """On a unix socket, for this user alone."""
+    listening = _bind(Path(path))
+    server = Server(handler, limits or Limits(), _refuse_other_users, Path(path))
+    await server.start(listening)
+    return server
+
+
+async def serve_at(listening: socket.socket, handler: Handler, limits: Limits, doorkeeper: Doorkeeper) -> Server:
+    """On a socket that is bound already."""
+    server = Server(handler, limits, doorkeeper)
+    await server.start(listening)
     return server
 
 
@@ -101,7 +133,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = Parser()
+        self._parser = Parser(server.limits.body_bytes)
+        self._end_stream: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_spoken = False
@@ -113,8 +146,9 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._server.join(self)
         limits = self._server.limits
-        if not _is_same_user(self._transport):
-            self._refuse(Refused(403, "this daemon is another user's"))
+        unwelcome = self._server.doorkeeper(self._transport.get_extra_info("socket"))
+        if unwelcome is not None:
+            self._refuse(Refused(403, unwelcome))
         elif self._server.connections > limits.connections:
             message = f"the daemon has {limits.connections} connections, and takes no more"
             self._refuse(Refused(503, message, hint="try again when others have gone"))
@@ -152,6 +186,18 @@ class _Connection(asyncio.Protocol):
         self._allow_any_time()
         if self._task is not None:
             self._task.cancel()
+        if self._end_stream is not None:
+            self._end_stream()
+            self._end_stream = None
+
+    def send(self, data: bytes) -> None:
+        """To the viewer of a stream."""
+        if self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size() + len(data) > self._server.limits.unread_bytes:
+            self._transport.abort()
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
         """After what is being answered at this moment; a handler that is awaited is cancelled."""
@@ -193,9 +239,9 @@ class _Connection(asyncio.Protocol):
         try:
             answer = self._server.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the daemon lives on
-            answer = _failure(request, error)
+            answer = failure(request, error)
         self._is_handling = False
-        if isinstance(answer, Response):
+        if isinstance(answer, Response | Stream):
             self._answer(request, answer, is_last=is_last)
         else:
             task = self._answer_later(request, answer, is_last=is_last)
@@ -203,29 +249,42 @@ class _Connection(asyncio.Protocol):
             if self._is_over:  # the handler closed the server; what it began is to begin before it is cancelled
                 asyncio.get_running_loop().call_soon(self.close)
 
-    async def _answer_later(self, request: Request, answer: Awaitable[Response], *, is_last: bool) -> None:
+    async def _answer_later(self, request: Request, answer: Awaitable[Answer], *, is_last: bool) -> None:
+        response: Answer
         try:
             response = await answer
         except asyncio.CancelledError:
             self._transport.abort()
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            response = _failure(request, error)
+            response = failure(request, error)
         self._task = None
         self._answer(request, response, is_last=is_last)
         self._go_on()
 
-    def _answer(self, request: Request, response: Response, *, is_last: bool) -> None:
+    def _answer(self, request: Request, response: Answer, *, is_last: bool) -> None:
         if self._transport.is_closing():
+            return
+        if isinstance(response, Stream):
+            self._begin_stream(response, has_body=request.method != "HEAD")
             return
         is_last = is_last or self._is_over
         self._transport.write(render(response, is_last=is_last, has_body=request.method != "HEAD"))
         if is_last:
             self._end()
 
+    def _begin_stream(self, stream: Stream, *, has_body: bool) -> None:
+        """It is the connection's last answer; whatever else is sent is not read."""
+        self._is_over = True
+        self._transport.write(render_head(stream))
+        if has_body:
+            self._end_stream = stream.begin(self)
+        else:
+            self._end()
+
     def _refuse(self, refused: Refused) -> None:
         self._is_over = True
-        response = error_response(refused.status, refused.message, refused.hint)
+        response = error_response(refused.status, refused.message, refused.hint, refused.headers)
         self._transport.write(render(response, is_last=True))
         self._transport.write_eof()
         self._allow(self._server.limits.refused_s, self._transport.abort)
@@ -246,9 +305,10 @@ class _Connection(asyncio.Protocol):
             self._timer = None
 
 
-def _failure(request: Request, error: Exception) -> Response:
+def failure(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed."""
     if isinstance(error, Refused):
-        return error_response(error.status, error.message, error.hint)
+        return error_response(error.status, error.message, error.hint, error.headers)
     if isinstance(error, UserError):
         return error_response(400, error.message, error.hint)
     if isinstance(error, EnvironmentFault):
@@ -258,14 +318,13 @@ def _failure(request: Request, error: Exception) -> Response:
     return error_response(500, message, "this is a bug; daemon.log says more")
 
 
-def _is_same_user(transport: asyncio.Transport) -> bool:
+def _refuse_other_users(connection: socket.socket) -> str | None:
     """Where the system tells who called; elsewhere the file's mode has to do."""
     if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    size = struct.calcsize("3i")
-    told = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return None
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", told)
-    return uid in (os.getuid(), 0)
+    return None if uid in (os.getuid(), 0) else "this daemon is another user's"
 
 
 def _bind(path: Path) -> socket.socket:

@@ -3,11 +3,14 @@
 Rules:
 - What might be read in two ways is refused: a body whose length is not told, or told twice; a line that is no field.
 - A refusal is JSON, `{"error": …, "hint": …}`, as every error the daemon answers with.
-- Heads have at most 64 KiB, bodies 64 MiB.
+- Heads have at most 64 KiB, bodies 64 MiB unless less is said.
+- A stream is an answer without an end: events are written to its viewers until either side has gone.
 """
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -27,9 +30,12 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 class Refused(UserError):
     """A request that is answered with this status."""
 
-    def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, hint: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+        self.headers = headers
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -37,12 +43,30 @@ class Request(Struct, frozen=True, kw_only=True):
     path: str
     query: dict[str, str] = {}
     body: bytes = b""
+    headers: dict[str, str] = {}  # by their names in small letters
 
 
 class Response(Struct, frozen=True, kw_only=True):
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Viewer(Protocol):
+    """Whoever reads a stream."""
+
+    def send(self, data: bytes) -> None:
+        """Does not wait: a viewer that has stopped reading is let go."""
+        ...
+
+
+class Stream(Struct, frozen=True, kw_only=True):
+    """`begin` is called once the head is sent, and what it returns when the viewer has gone."""
+
+    begin: Callable[[Viewer], Callable[[], None]]
+    content_type: str = "text/event-stream"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class _Head(Struct, frozen=True):
@@ -51,12 +75,14 @@ class _Head(Struct, frozen=True):
     length: int
     is_last: bool
     awaits_consent: bool
+    headers: dict[str, str]
 
 
 class Parser:
     """What one connection has sent: `feed` it, and `take` whole requests out, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_BODY_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._unread = bytearray()
         self._head: _Head | None = None
         self.is_last = False  # whether the request last taken asked to close the connection
@@ -75,7 +101,7 @@ class Parser:
         del self._unread[: head.length]
         self._head, self.is_last = None, head.is_last
         path, query = _read_target(head.target)
-        return Request(method=head.method, path=path, query=query, body=body)
+        return Request(method=head.method, path=path, query=query, body=body, headers=head.headers)
 
     @property
     def is_amid_request(self) -> bool:
@@ -100,7 +126,7 @@ class Parser:
             return None
         text = unread[:end].decode("latin-1")
         del unread[: end + 4]
-        return _read_head(text)
+        return _read_head(text, self._most_bytes)
 
 
 def render(response: Response, *, is_last: bool, has_body: bool = True) -> bytes:
@@ -109,14 +135,28 @@ def render(response: Response, *, is_last: bool, has_body: bool = True) -> bytes
         f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, 'Other')}\r\n"
         f"Content-Type: {response.content_type}\r\n"
         f"Content-Length: {len(response.body)}\r\n"
-        f"{_CLOSE if is_last else ''}\r\n"
+        f"{_fields(response.headers)}{_CLOSE if is_last else ''}\r\n"
     ).encode("latin-1")
     return head + response.body if has_body else head
 
 
-def error_response(status: int, message: str, hint: str | None = None) -> Response:
+def render_head(stream: Stream) -> bytes:
+    """It ends when the connection does."""
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {stream.content_type}\r\nCache-Control: no-store\r\n"
+        f"{_fields(stream.headers)}{_CLOSE}\r\n"
+    ).encode("latin-1")
+
+
+def _fields(headers: tuple[tuple[str, str], ...]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers)
+
+
+def error_response(
+    status: int, message: str, hint: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     said = {"error": _printable(message), "hint": hint and _printable(hint)}
-    return Response(status=status, body=msgspec.json.encode(said))
+    return Response(status=status, body=msgspec.json.encode(said), headers=headers)
 
 
 def _printable(text: str) -> str:
@@ -150,22 +190,24 @@ def _read_request_line(line: str) -> tuple[str, str, bool]:
     return method, target, minor == "0"
 
 
-def _read_head(text: str) -> _Head:
+def _read_head(text: str, most_bytes: int) -> _Head:
     line, *lines = text.split("\r\n")
     method, target, is_last = _read_request_line(line)
     length: int | None = None
     awaits_consent = False
+    headers: dict[str, str] = {}
     for field in lines:
         name, value = _read_field(field)
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
         if name == "content-length":
-            length = _read_length(value, length)
+            length = _read_length(value, length, most_bytes)
         elif name == "transfer-encoding":
             raise Refused(411, "a body in chunks is not understood", hint="send its length with Content-Length")
         elif name == "connection":
             is_last = is_last or "close" in value.lower()
         elif name == "expect":
             awaits_consent = value.lower() == "100-continue"
-    return _Head(method, target, length or 0, is_last, awaits_consent)
+    return _Head(method, target, length or 0, is_last, awaits_consent, headers)
 
 
 def _read_field(line: str) -> tuple[str, str]:
@@ -175,11 +217,11 @@ def _read_field(line: str) -> tuple[str, str]:
     return name.lower(), value.strip()
 
 
-def _read_length(value: str, before: int | None) -> int:
+def _read_length(value: str, before: int | None, most_bytes: int) -> int:
     if before is not None or not (value.isascii() and value.isdecimal()):
         raise Refused(400, f"the request's Content-Length cannot be read: {value[:60]!r}")
-    if len(value) > 18 or int(value) > MAX_BODY_BYTES:
-        raise Refused(413, "the body of the request is over 64 MiB", hint="send it in parts")
+    if len(value) > 18 or int(value) > most_bytes:
+        raise Refused(413, f"the body of the request is over {most_bytes // 1_048_576} MiB", hint="send it in parts")
     return int(value)
 
 

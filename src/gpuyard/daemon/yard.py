@@ -73,6 +73,8 @@ class Yard:
         self.notices: list[str] = []
         self.sample_logs = SampleLogs()
         self.step_s: float | None = None
+        # Told after each step, which is after each change and each look; what they do has to be quick.
+        self.listeners: list[Callable[[Step], None]] = []
         self.broken: asyncio.Future[StoreFault]
         self._book = book
         self._engine = engine
@@ -144,6 +146,8 @@ class Yard:
             self._settled = 0
             self.finishing.tell()
         self._rest(step)
+        for listener in self.listeners:
+            listener(step)
 
     def _step_controller(self) -> Step:
         self._follow_configuration()

@@ -1,0 +1,78 @@
+"""What is submitted: read, fitted to the machine, and taken in once, however often it is sent."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuyard.control.requests import fit_to_machine
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.submission import Asked, Submission, decode_asked, parse_submission
+from gpuyard.daemon.http import Request
+from gpuyard.daemon.pieces import in_pieces
+from gpuyard.daemon.routing import Answer
+from gpuyard.daemon.yard import Yard, banned_devices
+from gpuyard.engines.registry import LOCAL, check_name
+from gpuyard.leases.identity import user_name
+
+_LOOK_FOR_SUBMIT_S = 10.0
+_LONG_BODY = 256 * 1024
+
+
+class Intake:
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._user = user_name(os.getuid())
+        self._arriving: dict[str, asyncio.Task[Answer]] = {}
+
+    async def submit(self, request: Request) -> Answer:
+        loop = asyncio.get_running_loop()
+        # To read a file of a hundred thousand commands takes seconds, in which others are served.
+        is_long = len(request.body) > _LONG_BODY
+        engine = self._yard.controller.rules.engine
+        submission = (
+            await loop.run_in_executor(None, _read, request.body, engine) if is_long else _read(request.body, engine)
+        )
+        return await self.take(submission)
+
+    async def take(self, submission: Submission) -> Answer:
+        token = submission.token
+        task = self._arriving.get(token) if token else None
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._take_in(submission))
+            if token:
+                self._arriving[token] = task
+                task.add_done_callback(lambda _: self._arriving.pop(token, None))
+        return await asyncio.shield(task)  # a client that goes away does not leave half a submission behind
+
+    async def _take_in(self, submission: Submission) -> Answer:
+        yard = self._yard
+        is_new = not submission.token or yard.store.submitted(submission.token) is None
+        if is_new and submission.spec.need.devices:
+            look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
+            submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
+        first, last = await in_pieces(yard.requests.submit(submission, self._user))
+        yard.wake()
+        job = yard.store.job(first)
+        notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if yard.store.setting("paused") else []
+        if job is not None and job.state is JobState.REJECTED:
+            notes.append(f"it will never start: {job.reason}")
+        ids = str(first) if first == last else f"{first}-{last}"
+        return {"ids": ids, "first": first, "last": last, "count": last - first + 1, "notes": notes}
+
+
+def _read(body: bytes, engine: str) -> Submission:
+    """`engine` is for those that name none; batches are paced by what this machine bears, and stay here."""
+    asked = decode_asked(body)
+    if "engine" not in asked.options and "concurrency" not in asked.options:
+        asked.options["engine"] = engine
+    submission = parse_submission(_placed(asked))
+    check_name(submission.spec.engine or LOCAL)
+    return submission
+
+
+def _placed(asked: Asked) -> Asked:
+    """From a page nobody is in a folder, and nobody has variables: they are the user's home, and the daemon's own."""
+    environment = dict(os.environ) if asked.environment is None else asked.environment
+    return replace(asked, cwd=asked.cwd or str(Path.home()), environment=environment)
