@@ -12,7 +12,7 @@ Told = Answer | Response | Stream
 Route = Callable[..., Told | Awaitable[Told]]
 Routes = Mapping[tuple[str, str], Route]
 
-_NUMBER = re.compile(r"[1-9]\d{0,17}", re.ASCII)
+_NUMBER = r"([1-9][0-9]{0,17})"
 
 
 class Router:
@@ -42,4 +42,4 @@ class Router:
 
 
 def _as_pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\\{\w+\\\}", f"({_NUMBER.pattern})", re.escape(template)), re.ASCII)
+    return re.compile(re.sub(r"\{\w+\}", _NUMBER, template))
