@@ -162,7 +162,7 @@ def test_what_is_no_batch_is_said_to_be_none(yard: Yard) -> None:
             told(yard, number)
         with pytest.raises(UserError, match=f"there is no batch {number}"):
             runs_of(yard, number)
-    with pytest.raises(UserError, match="a batch has no pictures"):
+    with pytest.raises(UserError, match=f"there is no GET /v1/batches/{first}/pictures"):
         yard.get(f"/batches/{first}/pictures")
 
 

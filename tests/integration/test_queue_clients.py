@@ -6,12 +6,12 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.client import Client, _render
+from gpuyard.daemon.client import Connection, _render
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, asked, until
@@ -25,10 +25,10 @@ SILENT = 20
 SOON_S = 1.0
 
 
-def submit_some(connection: Connection, path: str) -> None:
+def submit_some(connection: Pipe, path: str) -> None:
     connection.send("ready")
     wait_for_word(connection)
-    with Client(path, may_start=False) as client:
+    with Connection(path, may_start=False) as client:
         ids = [
             client.request("POST", "/submissions", body=asked("true", gpus=0, hold=True))["first"] for _ in range(EACH)
         ]
@@ -99,12 +99,19 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(ya
 
 def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(yard: Yard) -> None:
     strange = {"cwd": "/", "environment": {}, "command": ["true"], "strange": 1}
-    half = asked(), asked("true", cwd="here"), asked("true", odd=1), {"command": ["true"]}
+    half = asked(), asked("true", cwd="here"), asked("true", odd=1), {"environment": {}}
     bodies: tuple[object, ...] = (None, [], {}, strange, *half)
     for body in bodies:
         with pytest.raises(UserError):
             yard.client.request("POST", "/submissions", body=body)
     assert yard.counts() == {}
+
+
+def test_who_is_in_no_folder_submits_from_the_users_home_with_the_daemons_variables(yard: Yard) -> None:
+    answer = yard.client.request("POST", "/submissions", body={"command": ["true"], "options": {"hold": True}})
+    shown = yard.client.request("GET", f"/jobs/{answer['first']}", {"environment": "1"})
+    assert shown["cwd"] == str(Path.home())
+    assert shown["environment"]["GPUYARD_HOME"] == str(yard.home)
 
 
 def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_between(yard: Yard) -> None:
@@ -121,7 +128,7 @@ def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Ya
     answers: list[str] = []
 
     def send() -> None:
-        with Client(str(yard.home / "daemon.sock"), may_start=False) as client:
+        with Connection(str(yard.home / "daemon.sock"), may_start=False) as client:
             answers.append(client.request("POST", "/submissions", body=body)["ids"])
 
     threads = [threading.Thread(target=send) for _ in range(2)]
@@ -143,7 +150,7 @@ def test_others_are_answered_while_twenty_thousand_jobs_come_in_and_are_cancelle
         done, seen = threading.Event(), set[int]()
 
         def send(route: str = method, content: object = body, done: threading.Event = done) -> None:
-            with Client(path, may_start=False) as client:
+            with Connection(path, may_start=False) as client:
                 client.request("POST", route, body=content)
             done.set()
 

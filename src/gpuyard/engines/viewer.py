@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 
@@ -27,6 +28,9 @@ _CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
 _SERVER_DIES_WITHIN_MS = 1000
 _IS_TAKEN_WITHIN_S = 10.0
+_SHOWN_WITHIN_S = 1.0
+# "How are you?", which every terminal answers with "well", in the order in which it takes what is written to it.
+_ASKS_TERMINAL, _TERMINAL_ANSWERS = b"\x1b[5n", b"\x1b[0n"
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.viewer import main; main()"
 
 
@@ -86,6 +90,8 @@ class Viewer:
                     self._show()
                 if 0 in ready:
                     self._pass_on_keys()
+            with contextlib.suppress(OSError):
+                _await_shown()
         except HungUp:
             if not self._server_has_died():
                 self._say_closed()
@@ -167,6 +173,18 @@ def _write(content: bytes) -> None:
             content = content[os.write(1, content) :]
     except OSError:
         raise HungUp from None
+
+
+def _await_shown() -> None:
+    """What is still on its way when we end may be lost: tmux reads no more from a pane whose program is gone."""
+    _write(_ASKS_TERMINAL)
+    deadline, answers = time.monotonic() + _SHOWN_WITHIN_S, b""
+    while _TERMINAL_ANSWERS not in answers and (left := deadline - time.monotonic()) > 0:
+        if select.select([0], [], [], left)[0]:
+            news = os.read(0, _CHUNK)
+            if not news:
+                return
+            answers += news
 
 
 def _server_of(tmux: str) -> socket.socket | None:
