@@ -9,6 +9,7 @@ from bench.leases import bench_leases
 from bench.order import bench_order
 from bench.queue import bench_queue
 from bench.simulate import bench_simulate
+from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
@@ -79,6 +80,8 @@ elif sys.argv[1:2] == ["card"]:
     bench_card(sys.argv[2:])
 elif sys.argv[1:2] == ["simulate"]:
     bench_simulate(sys.argv[2:])
+elif sys.argv[1:2] == ["viewers"]:
+    bench_viewers()
 elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
 else:
@@ -87,3 +90,4 @@ else:
     bench_leases(row)
     bench_nvidia()
     bench_queue([])
+    bench_viewers()

@@ -8,11 +8,10 @@ anybody watches, the machine is looked at each second.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qsl, unquote
 
 from gpuyard.control.words import Step
-from gpuyard.daemon.client import API
-from gpuyard.daemon.http import Answer, Refused, Request, Stream, failure
+from gpuyard.daemon.http import Answer, Request, Stream, failure
+from gpuyard.daemon.targets import as_request, named_in
 from gpuyard.daemon.wire import Viewer
 from gpuyard.daemon.yard import Yard
 from gpuyard.errors import UserError
@@ -37,12 +36,16 @@ class Events:
         self._beats = 0
         yard.listeners.append(self._changed)
 
+    @property
+    def viewers(self) -> int:
+        return len(self._all())
+
     def stream(self, request: Request) -> Stream:
-        watched = request.query.get("watch", "").split()
+        watched = named_in(request)
         if not watched or len(watched) > _MOST_WATCHED:
             raise UserError("what is to be watched?", hint="name it as watch=/status /jobs?state=running")
         for target in watched:
-            _as_request(target)
+            as_request(target)
         return Stream(begin=lambda viewer: self._join(viewer, watched))
 
     def _join(self, viewer: Viewer, watched: list[str]) -> Callable[[], None]:
@@ -82,9 +85,9 @@ class Events:
         if target in self._asked:
             return
         try:
-            answer = self._handle(_as_request(target))
+            answer = self._handle(as_request(target))
         except Exception as error:  # noqa: BLE001 - as where requests are answered: the daemon lives on
-            self._answer(target, failure(_as_request(target), error))
+            self._answer(target, failure(as_request(target), error))
             return
         if not isinstance(answer, Awaitable):
             self._answer(target, answer)
@@ -97,11 +100,11 @@ class Events:
         try:
             self._answer(target, await answer)
         except Exception as error:  # noqa: BLE001 - as above
-            self._answer(target, failure(_as_request(target), error))
+            self._answer(target, failure(as_request(target), error))
 
     def _answer(self, target: str, answer: Answer) -> None:
         if isinstance(answer, Stream):
-            answer = failure(_as_request(target), UserError(f"{target} cannot be watched"))
+            answer = failure(as_request(target), UserError(f"{target} cannot be watched"))
         told = b'data: {"watch": %b, "answer": %b}\n\n' % (json.dumps(target).encode(), answer.body)
         if told != self._told.get(target):
             if target in self._viewers:
@@ -113,13 +116,9 @@ class Events:
         self._beats += 1
         self._yard.looks.request()
         if self._beats * _LOOK_EVERY_S % _HEARTBEAT_S == 0:
-            for viewer in {viewer for viewers in self._viewers.values() for viewer in viewers}:
+            for viewer in self._all():
                 viewer.send(_HEARTBEAT)
         self._pulse = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._beat)
 
-
-def _as_request(target: str) -> Request:
-    path, _, query = target.partition("?")
-    if not path.startswith("/") or path == "/events":
-        raise Refused(400, f"'{target[:60]}' cannot be watched", hint="name routes that are asked with GET")
-    return Request(method="GET", path=API + unquote(path), query=dict(parse_qsl(query, keep_blank_values=True)))
+    def _all(self) -> set[Viewer]:
+        return {viewer for viewers in self._viewers.values() for viewer in viewers}

@@ -1,0 +1,110 @@
+"""Whoever watches the queue is told of changes as they happen, and holds nobody up."""
+
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gpuyard.daemon import places
+from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+class Watcher:
+    """Reads a stream of the daemon's; `answers` are by what was watched."""
+
+    def __init__(self, yard: Yard, *watched: str) -> None:
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.settimeout(DEADLINE_S)
+        places.reach(str(yard.home / "daemon.sock"), self._link.connect)
+        target = f"/v1/events?watch={quote(' '.join(watched))}"
+        self._link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        self._lines = self._read_lines()
+        assert next(self._lines) == b"HTTP/1.1 200 OK"
+        head = set(iter(lambda: next(self._lines), b""))
+        assert b"Content-Type: text/event-stream" in head
+
+    def _read_lines(self) -> Iterator[bytes]:
+        unread = b""
+        while news := self._link.recv(1 << 16):
+            *lines, unread = (unread + news).split(b"\n")
+            yield from (line.removesuffix(b"\r") for line in lines)
+
+    def events(self) -> Iterator[tuple[str, Any]]:
+        for line in self._lines:
+            if line.startswith(b"data: "):
+                told = json.loads(line.removeprefix(b"data: "))
+                yield told["watch"], told["answer"]
+
+    def until(self, watched: str, is_so: Any) -> Any:
+        """The first answer that is so."""
+        return next(answer for what, answer in self.events() if what == watched and is_so(answer))
+
+    def close(self) -> None:
+        self._link.close()
+
+
+@contextlib.contextmanager
+def watching(yard: Yard, *watched: str) -> Iterator[Watcher]:
+    watcher = Watcher(yard, *watched)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+def test_a_job_is_seen_to_come_run_and_end(yard: Yard) -> None:
+    with watching(yard, "/status", "/jobs?all=1") as watcher:
+        assert watcher.until("/status", lambda _: True)["counts"]["queued"] == 0
+        job_id, gate = yard.start_gated()
+        seen = watcher.until("/jobs?all=1", lambda page: any(job["state"] == "running" for job in page["jobs"]))
+        assert [job["id"] for job in seen["jobs"]] == [job_id]
+        gate.write_text("go\n")
+        assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
+
+
+def test_what_takes_a_while_to_answer_can_be_watched_too(yard: Yard) -> None:
+    yard.post("/pause")
+    job_id = yard.submit("true")
+    with watching(yard, f"/jobs/{job_id}/why") as watcher:
+        assert "paused" in watcher.until(f"/jobs/{job_id}/why", lambda _: True)["reasons"][0]["text"]
+        yard.post("/unpause")
+        assert watcher.until(f"/jobs/{job_id}/why", lambda why: why["state"] == "succeeded")
+
+
+def test_what_is_not_there_is_said_and_watched_all_the_same(yard: Yard) -> None:
+    with watching(yard, "/jobs/1", "/nothing") as watcher:
+        assert "no job 1" in watcher.until("/jobs/1", lambda _: True)["error"]
+        assert "there is no GET /v1/nothing" in watcher.until("/nothing", lambda _: True)["error"]
+        yard.submit("true")
+        assert watcher.until("/jobs/1", lambda job: "state" in job)
+
+
+@pytest.mark.parametrize("watched", ["", "jobs", "/events", " ".join(["/status"] * 17)])
+def test_what_cannot_be_watched_is_refused(yard: Yard, watched: str) -> None:
+    with pytest.raises(Exception, match="watched"):
+        yard.get("/events", watch=watched)
+
+
+def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(yard: Yard) -> None:
+    """What it has left unread is bounded, so it goes as soon as that is passed."""
+    yard.submit("true", array="1-400", hold=True)
+    priorities = itertools.count(1)
+
+    def is_alone() -> bool:
+        """Each change is another page that nobody takes."""
+        yard.post("/jobs/priority", ids="1", priority=next(priorities))
+        return bool(yard.get("/status")["viewers"] == 1)
+
+    with watching(yard, "/jobs?limit=400"), watching(yard, "/status") as awake:
+        assert yard.get("/status")["viewers"] == 2
+        until(is_alone, "the end of the viewer that sleeps")
+        yard.post("/pause")
+        assert awake.until("/status", lambda status: status["paused"])
+    until(lambda: yard.get("/status")["viewers"] == 0, "the end of the other one")

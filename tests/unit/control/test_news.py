@@ -1,0 +1,72 @@
+"""What happens to jobs is news once it is committed, and only then."""
+
+import pytest
+
+from gpuyard.control.desk import Desk
+from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
+from gpuyard.core.lifecycle import JobEvent, JobState
+from gpuyard.core.news import News, NewsKind
+from tests.unit.store import Shelf
+
+FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def desk(shelf: Shelf) -> Desk:
+    return Desk(shelf.store)
+
+
+def begin(desk: Desk, shelf: Shelf, job_id: int) -> None:
+    number = shelf.job(job_id).attempts + 1
+    desk.begin(
+        shelf.job(job_id), Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",))
+    )
+
+
+def told(news: list[News]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
+    return [(each.kind, each.job.id, each.job.state, each.outcome and each.outcome.kind) for each in news]
+
+
+def test_a_run_is_told_from_its_start_to_its_end(desk: Desk, shelf: Shelf) -> None:
+    (job_id,) = shelf.add()
+    begin(desk, shelf, job_id)
+    desk.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
+    assert told(desk.take_news()) == [
+        (NewsKind.STARTED, job_id, JobState.RUNNING, None),
+        (NewsKind.ENDED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
+        (NewsKind.FINISHED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
+    ]
+    assert desk.take_news() == []
+
+
+def test_a_job_that_is_tried_again_has_not_finished(desk: Desk, shelf: Shelf) -> None:
+    (job_id,) = shelf.add(retries=1)
+    begin(desk, shelf, job_id)
+    desk.end(job_id, FAILED, 120.0)
+    assert [each.kind for each in desk.take_news()] == [NewsKind.STARTED, NewsKind.ENDED]
+
+
+def test_a_job_that_never_ran_finishes_too(desk: Desk, shelf: Shelf) -> None:
+    (job_id,) = shelf.add()
+    desk.apply(shelf.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
+    assert told(desk.take_news()) == [(NewsKind.FINISHED, job_id, JobState.CANCELLED, None)]
+
+
+def test_what_was_taken_back_is_no_news_and_what_came_before_stays(desk: Desk, shelf: Shelf) -> None:
+    first, second = shelf.add(2)
+    with desk.in_step(), shelf.store.transaction():
+        desk.apply(shelf.job(first), JobEvent.CANCEL, 120.0, "cancelled")
+
+    def fail() -> None:
+        with desk.in_step(), shelf.store.transaction():
+            desk.apply(shelf.job(second), JobEvent.CANCEL, 121.0, "cancelled")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert [each.job.id for each in desk.take_news()] == [first]
