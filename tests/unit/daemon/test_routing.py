@@ -32,7 +32,17 @@ def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/job", "/jobs/", "/jobs/0", "/jobs/-1", "/jobs/1x", "/jobs/\u0661", "/jobs/1/2", "/jobs/9999999999999999999"],
+    [
+        "/",
+        "/job",
+        "/jobs/",
+        "/jobs/0",
+        "/jobs/-1",
+        "/jobs/1x",
+        "/jobs/\u0661",
+        "/jobs/1/2",
+        "/jobs/9999999999999999999",
+    ],
 )
 def test_what_is_no_path_is_not_there(path: str) -> None:
     with pytest.raises(Refused) as refused:
