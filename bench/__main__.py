@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from bench.card import bench_card
+from bench.faces import bench_faces
 from bench.leases import bench_leases
 from bench.order import bench_order
 from bench.queue import bench_queue
@@ -80,6 +81,8 @@ elif sys.argv[1:2] == ["card"]:
     bench_card(sys.argv[2:])
 elif sys.argv[1:2] == ["simulate"]:
     bench_simulate(sys.argv[2:])
+elif sys.argv[1:2] == ["faces"]:
+    bench_faces()
 elif sys.argv[1:2] == ["viewers"]:
     bench_viewers()
 elif sys.argv[1:2] == ["order"]:
@@ -91,3 +94,4 @@ else:
     bench_nvidia()
     bench_queue([])
     bench_viewers()
+    bench_faces()

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
         get_gpu_utilization,
         get_total_num_gpus,
     )
+    from gpuyard.client import Client
     from gpuyard.core.model import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local import snapshot
 
 __all__ = [
     "BANNED_GPUS",
     "BANNED_GPU_NAMES",
+    "Client",
     "Device",
     "GPUScheduler",
     "Host",
@@ -48,6 +50,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(__all__, "gpuyard.api"),
     **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.model"),
+    "Client": "gpuyard.client",
     "snapshot": "gpuyard.probes.local",
 }
 

@@ -27,6 +27,18 @@
     [suspend]
     ram_reserve_mb = 2048            # RAM that stays free when a job's memory is moved there
 
+    [notify]
+    on = ["failed", "queue-empty"]   # also finished, out-of-memory, gpu-free
+    to = ["ntfy://topic", "notify-send \"$GPUYARD_TITLE\" \"$GPUYARD_BODY\""]  # services by their URLs, commands
+    per_minute = 6                   # how many messages each of them gets at most; what is over is told together
+    gpu_free_s = 30                  # a GPU that was in use is free when nobody has been on it for so long
+
+    [web]                            # the daemon serves its page from its start; `web = true` at the top does so too
+    enabled = true                   # false for what `gpuyard web` goes by alone
+    address = "127.0.0.1"            # any other is reached from elsewhere, unencrypted
+    port = 8765                      # 0 for any [8765, or the next that is free]
+    read_only = false
+
     [slurm]
     folder = "/home/me/gpuyard"      # one that the nodes see too, for logs and what they tell [the queue's own]
     partition = "gpu"                # also account, qos, and options = ["--constraint=a100"] for every job
@@ -54,6 +66,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuyard.core.units import parse_size
+from gpuyard.core.wishes import check_target, parse_event
 from gpuyard.errors import UserError
 
 
@@ -83,6 +96,29 @@ class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Suspend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ram_reserve_mb: Annotated[float, Meta(ge=0)] = 2048.0
+
+
+class Notify(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    on: tuple[str, ...] = ("failed", "queue-empty")
+    to: tuple[str, ...] = ()
+    per_minute: Annotated[int, Meta(ge=1, le=1000)] = 6
+    gpu_free_s: Annotated[float, Meta(ge=0)] = 30.0
+
+    def __post_init__(self) -> None:
+        try:
+            for event in self.on:
+                parse_event(event)
+            for target in self.to:
+                check_target(target)
+        except UserError as error:
+            raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+
+
+class Web(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = True
+    address: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    read_only: bool = False
 
 
 class Elsewhere(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,8 +162,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue: Queue = Queue()
     packing: Packing = Packing()
     suspend: Suspend = Suspend()
+    notify: Notify = Notify()
     slurm: Slurm = Slurm()
     ray: Ray = Ray()
+    web: bool | Web = False
+
+    @property
+    def page(self) -> Web:
+        return self.web if isinstance(self.web, Web) else Web(enabled=self.web)
 
 
 def load_config() -> Config:
@@ -206,7 +248,7 @@ def _nearest(complaint: str) -> str | None:
     """For a key that is not known, the one that was probably meant."""
     _, found, rest = complaint.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    sections = (Config, Devices, Leases, Queue, Packing, Suspend, Slurm, Ray)
+    sections = (Config, Devices, Leases, Queue, Packing, Suspend, Notify, Web, Slurm, Ray)
     known = [name for section in sections for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import own_yard, yard  # noqa: F401 - fixtures are found where they are named
+from tests.integration.web_fixture import door  # noqa: F401 - fixtures are found where they are named
 
 HOLD = (
     "import sys\n"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpuyard.core.lifecycle import FINISHED
-from gpuyard.daemon.client import Client
+from gpuyard.daemon.client import Connection
 from gpuyard.daemon.lock import running_pid
 from gpuyard.leases.ledger import open_ledger
 from tests.fakes.queue_command import run
@@ -99,7 +99,7 @@ class Yard:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.client = Client(str(home / "daemon.sock"), may_start=False)
+        self.client = Connection(str(home / "daemon.sock"), may_start=False)
         self.daemon: Daemon | None = None
         self._scratch = home.parent
 

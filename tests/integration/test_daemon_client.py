@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gpuyard.config import state_dir
 from gpuyard.daemon import launch, places
-from gpuyard.daemon.client import Client, NoDaemon, connect, decode, encode
+from gpuyard.daemon.client import Connection, NoDaemon, connect, decode, encode
 from gpuyard.daemon.http import Limits, Refused, Request, Response
 from gpuyard.daemon.lock import running_pid
 from gpuyard.errors import EnvironmentFault, UserError
@@ -251,7 +251,7 @@ def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path
 
 def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: Path, stand_in: None) -> None:
     connect(start=True).close()
-    with Client(places.socket_path(), may_start=False) as client:
+    with Connection(places.socket_path(), may_start=False) as client:
         die(client.request("GET", "/")["pid"])
         with pytest.raises(NoDaemon):
             client.request("GET", "/")

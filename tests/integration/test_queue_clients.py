@@ -99,7 +99,7 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(ya
 
 def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(yard: Yard) -> None:
     strange = {"cwd": "/", "environment": {}, "command": ["true"], "strange": 1}
-    half = asked(), asked("true", cwd="here"), asked("true", odd=1), {"environment": {}}
+    half: tuple[object, ...] = asked(), asked("true", cwd="here"), asked("true", odd=1), {"environment": {}}
     bodies: tuple[object, ...] = (None, [], {}, strange, *half)
     for body in bodies:
         with pytest.raises(UserError):

@@ -16,6 +16,7 @@ from gpuyard.core.model import Need
 from gpuyard.core.oom import Shortage
 from gpuyard.core.pacing import Pace
 from gpuyard.core.tasks import Task
+from gpuyard.core.wishes import Wish
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
@@ -84,7 +85,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
     runs of a batch start at its `pace`. One that `sees_all_devices` has none of its own, as no probe could name
     any, and is kept from none that may be there. Jobs of its tag are its `crew`, and a workspace's are its `task`s.
-    Where there is an `engine`, that places it, with these options of its own.
+    Where there is an `engine`, that places it, with these options of its own. Who is told of it
+    (`notify`) may hold secrets as well.
     """
 
     command: tuple[str, ...]
@@ -112,6 +114,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine: str = ""
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
+    notify: tuple[Wish, ...] = ()
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"

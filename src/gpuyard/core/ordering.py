@@ -10,6 +10,7 @@ there are, not how many wait.
 - Then whoever was submitted first.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -148,3 +149,43 @@ class Line:
         lane = queue.lane
         now_at = level(lane.priority, head.queued_at, self._now)
         return -now_at, self._used.get(lane.party, 0.0), head.job_id
+
+
+def whole_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:
+    """All jobs as a whole Line would bring them forward, at a cost that hardly grows with the lanes.
+
+    A start changes only what its own party has used: so each party has its lanes' first jobs in order, and of the
+    parties only the one whose job was taken has to find its place anew.
+    """
+    weights = dict(used)
+    parties: dict[Party, list[tuple[int, int, int]]] = {}
+    heads: list[Candidate | None] = [next(queue.jobs, None) for queue in queues]
+    for place, (queue, head) in enumerate(zip(queues, heads, strict=True)):
+        if head is not None:
+            parties.setdefault(queue.lane.party, []).append(_urgency(queue.lane, head, now, place))
+    line: list[tuple[int, float, int, Party]] = []
+    for party, waiting in parties.items():
+        heapq.heapify(waiting)
+        line.append((waiting[0][0], weights.get(party, 0.0), waiting[0][1], party))
+    heapq.heapify(line)
+    while line:
+        party = line[0][3]
+        waiting = parties[party]
+        place = waiting[0][2]
+        lane, head = queues[place].lane, heads[place]
+        assert head is not None
+        yield head
+        weights[party] = weights.get(party, 0.0) + STARTING_S * max(1, lane.need.devices)
+        heads[place] = following = next(queues[place].jobs, None)
+        if following is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, _urgency(lane, following, now, place))
+        if waiting:
+            heapq.heapreplace(line, (waiting[0][0], weights[party], waiting[0][1], party))
+        else:
+            heapq.heappop(line)
+
+
+def _urgency(lane: Lane, head: Candidate, now: float, place: int) -> tuple[int, int, int]:
+    return -level(lane.priority, head.queued_at, now), head.job_id, place

@@ -30,7 +30,7 @@ def parse_selection(text: str) -> Selection:
     is_all = False
     for word in text.replace(",", " ").split():
         key, equals, value = word.partition("=")
-        if equals and key in ("name", "tag") and value:
+        if equals and key in ("name", "tag") and value and value.isprintable():  # as all names are
             (names if key == "name" else tags).append(value)
         elif word == "all":
             is_all = True
@@ -48,6 +48,17 @@ def format_ids(ids: Iterable[int]) -> str:
         else:
             spans.append([job_id, job_id])
     return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, with no id in two of them; neighbours are one."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def _range(word: str) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from gpuyard.core.options import Options
 from gpuyard.core.pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, Pace
 from gpuyard.core.selection import Selection, parse_selection
 from gpuyard.core.tasks import Task
+from gpuyard.core.wishes import MOST_WISHES, Wish, parse_wish
 from gpuyard.errors import UserError
 
 MOST_JOBS = 1_000_000
@@ -113,6 +114,7 @@ def parse_submission(asked: Asked) -> Submission:
         engine=_engine(options),
         engine_options=tuple(map(_whole, options.texts("engine-option"))),
         cpus=options.whole("cpus", 0, least=1, most=100_000) or None,
+        notify=_wishes(options.texts("notify")),
     )
     if spec.engine:
         _refuse_for_engine(spec, options)
@@ -310,10 +312,11 @@ def _lines(text: str) -> Iterator[Element]:
     if not commands:
         raise UserError("the file has no command in it", hint="write one on each line; lines with # are left out")
     for line in commands:
-        yield Element(command=_command(line))
+        yield Element(command=read_line(line))
 
 
-def _command(line: str) -> tuple[str, ...]:
+def read_line(line: str) -> tuple[str, ...]:
+    """A command as it is typed: by its words, or through a shell where it needs one."""
     if _FOR_A_SHELL.search(line):
         return ("/bin/sh", "-c", line)
     try:
@@ -368,6 +371,12 @@ def _whole(text: str) -> str:
     return text
 
 
+def _wishes(texts: list[str]) -> tuple[Wish, ...]:
+    if len(texts) > MOST_WISHES:
+        raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MOST_WISHES} times")
+    return tuple(map(parse_wish, texts))
+
+
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
@@ -375,6 +384,9 @@ def _or(value: float | None, default: float) -> float:
 def decode_asked(body: bytes) -> Asked:
     """Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which it refuses."""
     try:
-        return msgspec.convert(json.loads(body), Asked)
+        said = json.loads(body)
+        if b"\\u" in body:  # other halves of letters stand for no byte, and no program can be told them
+            json.dumps(said, ensure_ascii=False).encode(errors="surrogateescape")
+        return msgspec.convert(said, Asked)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the submission cannot be understood: {error}") from error

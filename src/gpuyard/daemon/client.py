@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # All routes are under it; what is added keeps to what is there.
 API = "/v1"
-_USERS_MISTAKES = frozenset({400, 404, 405, 409, 411, 413, 422})
+_USERS_MISTAKES = frozenset({400, 401, 403, 404, 405, 409, 411, 413, 422})
 _CHUNK = 256 * 1024
 _PLAIN_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
@@ -33,7 +33,7 @@ class NotThere(UserError):
     """What was asked about does not exist."""
 
 
-class Client:
+class Connection:
     """A connection to the daemon, kept from one request to the next. Not for several threads at once."""
 
     def __init__(self, path: str, *, may_start: bool) -> None:
@@ -64,7 +64,7 @@ class Client:
             if method != "GET" and not is_repeatable:
                 raise _gone("the daemon ended before it answered; whether it has done it is not known") from error
             status, content = self._exchange_again(message, timeout_s)
-        return _read(status, content)
+        return read_answer(status, content)
 
     def open(self) -> None:
         if self._socket is None:
@@ -109,11 +109,11 @@ class Client:
         return status, content
 
 
-def connect(*, start: bool, path: "str | None" = None) -> Client:
-    """A client that is connected; where no daemon runs, it is started, or `NoDaemon` raised."""
-    client = Client(path or places.socket_path(), may_start=start)
-    client.open()
-    return client
+def connect(*, start: bool, path: "str | None" = None) -> Connection:
+    """One that is open; where no daemon runs, it is started, or `NoDaemon` raised."""
+    connection = Connection(path or places.socket_path(), may_start=start)
+    connection.open()
+    return connection
 
 
 class _Exchange:
@@ -174,11 +174,15 @@ def _dial(path: str) -> "_socket.socket | None":
 
 
 def _render(method: str, path: str, query: "dict[str, str] | None", body: object) -> bytes:
+    target, content = target_of(path, query), b"" if body is None else encode(body).encode()
+    return f"{method} {target} HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def target_of(path: str, query: "dict[str, str] | None" = None) -> str:
     target = API + _quote(path, b"/")
     if query:
         target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
-    content = b"" if body is None else encode(body).encode()
-    return f"{method} {target} HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    return target
 
 
 def _quote(text: str, also_plain: bytes = b"") -> str:
@@ -195,7 +199,8 @@ def _read_head(head: bytearray) -> "tuple[int, int, bool]":
         raise _strange(head) from error
 
 
-def _read(status: int, content: bytes) -> "Any":
+def read_answer(status: int, content: bytes) -> "Any":
+    """What was answered; an error is raised."""
     try:
         answer = decode(content.decode()) if content else None
     except ValueError as error:

@@ -28,6 +28,7 @@ from gpuyard.daemon.wire import (
     CONTINUE,
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
+    Fields,
     Parser,
     Refused,
     Request,
@@ -57,6 +58,8 @@ Answer = Response | Stream
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
 # Why somebody who has just connected is not let in; `None` where they are.
 Doorkeeper = Callable[[socket.socket], str | None]
+# Raises `Refused` where nothing will come of a request, before its body is read.
+Vetting = Callable[[Request], None]
 _log = logging.getLogger(__name__)
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -78,8 +81,18 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Server:
     """Serves until it is closed; then the socket's file, where it has one, is gone."""
 
-    def __init__(self, handler: Handler, limits: Limits, doorkeeper: Doorkeeper, path: Path | None = None) -> None:
+    def __init__(  # noqa: PLR0913 - what is decided for it
+        self,
+        handler: Handler,
+        limits: Limits,
+        doorkeeper: Doorkeeper,
+        path: Path | None = None,
+        *,
+        vet: Vetting = lambda _: None,
+        fields: Fields = (),
+    ) -> None:
         self.handler, self.limits, self.doorkeeper, self.path = handler, limits, doorkeeper, path
+        self.vet, self.fields = vet, fields
         self._open: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
@@ -119,9 +132,17 @@ async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = N
     return server
 
 
-async def serve_at(listening: socket.socket, handler: Handler, limits: Limits, doorkeeper: Doorkeeper) -> Server:
-    """On a socket that is bound already."""
-    server = Server(handler, limits, doorkeeper)
+async def serve_at(  # noqa: PLR0913 - as above
+    listening: socket.socket,
+    handler: Handler,
+    limits: Limits,
+    doorkeeper: Doorkeeper,
+    *,
+    vet: Vetting,
+    fields: Fields,
+) -> Server:
+    """On a socket that is bound already; `fields` are in the head of every answer."""
+    server = Server(handler, limits, doorkeeper, vet=vet, fields=fields)
     await server.start(listening)
     return server
 
@@ -139,6 +160,7 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._has_spoken = False
         self._is_handling = False
+        self._is_vetted = False
         self._is_blocked = False  # by a client that does not read
         self._is_over = False
 
@@ -224,6 +246,13 @@ class _Connection(asyncio.Protocol):
             self._handle(request)
 
     def _await_more(self) -> None:
+        if not self._is_vetted and (awaited := self._parser.awaited) is not None:
+            try:
+                self._server.vet(awaited)
+            except Refused as refused:
+                self._refuse(refused)
+                return
+            self._is_vetted = True
         if self._parser.awaits_consent:
             self._transport.write(CONTINUE)
         if self._parser.is_amid_request and self._timer is None:
@@ -235,7 +264,7 @@ class _Connection(asyncio.Protocol):
 
     def _handle(self, request: Request) -> None:
         is_last = self._parser.is_last
-        self._is_handling = True
+        self._is_handling, self._is_vetted = True, False
         try:
             answer = self._server.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the daemon lives on
@@ -269,14 +298,15 @@ class _Connection(asyncio.Protocol):
             self._begin_stream(response, has_body=request.method != "HEAD")
             return
         is_last = is_last or self._is_over
-        self._transport.write(render(response, is_last=is_last, has_body=request.method != "HEAD"))
+        has_body, fields = request.method != "HEAD", self._server.fields
+        self._transport.write(render(response, is_last=is_last, has_body=has_body, fields=fields))
         if is_last:
             self._end()
 
     def _begin_stream(self, stream: Stream, *, has_body: bool) -> None:
         """It is the connection's last answer; whatever else is sent is not read."""
         self._is_over = True
-        self._transport.write(render_head(stream))
+        self._transport.write(render_head(stream, self._server.fields))
         if has_body:
             self._end_stream = stream.begin(self)
         else:
@@ -285,7 +315,7 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, refused: Refused) -> None:
         self._is_over = True
         response = error_response(refused.status, refused.message, refused.hint, refused.headers)
-        self._transport.write(render(response, is_last=True))
+        self._transport.write(render(response, is_last=True, fields=self._server.fields))
         self._transport.write_eof()
         self._allow(self._server.limits.refused_s, self._transport.abort)
 

@@ -3,21 +3,40 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.requests import fit_to_machine
 from gpuyard.core.lifecycle import JobState
-from gpuyard.core.submission import Asked, Submission, decode_asked, parse_submission
-from gpuyard.daemon.http import Request
+from gpuyard.core.resubmission import resubmission
+from gpuyard.core.submission import Asked, Submission, decode_asked, parse_submission, read_line
+from gpuyard.daemon.http import Refused, Request
+from gpuyard.daemon.notifying.cautions import cautions
 from gpuyard.daemon.pieces import in_pieces
-from gpuyard.daemon.routing import Answer
+from gpuyard.daemon.reading import read_body
+from gpuyard.daemon.routing import Answer, Routes
 from gpuyard.daemon.yard import Yard, banned_devices
 from gpuyard.engines.registry import LOCAL, check_name
+from gpuyard.errors import UserError
 from gpuyard.leases.identity import user_name
 
 _LOOK_FOR_SUBMIT_S = 10.0
 _LONG_BODY = 256 * 1024
+
+
+class Again(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job once more, with a command and options that are other than they were."""
+
+    command: str | tuple[str, ...] | None = None
+    options: dict[str, Any] = {}
+    token: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        return (read_line(self.command.strip()) if isinstance(self.command, str) else self.command) or None
 
 
 class Intake:
@@ -25,6 +44,9 @@ class Intake:
         self._yard = yard
         self._user = user_name(os.getuid())
         self._arriving: dict[str, asyncio.Task[Answer]] = {}
+
+    def routes(self) -> Routes:
+        return {("POST", "/submissions"): self.submit, ("POST", "/jobs/{id}/resubmit"): self.resubmit}
 
     async def submit(self, request: Request) -> Answer:
         loop = asyncio.get_running_loop()
@@ -36,8 +58,19 @@ class Intake:
         )
         return await self.take(submission)
 
+    async def resubmit(self, request: Request, job_id: int) -> Answer:
+        job = self._yard.store.job(job_id)
+        if job is None:
+            raise Refused(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
+        again = _read_again(request)
+        submission = resubmission(job, again.words, again.options, again.token)
+        check_name(submission.spec.engine or LOCAL)
+        return await self.take(submission)
+
     async def take(self, submission: Submission) -> Answer:
         token = submission.token
+        if not token.isprintable():
+            raise UserError("the token takes plain text")
         task = self._arriving.get(token) if token else None
         if task is None:
             task = asyncio.get_running_loop().create_task(self._take_in(submission))
@@ -56,10 +89,18 @@ class Intake:
         yard.wake()
         job = yard.store.job(first)
         notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if yard.store.setting("paused") else []
+        notes += cautions(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return {"ids": ids, "first": first, "last": last, "count": last - first + 1, "notes": notes}
+
+
+def _read_again(request: Request) -> Again:
+    try:
+        return msgspec.convert(read_body(request), Again)
+    except msgspec.ValidationError as error:
+        raise UserError(f"what is to be changed cannot be understood: {error}") from error
 
 
 def _read(body: bytes, engine: str) -> Submission:

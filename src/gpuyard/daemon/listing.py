@@ -1,27 +1,38 @@
 """Jobs as they are asked for: a page of them, all about one, why it waits, what happened to it."""
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Job
-from gpuyard.core.lifecycle import JobState
+from gpuyard.core.lifecycle import FINISHED, JobState
 from gpuyard.core.selection import parse_selection
 from gpuyard.daemon import learned, shape, telling
 from gpuyard.daemon.http import Refused, Request
 from gpuyard.daemon.reading import read_number, read_state, read_whole
 from gpuyard.daemon.routing import Answer, Routes
+from gpuyard.daemon.searching import Reader
 from gpuyard.daemon.standing import standing
 from gpuyard.daemon.waiting import Waiting
 from gpuyard.daemon.yard import Yard
+from gpuyard.errors import UserError
+from gpuyard.store.search import RECENTLY_FINISHED, Found, Place, Wanted
 
 MOST_ROWS = 10_000
 LOOK_FOR_PEOPLE_S = 0.5
 _LONGEST_WAIT_S = 30.0
+_LONGEST_SEARCH = 1000
+# As many are found without a thread, and so many rows made without others being served.
+_AT_ONCE, _PIECE = 200, 10
 
 
 class Lists:
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: Yard, reader: Reader) -> None:
         self._yard = yard
+        self._reader = reader
 
     def routes(self) -> Routes:
         return {
@@ -43,23 +54,59 @@ class Lists:
             raise Refused(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         return job
 
-    def _jobs(self, request: Request) -> Answer:
+    async def _jobs(self, request: Request) -> Answer:
         query = request.query
         limit = min(read_whole(query.get("limit"), 50), MOST_ROWS)
         offset = read_whole(query.get("after"), 0)
-        states = [read_state(word) for word in query.get("state", "").split(",") if word]
-        jobs = self._listed(query.get("ids"), states, show_all=query.get("all") == "1")
-        page = list(_slice(jobs, offset, limit + 1))
-        more = len(page) > limit
-        rows = [{**self.row(job), "reason": telling.in_brief(self._yard, job)} for job in page[:limit]]
-        return {"jobs": rows, **standing(self._yard), "next": offset + limit if more else None}
+        order, show_all = query.get("order", "queue"), query.get("all") == "1"
+        if order not in ("queue", "newest"):
+            raise UserError(f"'{order[:20]}' is no order", hint="it can be queue or newest")
+        ids = query.get("ids")
+        ranges = tuple(self._yard.requests.stretches(parse_selection(ids))) if ids else None
+        wanted = replace(read_wanted(query), ranges=ranges)
+        if offset == 0 and limit <= _AT_ONCE and order == "queue" and _is_near(wanted):
+            jobs = list(islice(telling.Listing(self._yard).all(wanted.states, show_all=show_all), limit + 1))
+            more, total = len(jobs) > limit, self._total(wanted, show_all=show_all)
+            rows = await self._rows(jobs[:limit])
+        else:
+            found = await self._find(wanted, Place(offset=offset, count=limit + 1), order, show_all=show_all)
+            more, total = len(found.ids) > limit, found.total
+            rows = await self._rows(self._still(found.ids[:limit], wanted))
+        return {"jobs": rows, **standing(self._yard), "next": offset + limit if more else None, "total": total}
 
-    def _listed(self, ids: str | None, states: list[JobState], *, show_all: bool) -> Iterator[Job]:
-        listing = telling.Listing(self._yard)
-        if ids:
-            ranges = self._yard.requests.stretches(parse_selection(ids))
-            return listing.of_ids(ranges, states or None)
-        return listing.all(states or None, show_all=show_all)
+    async def _find(self, wanted: Wanted, place: Place, order: str, *, show_all: bool) -> Found:
+        if order == "newest":
+            return await self._reader.search(lambda search: search.newest(wanted, place))
+        now = self._yard.looks.now()
+        used = self._yard.controller.desk.used(now)
+        return await self._reader.search(lambda search: search.page(wanted, used, now, place, show_all=show_all))
+
+    def _still(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Job]:
+        """Those that are still there, and as they were asked for: something may have happened since they were found."""
+        for job_id in ids:
+            job = self._yard.store.job(job_id)
+            if job is not None and (not wanted.states or job.state in wanted.states):
+                yield job
+
+    def _total(self, wanted: Wanted, *, show_all: bool) -> int | None:
+        """`None` where a submission is on its way: its jobs are not there yet, and are counted."""
+        if self._yard.store.has_arriving:
+            return None
+        counts = self._yard.store.counts()
+        states = wanted.states or tuple(JobState)
+        finished = sum(counts[state] for state in states if state in FINISHED)
+        if not show_all and not wanted.states:
+            finished = min(finished, RECENTLY_FINISHED)
+        return finished + sum(counts[state] for state in states if state not in FINISHED)
+
+    async def _rows(self, jobs: Iterable[Job]) -> list[Answer]:
+        """A few at a time: others are served in between."""
+        rows = []
+        for place, job in enumerate(jobs):
+            if place and place % _PIECE == 0:
+                await asyncio.sleep(0)
+            rows.append({**self.row(job), "reason": telling.in_brief(self._yard, job)})
+        return rows
 
     def row(self, job: Job) -> Answer:
         need, snapshot = learned.next_need(self._yard, job), self._yard.looks.latest.snapshot
@@ -107,9 +154,17 @@ class Lists:
         return waiting.answer()
 
 
-def _slice(jobs: Iterator[Job], offset: int, count: int) -> Iterator[Job]:
-    for place, job in enumerate(jobs):
-        if place >= offset + count:
-            return
-        if place >= offset:
-            yield job
+def read_wanted(query: Mapping[str, str]) -> Wanted:
+    """Which jobs are asked for, but for their ids."""
+    return Wanted(
+        states=tuple(read_state(word) for word in query.get("state", "").split(",") if word),
+        search=query.get("search", "").strip()[:_LONGEST_SEARCH],
+        tag=query.get("tag", ""),
+        user=query.get("user", ""),
+    )
+
+
+def _is_near(wanted: Wanted) -> bool:
+    """Whether the first of them are found at once: not where they are few among many that have finished."""
+    finished = FINISHED & set(wanted.states)
+    return wanted.is_plain and (not finished or finished == FINISHED)

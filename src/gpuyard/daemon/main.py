@@ -16,6 +16,7 @@ from gpuyard.daemon import places
 from gpuyard.daemon.http import serve
 from gpuyard.daemon.lock import hold_daemon_lock
 from gpuyard.daemon.looks import Looks
+from gpuyard.daemon.notifying.announcer import Announcer
 from gpuyard.daemon.routes import Routes
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.local import LocalEngine
@@ -75,8 +76,11 @@ async def _serve() -> int:
     _begin_ids_after_logs(yard, log_folders(folder))
     stop = asyncio.Event()
     _stop_on_signals(stop)
-    server = await serve(places.socket_path(), Routes(yard, stop.set, started_at).handle)
+    routes = Routes(yard, stop.set, started_at)
+    server = await serve(places.socket_path(), routes.handle)
     yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
+    announcer = Announcer(yard, ledger.leases)
+    await routes.web.open_as_configured(yard.notices.append)
     yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
     _log.info("the daemon runs, pid %d, on %s", os.getpid(), places.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again
@@ -84,7 +88,9 @@ async def _serve() -> int:
         return await _until_over(yard, stop)
     finally:
         server.close()
+        routes.web.close()
         yard.close()
+        announcer.close()
         database.close()
         _log.info("the daemon ends; jobs go on")
 

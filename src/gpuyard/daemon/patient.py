@@ -8,7 +8,7 @@ import os
 import time
 
 from gpuyard.daemon import places
-from gpuyard.daemon.client import Client, NoDaemon, connect
+from gpuyard.daemon.client import Connection, NoDaemon, connect
 from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
@@ -26,14 +26,18 @@ class PatientClient:
     def __init__(self) -> None:
         # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
         connect(start=True).close()
-        self._client: Client | None = None
+        self._client: Connection | None = None
 
     def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._client is not None:
             self._client.close()
+            self._client = None
 
     def get(self, path: str, query: "dict[str, str] | None" = None, timeout_s: float = 0.0) -> "dict[str, Any]":
         """`timeout_s` is how long the daemon may think about it."""
@@ -65,7 +69,7 @@ def has_crashed() -> bool:
         return False
 
 
-def _connect() -> Client:
+def _connect() -> Connection:
     try:
         return connect(start=False)
     except NoDaemon:

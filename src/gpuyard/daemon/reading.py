@@ -1,11 +1,13 @@
 """What a request says, made into values; UserError for what cannot be understood."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.selection import Selection, parse_selection
+from gpuyard.core.units import parse_duration
 from gpuyard.daemon.http import Request
 from gpuyard.errors import UserError
 
@@ -17,7 +19,18 @@ def read_body(request: Request) -> dict[str, Any]:
         raise UserError(f"the request's body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise UserError("the request's body is no JSON object")
+    _refuse_half_letters(request.body, body)
     return body
+
+
+def _refuse_half_letters(sent: bytes, body: dict[str, Any]) -> None:
+    """JSON can say half of a letter that takes two; nothing is called so, and the database would not take it."""
+    if b"\\u" not in sent:
+        return
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError("the request's body has a half of a letter in it", hint="send it as UTF-8") from None
 
 
 def read_selection(ids: object) -> Selection:
@@ -49,13 +62,24 @@ def read_number(text: str | None, default: float) -> float:
 
 
 def read_priority(body: dict[str, Any]) -> int:
+    told = body.get("priority")
     try:
-        priority = int(body["priority"])
-    except (KeyError, TypeError, ValueError):
+        priority = int(str(told))
+    except ValueError:
         raise UserError("the priority is no whole number", hint="gpuyard priority 17 50") from None
     if abs(priority) > 1_000_000:
         raise UserError(f"the priority {priority} is out of range", hint="give it from -1,000,000 to 1,000,000")
     return priority
+
+
+def read_age(body: dict[str, Any]) -> float:
+    """In seconds, or as people write it."""
+    age = body.get("older_than_s")
+    if isinstance(age, str):
+        return parse_duration(age)
+    if not isinstance(age, int | float) or isinstance(age, bool) or not 0 <= age < math.inf:
+        raise UserError("older_than_s is missing", hint="say how old they have to be, such as 30d")
+    return float(age)
 
 
 def read_tag(asked: Mapping[str, Any]) -> str:

@@ -13,35 +13,38 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
-from gpuyard.control.requests import Changed, InPieces
-from gpuyard.core.selection import Selection, format_ids
 from gpuyard.core.shape import iso_time
-from gpuyard.core.units import parse_duration
 from gpuyard.daemon import batches, exporting, learned, places, tasks
+from gpuyard.daemon.changes import Changes
 from gpuyard.daemon.client import API
+from gpuyard.daemon.devices import Devices
 from gpuyard.daemon.events import Events
+from gpuyard.daemon.history import History
 from gpuyard.daemon.http import Answer as HttpAnswer
 from gpuyard.daemon.http import Request, Response
 from gpuyard.daemon.intake import Intake
-from gpuyard.daemon.listing import LOOK_FOR_PEOPLE_S, MOST_ROWS, Lists
+from gpuyard.daemon.joblog import JobLogs
+from gpuyard.daemon.listing import MOST_ROWS, Lists
+from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.pieces import in_pieces
 from gpuyard.daemon.reading import (
+    read_age,
     read_body,
-    read_priority,
-    read_selection,
     read_tag,
     read_whole,
     read_words,
 )
-from gpuyard.daemon.routing import Answer, Route, Router, Told
+from gpuyard.daemon.reporting import Reporting
+from gpuyard.daemon.routing import Answer, Router, Told
 from gpuyard.daemon.routing import Routes as Table
+from gpuyard.daemon.searching import Reader
 from gpuyard.daemon.standing import standing, under_way
+from gpuyard.daemon.timeline import Timeline
+from gpuyard.daemon.web.opening import Web
 from gpuyard.daemon.yard import Yard
 from gpuyard.engines.logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
-from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import faults_told
 from gpuyard.version import __version__
 
@@ -52,13 +55,21 @@ class Routes:
         self._stop = stop
         self._started_at = started_at
         self.events = Events(yard, self.handle)
-        intake, lists = Intake(yard), Lists(yard)
+        self.web = Web(self.handle, Path(places.state_folder()))
+        reader, devices = Reader(yard.database.path), Devices(yard)
         under_api: Table = {
-            **lists.routes(),
+            **Lists(yard, reader).routes(),
+            **Changes(yard, reader).routes(),
+            **Intake(yard).routes(),
+            **JobLogs(yard).routes(),
+            **devices.routes(),
+            **History(yard, devices).routes(),
+            **Timeline(yard, reader).routes(),
+            **Reporting(yard).routes(),
             **self._changes(),
+            **self.web.routes(),
             ("GET", "/status"): self._status,
             ("GET", "/events"): self.events.stream,
-            ("POST", "/submissions"): intake.submit,
             ("GET", "/batches/{id}"): lambda _, first_id: batches.standing(yard, first_id),
             ("GET", "/batches/{id}/runs"): self._runs,
             ("GET", "/tasks"): lambda asked: tasks.standing(yard, read_tag(asked.query)),
@@ -68,19 +79,15 @@ class Routes:
             ("GET", "/estimates"): self._estimates,
             ("POST", "/estimates/forget"): lambda asked: learned.forget(yard, read_words(read_body(asked))),
         }
-        self.table: Table = {(method, API + path): route for (method, path), route in under_api.items()}
+        self.table: Table = {
+            **{(method, API + path): route for (method, path), route in under_api.items()},
+            ("GET", "/openapi.json"): lambda _: _description(),
+            **Metrics(yard, devices, started_at).routes(),
+        }
         self._router = Router(self.table)
 
     def _changes(self) -> Table:
-        requests = self._yard.requests
         return {
-            ("POST", "/jobs/cancel"): self._change(requests.cancel),
-            ("POST", "/jobs/hold"): self._change(requests.hold),
-            ("POST", "/jobs/release"): self._change(requests.release),
-            ("POST", "/jobs/retry"): self._change(requests.retry),
-            ("POST", "/jobs/suspend"): self._suspend,
-            ("POST", "/jobs/resume"): self._change(requests.resume),
-            ("POST", "/jobs/priority"): self._priority,
             ("POST", "/pause"): lambda _: self._pause(paused=True),
             ("POST", "/unpause"): lambda _: self._pause(paused=False),
             ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
@@ -123,6 +130,7 @@ class Routes:
             "state_dir": places.state_folder(),
             **standing(yard),
             "under_way": under_way(yard),
+            "viewers": self.events.viewers,
             "step_us": None if yard.step_s is None else yard.step_s * 1e6,
             "notices": [*yard.notices, *([yard.trouble] if yard.trouble else [])],
         }
@@ -142,12 +150,7 @@ class Routes:
         return {"stopping": True, "running": under_way(self._yard)}
 
     async def _clean(self, request: Request) -> Answer:
-        older_than_s = read_body(request).get("older_than_s")
-        if isinstance(older_than_s, str):
-            older_than_s = parse_duration(older_than_s)
-        if not isinstance(older_than_s, int | float) or older_than_s < 0:
-            raise UserError("older_than_s is missing", hint="say how old they have to be, such as 30d")
-        gone = await in_pieces(self._yard.requests.clean(float(older_than_s)))
+        gone = await in_pieces(self._yard.requests.clean(read_age(read_body(request))))
         folders = log_folders(Path(places.state_folder()))
         freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, gone)
         return {"jobs": len(gone), "bytes": freed}
@@ -163,31 +166,11 @@ class Routes:
             limit=max(1, min(read_whole(request.query.get("limit"), 1000), MOST_ROWS)),
         )
 
-    # Change
 
-    def _change(self, act: Callable[[Selection], InPieces[Changed]]) -> Route:
-        return lambda request: self._do(act(read_selection(read_body(request).get("ids"))))
+def _description() -> Response:
+    from gpuyard.daemon.openapi import document  # few ask for it, and it is large
 
-    async def _suspend(self, request: Request) -> Answer:
-        selection = read_selection(read_body(request).get("ids"))
-        look = await self._yard.looks.fresh(LOOK_FOR_PEOPLE_S)
-        return await self._do(self._yard.requests.suspend(selection, look))
-
-    def _priority(self, request: Request) -> Awaitable[Answer]:
-        body = read_body(request)
-        priority = read_priority(body)
-        return self._do(self._yard.requests.prioritise(read_selection(body.get("ids")), priority))
-
-    async def _do(self, changing: InPieces[Changed]) -> Answer:
-        changed = await in_pieces(changing)
-        self._yard.finishing.tell()
-        self._yard.wake()
-        return {
-            "changed": format_ids(changed.ids),
-            "count": len(changed.ids),
-            "unchanged": [msgspec.to_builtins(refused) for refused in changed.unchanged[:100]],
-            "unchanged_count": len(changed.unchanged),
-        }
+    return Response(body=document())
 
 
 def _as_answer(told: Told) -> HttpAnswer:

@@ -13,6 +13,7 @@ from gpuyard.core.lifecycle import LIVE, WAITING, JobState
 from gpuyard.core.model import Need, Snapshot
 from gpuyard.core.oom import ShortageKind
 from gpuyard.core.shape import iso_time
+from gpuyard.core.wishes import shown
 
 
 def row(job: Job, attempt: Attempt | None, next_need: Need, snapshot: Snapshot, now: float) -> dict[str, Any]:
@@ -80,6 +81,10 @@ def details(
         "on_preempt": str(spec.on_preempt),
         "cpus": spec.cpus,
         "engine_options": list(spec.engine_options),
+        "notify": [
+            {"events": [str(event) for event in wish.events], "target": wish.target and shown(wish.target)}
+            for wish in spec.notify
+        ],
         "growth": _growth(job.growth),
         "after": [
             {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is Prospect.MET}

@@ -8,21 +8,18 @@ from msgspec import to_builtins
 from gpuyard.core.dependencies import Prospect, prospect
 from gpuyard.core.jobs import Attempt, Job, OutcomeKind, Parked
 from gpuyard.core.lifecycle import FINISHED, LIVE, PARKED, JobState
-from gpuyard.core.ordering import Line
+from gpuyard.core.ordering import whole_order
 from gpuyard.core.reasons import Reason, ReasonKind, plain
 from gpuyard.core.selection import format_ids
 from gpuyard.core.shape import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.yard import Yard
+from gpuyard.store.search import APART, LIVE_IN_ORDER, RECENTLY_FINISHED
 
 Event = tuple[float, str, str | None]
 
-_RECENTLY_FINISHED = 10
 _SAYS_LITTLE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 _PAGE = 200
-_LIVE_IN_ORDER = (
-    JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
-)  # fmt: skip
 
 
 class Listing:
@@ -33,31 +30,21 @@ class Listing:
         self._store = yard.store
         self._catalogue = yard.catalogue
 
-    def of_ids(self, ranges: Sequence[tuple[int, int]], states: list[JobState] | None) -> Iterator[Job]:
-        for first, last in ranges:
-            for job_id in self._catalogue.ids(first, last, states):
-                job = self._store.job(job_id)
-                if job is not None:
-                    yield job
-
-    def all(self, states: list[JobState] | None, *, show_all: bool) -> Iterator[Job]:
+    def all(self, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:
         """What runs, what waits in its order, what stands apart, and the last that finished."""
         wanted = set(states or JobState)
-        for state in _LIVE_IN_ORDER:
+        for state in LIVE_IN_ORDER:
             yield from self._apart([state] if state in wanted else [])
         if JobState.QUEUED in wanted:
             yield from self._queued()
-        apart = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
-        yield from self._apart([state for state in apart if state in wanted])
+        yield from self._apart([state for state in APART if state in wanted])
         if wanted & FINISHED:
-            yield from self._finished(wanted, None if show_all or states else _RECENTLY_FINISHED)
+            yield from self._finished(wanted, None if show_all or states else RECENTLY_FINISHED)
 
     def _queued(self) -> Iterator[Job]:
         now = self._yard.looks.now()
-        line = Line(self._store.ready_queues(), self._yard.controller.desk.used(now), now, is_whole=True)
-        while (first := line.first()) is not None:
-            lane, candidate = first
-            line.advance(lane)
+        used = self._yard.controller.desk.used(now)
+        for candidate in whole_order(self._store.ready_queues(), used, now):
             job = self._store.job(candidate.job_id)
             if job is not None:
                 yield job

@@ -24,15 +24,15 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REQUEST_LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _CLOSE = "Connection: close\r\n"
+# Of a head, in their order.
+Fields = tuple[tuple[str, str], ...]
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Refused(UserError):
     """A request that is answered with this status."""
 
-    def __init__(
-        self, status: int, message: str, *, hint: str | None = None, headers: tuple[tuple[str, str], ...] = ()
-    ) -> None:
+    def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Fields = ()) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.headers = headers
@@ -50,7 +50,7 @@ class Response(Struct, frozen=True, kw_only=True):
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Fields = ()
 
 
 class Viewer(Protocol):
@@ -66,7 +66,7 @@ class Stream(Struct, frozen=True, kw_only=True):
 
     begin: Callable[[Viewer], Callable[[], None]]
     content_type: str = "text/event-stream"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Fields = ()
 
 
 class _Head(Struct, frozen=True):
@@ -108,6 +108,14 @@ class Parser:
         return self._head is not None or bool(self._unread)
 
     @property
+    def awaited(self) -> Request | None:
+        """The request whose body has not all come, without it."""
+        if self._head is None:
+            return None
+        path, query = _read_target(self._head.target)
+        return Request(method=self._head.method, path=path, query=query, headers=self._head.headers)
+
+    @property
     def awaits_consent(self) -> bool:
         """Whether the client holds its body back until it is told to go on, as curl does with a long one."""
         return self._head is not None and self._head.awaits_consent and not self._unread
@@ -129,32 +137,33 @@ class Parser:
         return _read_head(text, self._most_bytes)
 
 
-def render(response: Response, *, is_last: bool, has_body: bool = True) -> bytes:
-    """The answer to HEAD has no body, but says how long it would be."""
+def render(response: Response, *, is_last: bool, has_body: bool = True, fields: Fields = ()) -> bytes:
+    """The answer to HEAD has no body, but says how long it would be. Its own headers go before `fields`."""
     head = (
         f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, 'Other')}\r\n"
         f"Content-Type: {response.content_type}\r\n"
         f"Content-Length: {len(response.body)}\r\n"
-        f"{_fields(response.headers)}{_CLOSE if is_last else ''}\r\n"
+        f"{_fields(response.headers, fields)}{_CLOSE if is_last else ''}\r\n"
     ).encode("latin-1")
     return head + response.body if has_body else head
 
 
-def render_head(stream: Stream) -> bytes:
+def render_head(stream: Stream, fields: Fields = ()) -> bytes:
     """It ends when the connection does."""
-    return (
-        f"HTTP/1.1 200 OK\r\nContent-Type: {stream.content_type}\r\nCache-Control: no-store\r\n"
-        f"{_fields(stream.headers)}{_CLOSE}\r\n"
-    ).encode("latin-1")
+    headers = (("Cache-Control", "no-store"), *stream.headers)
+    return (f"HTTP/1.1 200 OK\r\nContent-Type: {stream.content_type}\r\n{_fields(headers, fields)}{_CLOSE}\r\n").encode(
+        "latin-1"
+    )
 
 
-def _fields(headers: tuple[tuple[str, str], ...]) -> str:
-    return "".join(f"{name}: {value}\r\n" for name, value in headers)
+def _fields(own: Fields, others: Fields) -> str:
+    if not own and not others:
+        return ""
+    named = {name for name, _ in own}
+    return "".join(f"{name}: {value}\r\n" for name, value in (*own, *(f for f in others if f[0] not in named)))
 
 
-def error_response(
-    status: int, message: str, hint: str | None = None, headers: tuple[tuple[str, str], ...] = ()
-) -> Response:
+def error_response(status: int, message: str, hint: str | None = None, headers: Fields = ()) -> Response:
     said = {"error": _printable(message), "hint": hint and _printable(hint)}
     return Response(status=status, body=msgspec.json.encode(said), headers=headers)
 

@@ -62,6 +62,7 @@ class Yard:
         suspender: LocalSuspender,
         open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
+        self.database = database
         self.store = JobStore(database)
         self.catalogue = Catalogue(database, self.store)
         self.controller = Controller(
@@ -75,7 +76,10 @@ class Yard:
         self.step_s: float | None = None
         # Told after each step, which is after each change and each look; what they do has to be quick.
         self.listeners: list[Callable[[Step], None]] = []
+        # Told when the configuration has become another one that can be read.
+        self.followers: list[Callable[[], None]] = []
         self.broken: asyncio.Future[StoreFault]
+        self.ledger = book.ledger
         self._book = book
         self._engine = engine
         self._suspender = suspender
@@ -174,6 +178,8 @@ class Yard:
             self._configuration = stamp
             try:
                 self.controller.rules = read_rules()
+                for follow in self.followers:
+                    follow()
             except UserError as error:
                 _log.error("%s; what it said before holds", error)
 

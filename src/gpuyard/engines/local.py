@@ -256,9 +256,10 @@ class LocalEngine(RunsHere):
             self._listen(each)
         over, self._over = self._over, []
         if self._news:
-            # One at a time: while the next is seen to, the successor of the first one runs already. To wait for all of
-            # them would have the jobs wait for the daemon, and the daemon for the jobs, in turns.
-            over.append(self._news.popleft())
+            # Half of them at a time: while the rest is seen to, the successors of the first ones run already. To wait
+            # for all would have the jobs wait for the daemon, and the daemon for the jobs, in turns; and where steps
+            # are far apart, one at a time would be fewer than begin.
+            over += [self._news.popleft() for _ in range(max(1, len(self._news) // 2))]
             self._ring()
         return [self._tell(name) for name in dict.fromkeys(over) if name in self._watched]
 

@@ -6,7 +6,7 @@ from typing import Any
 from gpuyard.core.jobs import Job
 from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
-from gpuyard.core.selection import Selection
+from gpuyard.core.selection import Selection, merge_ranges
 from gpuyard.store import rows
 from gpuyard.store.database import Database
 from gpuyard.store.jobs import JobStore
@@ -37,7 +37,7 @@ class Catalogue:
                 # Said twice: SQLite takes the index of those that have a tag only for a query that leaves out the rest.
                 query = f"SELECT id FROM jobs WHERE {column} = ? AND {column} <> '' ORDER BY id"  # noqa: S608
                 found += _stretches(job_id for (job_id,) in self._execute(query, (value,)))
-        return _merged([(first, last) for first, last in found if first <= last])
+        return merge_ranges((first, last) for first, last in found if first <= last)
 
     def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
         """Those that exist, in order, fetched as they are asked for."""
@@ -169,14 +169,4 @@ class Catalogue:
 
 
 def _stretches(ids: Iterator[int]) -> list[tuple[int, int]]:
-    return _merged([(job_id, job_id) for job_id in ids])
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
+    return merge_ranges((job_id, job_id) for job_id in ids)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault
 
@@ -27,6 +28,11 @@ class Database:
     @property
     def is_changing(self) -> bool:
         return self._connection.in_transaction
+
+    @property
+    def path(self) -> Path:
+        """Of its file."""
+        return Path(self.execute("PRAGMA database_list").fetchone()[2])
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
@@ -86,6 +92,17 @@ def open_database(path: Path | None) -> tuple[Database, str | None]:
         return _opened(str(path)), notice
     except OSError as error:
         raise EnvironmentFault(f"{path.parent} cannot be used: {error.strerror}") from error
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Another connection, that cannot change anything; what it reads holds nobody up."""
+    try:
+        name = f"file:{quote(os.fsencode(path))}?mode=ro"
+        connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA busy_timeout = 5000")
+        return connection
+    except sqlite3.DatabaseError as error:
+        raise fault(error) from error
 
 
 def _opened(name: str) -> Database:

@@ -91,6 +91,11 @@ class JobStore:
             self._known_arriving = {submission for (submission,) in found}
         return self._known_arriving
 
+    @property
+    def has_arriving(self) -> bool:
+        """Whether any jobs are not there yet, as the rest of their submission is still to come."""
+        return bool(self._arriving)
+
     def is_arriving(self, job_id: int) -> bool:
         """Whether the rest of its submission is still to come."""
         return bool(self._arriving) and self.lane_of(job_id).batch in self._arriving
@@ -133,7 +138,8 @@ class JobStore:
             self.set_setting("next_id", str(job_id + 1))
 
     def add_spec(self, spec: JobSpec) -> int:
-        return int(self._execute("INSERT INTO specs (body) VALUES (?)", (rows.spec_to_text(spec),)).lastrowid or 0)
+        row = (rows.spec_to_text(spec), rows.reason_to_text(" ".join(spec.command)))
+        return int(self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0)
 
     def lane_id(self, lane: Lane) -> int:
         """The lane of that kind, made where there is none yet."""

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Growth, Job, JobSpec, Lack, Outcome, OutcomeKind, Parked, Usage
+from gpuyard.core.jobs import Attempt, Growth, Job, JobSpec, Lack, Outcome, OutcomeKind, Parked, Usage, fill_in
 from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.ordering import Lane
@@ -53,6 +53,16 @@ def details_to_text(element: Element) -> str | None:
     if element.command is not None:
         return json.dumps({"command": element.command})
     return json.dumps({"values": element.values}) if element.values else None
+
+
+def command_shown(command: str, details: str | None, index: int | None) -> str:
+    """The words of a job with spaces between them, from those of its spec and what is its own."""
+    known = json.loads(details) if details else {}
+    words = known.get("command") or [command]
+    values = dict(known.get("values", {}))
+    if index is not None:
+        values["index"] = str(index)
+    return " ".join(fill_in(words, values) if values else words)
 
 
 def reason_to_text(reason: str | None) -> str | None:

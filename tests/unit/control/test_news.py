@@ -29,7 +29,7 @@ def begin(desk: Desk, shelf: Shelf, job_id: int) -> None:
 
 
 def told(news: list[News]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
-    return [(each.kind, each.job.id, each.job.state, each.outcome and each.outcome.kind) for each in news]
+    return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in news]
 
 
 def test_a_run_is_told_from_its_start_to_its_end(desk: Desk, shelf: Shelf) -> None:

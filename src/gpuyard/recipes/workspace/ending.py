@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.daemon.client import Client, connect
+from gpuyard.daemon.client import Connection, connect
 from gpuyard.engines.tmux import Tmux
 from gpuyard.recipes.folders import locked
 from gpuyard.recipes.workspace.logbook import note
@@ -59,19 +59,19 @@ def _note(settings: Settings | None, text: str) -> None:
         note(settings, text)
 
 
-def tasks_of(queue: Client, tag: str) -> list[dict[str, Any]]:
+def tasks_of(queue: Connection, tag: str) -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
     return tasks
 
 
-def _cancel(queue: Client, tasks: Sequence[dict[str, Any]]) -> int:
+def _cancel(queue: Connection, tasks: Sequence[dict[str, Any]]) -> int:
     if not tasks:
         return 0
     ids = ",".join(str(task["id"]) for task in tasks)
     return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
 
 
-def _wait_for(queue: Client, tag: str, ids: set[int]) -> tuple[str, ...]:
+def _wait_for(queue: Connection, tag: str, ids: set[int]) -> tuple[str, ...]:
     """Those that are still there after the time in which they are made to end."""
     if ids:
         asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.crew import Crew
 from gpuyard.core.tasks import Task
-from gpuyard.daemon.client import Client, connect
+from gpuyard.daemon.client import Connection, connect
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
@@ -118,7 +118,7 @@ class _Sweep:
         make_folders(self._workspace, settings)
         return planned, notes
 
-    def submit(self, queue: Client, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
+    def submit(self, queue: Connection, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
         known = {task["config"]: task for task in tasks_of(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
         submitted: list[Submitted] = []
@@ -163,7 +163,7 @@ class _Sweep:
             )
         return f"completed: {os.path.relpath(marker, self._workspace)} is there" if os.path.lexists(marker) else None
 
-    def _submit_one(self, queue: Client, each: _Planned) -> int:
+    def _submit_one(self, queue: Connection, each: _Planned) -> int:
         settings = self._settings
         config_path = path_for(str(each.path), settings)
         marker = str(marker_of(settings, each.config))
@@ -216,7 +216,7 @@ class _Sweep:
             delay_s=settings.command_delay,
         )
 
-    def _submit_notice(self, queue: Client, jobs: list[int]) -> None:
+    def _submit_notice(self, queue: Connection, jobs: list[int]) -> None:
         """What comes when all of these are over."""
         words = (
             sys.executable,
@@ -236,7 +236,7 @@ class _Sweep:
 
     def _post(
         self,
-        queue: Client,
+        queue: Connection,
         *,
         command: Sequence[str],
         environment: dict[str, str],

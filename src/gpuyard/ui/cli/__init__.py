@@ -30,10 +30,12 @@ QUEUE_VERBS = {
     "export": "Write a script that submits what waits to Slurm or Ray.",
     "hold": "Keep waiting jobs from starting.",
     "logs": "Print what a job wrote, and follow it.",
+    "notify": "Send a test notification, to see whether it arrives.",
     "pause": "Start nothing new; what runs goes on.",
     "priority": "Let waiting jobs start earlier or later.",
     "queue": "Show what runs, what waits and why, and what has finished.",
     "release": "Let held jobs start.",
+    "report": "Sum up a week: GPU-hours, waits, waste and failures, in a picture.",
     "resume": "Let suspended jobs go on.",
     "retry": "Queue finished jobs once more.",
     "show": "Show all about a job.",
@@ -42,6 +44,7 @@ QUEUE_VERBS = {
     "suspend": "Move the GPU memory of running jobs to RAM, and let them rest.",
     "unpause": "Go on after `pause` or `drain`.",
     "wait": "Wait until jobs have finished.",
+    "web": "Open the queue's page, and print where it is.",
     "why": "Say why a job does not run yet.",
 }
 
@@ -62,6 +65,7 @@ VERBS = {
     "run": "Run a program on GPUs of its own, as soon as they can be had.",
     "sim-job": "Use a simulated GPU for a while, as a job would.",
     "simulate": "Compare policies on a trace of jobs, in simulated time.",
+    "top": "Watch the GPUs and the queue live, and act on jobs with a key.",
     "watch": "Follow the GPUs and the host live, and log them.",
 }
 

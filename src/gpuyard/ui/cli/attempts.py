@@ -2,10 +2,10 @@
 
 from gpuyard.ui.cli.curve import draw
 from gpuyard.ui.cli.plain import clean, duration_text, size_text
-from gpuyard.ui.cli.terminal import is_unicode, room, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _ROWS = 3
@@ -15,19 +15,19 @@ _WIDTH_IN_A_PIPE = 80
 _WIDEST = 120
 
 
-def tell_memory(job: "dict[str, Any]") -> None:
+def memory_lines(job: "dict[str, Any]", width: int | None, *, is_unicode: bool) -> "Iterator[str]":
     """Of each attempt that was given or used anything."""
     for attempt in job["attempts"]:
         figures = _figures(attempt)
         if not figures and attempt["lack"] is None:
             continue
-        say("")
-        say(f"attempt {attempt['number']}: {', '.join(figures)}")
-        for line in _picture(attempt):
-            say(f"{' ' * _MARGIN}{line}".rstrip())
+        yield ""
+        yield f"attempt {attempt['number']}: {', '.join(figures)}"
+        for line in _picture(attempt, width or _WIDTH_IN_A_PIPE, is_unicode=is_unicode):
+            yield f"{' ' * _MARGIN}{line}".rstrip()
         if attempt["lack"] is not None:
             is_last = attempt is job["attempts"][-1]
-            _tell_lack(attempt["lack"], job if is_last else None)
+            yield from _lack_lines(attempt["lack"], job if is_last else None)
 
 
 def _figures(attempt: "dict[str, Any]") -> list[str]:
@@ -48,18 +48,18 @@ def _figures(attempt: "dict[str, Any]") -> list[str]:
     return told
 
 
-def _picture(attempt: "dict[str, Any]") -> list[str]:
+def _picture(attempt: "dict[str, Any]", room: int, *, is_unicode: bool) -> list[str]:
     """The curve between its axes; nothing where there is no time or no memory to show."""
     points = attempt["curve"]
     if len(points) < 2 or not any(used for _, used in points):
         return []
     labels = [size_text(max(used for _, used in points)), *[""] * (_ROWS - 1)]
     label_width = max(map(len, labels))
-    upright, corner, flat = ("│", "└", "─") if is_unicode() else ("|", "+", "-")
-    width = min(_WIDEST, (room()[0] or _WIDTH_IN_A_PIPE) - label_width - _MARGIN - 2)
+    upright, corner, flat = ("│", "└", "─") if is_unicode else ("|", "+", "-")
+    width = min(_WIDEST, room - label_width - _MARGIN - 2)
     if width < 10:
         return []
-    rows = draw(points, attempt["ran_s"], width, _ROWS, is_unicode=is_unicode())
+    rows = draw(points, attempt["ran_s"], width, _ROWS, is_unicode=is_unicode)
     lines = [f"{label:>{label_width}} {upright}{row}" for label, row in zip(labels, rows, strict=True)]
     end = duration_text(max(attempt["ran_s"], points[-1][0]))
     lines.append(f"{'0':>{label_width}} {corner}{flat * width}")
@@ -67,14 +67,14 @@ def _picture(attempt: "dict[str, Any]") -> list[str]:
     return lines
 
 
-def _tell_lack(lack: "dict[str, Any]", job: "dict[str, Any] | None") -> None:
+def _lack_lines(lack: "dict[str, Any]", job: "dict[str, Any] | None") -> "Iterator[str]":
     """What it needed and had, and who had the rest; for the last attempt, what comes next."""
     what = "out of memory" if lack["where"] == "device" else "out of RAM"
     needed = f"needed {size_text(lack['needed_mb'])}" if lack["needed_mb"] is not None else "needed more"
     had = lack["had_mb"] if lack["had_mb"] is not None else lack["held_mb"]
-    say(f"  {what}: {needed}" + (f", had {size_text(had)}" if had is not None else ""))
+    yield f"  {what}: {needed}" + (f", had {size_text(had)}" if had is not None else "")
     for line in _explained(lack, job):
-        say(f"    {clean(line)}")
+        yield f"    {clean(line)}"
 
 
 def _explained(lack: "dict[str, Any]", job: "dict[str, Any] | None") -> list[str]:

@@ -2,7 +2,7 @@
 
 import time
 
-from gpuyard.daemon.client import Client, NoDaemon, connect
+from gpuyard.daemon.client import Connection, NoDaemon, connect
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ui.cli.options import JSON, Typed, Verb, Words
 from gpuyard.ui.cli.plain import count_text, duration_text
@@ -97,7 +97,7 @@ def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
     return run_daemon() or 0
 
 
-def _reach() -> Client | None:
+def _reach() -> Connection | None:
     try:
         return connect(start=False)
     except NoDaemon:

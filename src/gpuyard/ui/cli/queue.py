@@ -45,7 +45,7 @@ COLUMNS = (
     Column("WHY", is_long=True),
 )
 _STATE_AT = 1
-_STATES = {
+STATES = {
     "running": ("●", "green"),
     "resuming": ("◍", "green"),
     "pending": ("◔", "green"),
@@ -61,7 +61,7 @@ _STATES = {
     "succeeded": ("✓", "dim"),
     "cancelled": ("-", "dim"),
 }
-_UNFINISHED = [state for state in _STATES if state not in ("failed", "rejected", "succeeded", "cancelled")]
+_UNFINISHED = [state for state in STATES if state not in ("failed", "rejected", "succeeded", "cancelled")]
 # Beside the rows: the counts, a notice, the headings, what more there is, and the next prompt.
 _OTHER_LINES = 5
 
@@ -103,7 +103,7 @@ def _ask(query: dict[str, str], limit: int) -> "dict[str, Any]":
 
 def _head(answer: "dict[str, Any]") -> list[str]:
     dot = " · " if is_unicode() else ", "
-    told = [f"{answer['counts'][state]} {state}" for state in _STATES if answer["counts"].get(state)]
+    told = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
     if not told:
         told = ["The queue is empty. Put a program into it: gpuyard submit -- python train.py"]
     elif not answer["jobs"]:
@@ -120,7 +120,7 @@ def _say_rows(jobs: "list[dict[str, Any]]") -> None:
     heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], room()[0], ellipsis())
     say(paint(line_of(heading), "dim"))
     for job, cells in zip(jobs, lines, strict=True):
-        cells[_STATE_AT] = paint(cells[_STATE_AT], _STATES[job["state"]][1])
+        cells[_STATE_AT] = paint(cells[_STATE_AT], STATES[job["state"]][1])
         say(line_of(cells))
 
 
@@ -140,7 +140,7 @@ def _cells(job: "dict[str, Any]") -> list[str]:
 
 
 def _state_text(state: str) -> str:
-    return f"{_STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state
+    return f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state
 
 
 def _say_more(answer: "dict[str, Any]", query: dict[str, str]) -> None:
@@ -155,6 +155,6 @@ def _count_more(answer: "dict[str, Any]", query: dict[str, str]) -> int:
     """How many jobs of those asked for are not shown; 0 where that is not known."""
     if query["ids"]:
         return 0
-    states = query["state"].split(",") if query["state"] else [*_STATES] if query["all"] else _UNFINISHED
+    states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else _UNFINISHED
     total = int(sum(answer["counts"].get(state, 0) for state in states))
     return total - sum(job["state"] in states for job in answer["jobs"])

@@ -1,6 +1,6 @@
 """`gpuyard show`: all about a job."""
 
-from gpuyard.ui.cli.attempts import tell_memory
+from gpuyard.ui.cli.attempts import memory_lines
 from gpuyard.ui.cli.meant import tell_each
 from gpuyard.ui.cli.options import JSON, SEVERAL, Option, Typed, Verb
 from gpuyard.ui.cli.plain import (
@@ -10,14 +10,17 @@ from gpuyard.ui.cli.plain import (
     count_text,
     devices_text,
     duration_text,
+    lay_out,
+    line_of,
     result_text,
     size_text,
     time_text,
 )
-from gpuyard.ui.cli.terminal import say, say_table
+from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, room, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 VERB = Verb(
@@ -55,14 +58,30 @@ def run(typed: Typed) -> int:
 
 
 def _tell(job: "dict[str, Any]") -> None:
-    for name, value in _facts(job):
-        say(f"{name}: {clean(value)}")
-    if job["attempts"]:
+    for line in fact_lines(job):
+        say(line)
+    heading, *lines = attempt_lines(job, room()[0], ellipsis())
+    if lines:
         say("")
-        say_table(_ATTEMPTS, [_attempt_cells(attempt, job["state"]) for attempt in job["attempts"]])
-        tell_memory(job)
+        say(paint(heading, "dim"))
+    for line in (*lines, *memory_lines(job, room()[0], is_unicode=is_unicode()), *advice_lines(job)):
+        say(line)
+
+
+def fact_lines(job: "dict[str, Any]") -> list[str]:
+    return [f"{name}: {clean(value)}" for name, value in _facts(job)]
+
+
+def attempt_lines(job: "dict[str, Any]", width: int | None, ellipsis: str) -> list[str]:
+    """A heading, and a line for each attempt."""
+    cells = [_attempt_cells(attempt, job["state"]) for attempt in job["attempts"]]
+    return [line_of(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
+
+
+def advice_lines(job: "dict[str, Any]") -> "Iterator[str]":
     for text in job["advice"]:
-        say(f"\nnote: {clean(text)}")
+        yield ""
+        yield f"note: {clean(text)}"
 
 
 def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
@@ -96,6 +115,7 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
+        ("notify", "; ".join(map(_notify_text, job.get("notify", ())))),
         ("log", job["log"]),
     ]
     return [(name, value) for name, value in facts if value] + _environment(job)
@@ -139,6 +159,10 @@ def _bounds(need: "dict[str, Any]") -> str:
 def _after_text(dependency: "dict[str, Any]") -> str:
     kind = "" if dependency["kind"] == "ok" else f" ({dependency['kind']})"
     return f"{dependency['id']}{kind} {'met' if dependency['met'] else 'is ' + dependency['state']}"
+
+
+def _notify_text(wish: "dict[str, Any]") -> str:
+    return f"{wish['target'] or 'as configured'} on {', '.join(wish['events'])}"
 
 
 def _environment(job: "dict[str, Any]") -> "list[tuple[str, str]]":

@@ -4,8 +4,8 @@ import os
 import sys
 
 from gpuyard.daemon.client import connect
+from gpuyard.daemon.configuration import digest_of
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.configuration import digest_of
 from gpuyard.ui.cli.options import JSON, Option, Typed, Verb, Words
 from gpuyard.ui.cli.terminal import note, say, say_json
 
@@ -56,6 +56,8 @@ VERB = Verb(
         Option("env", "NAME=VALUE", "Set this variable as well.", is_repeatable=True),
         Option("stdin", "FILE", "What it reads as standard input. [nothing]"),
         Option("on-reboot", "WHAT", "If the machine restarts meanwhile: requeue, hold or fail."),
+        Option("notify", "[EVENTS=]TARGET", "Tell this command or URL of it: finished,failed,out-of-memory=TARGET.",
+               is_repeatable=True),
         Option("hold", None, "Keep it from starting until `gpuyard release`."),
         Option("log-cap", "SIZE", "Keep about this much of its output. [256M]"),
         Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),

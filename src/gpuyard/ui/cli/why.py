@@ -7,6 +7,7 @@ from gpuyard.ui.cli.terminal import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 VERB = Verb(
@@ -24,19 +25,24 @@ def run(typed: Typed) -> int:
 
 
 def _tell(answer: "dict[str, Any]") -> None:
-    say(clean(answer["summary"]))
+    for line in why_lines(answer):
+        say(line)
+
+
+def why_lines(answer: "dict[str, Any]") -> "Iterator[str]":
+    yield clean(answer["summary"])
     for reason in answer["reasons"]:
         place = f"{reason['device_id']}: " if reason["device_id"] else ""
-        say(f"  {place}{clean(reason['text'])}")
+        yield f"  {place}{clean(reason['text'])}"
     for holder in _holders(answer["reasons"]):
-        say(f"  in the way: {clean(holder)}")
+        yield f"  in the way: {clean(holder)}"
     if answer["ahead"]:
-        say(f"  ahead of it in the line: {answer['ahead']}")
+        yield f"  ahead of it in the line: {answer['ahead']}"
     if answer["estimated_start"] is not None:
         begin = "go on" if answer["state"] == "suspended" else "start"
-        say(f"  may {begin} {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}")
+        yield f"  may {begin} {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}"
     elif answer["estimate"]:
-        say(f"  {clean(answer['estimate'])}")
+        yield f"  {clean(answer['estimate'])}"
 
 
 def _holders(reasons: "list[dict[str, Any]]") -> list[str]:

@@ -1,0 +1,155 @@
+"""The two ways to the daemon for programs: its own socket, and the page's port with its token.
+
+Over its own socket it is started where none runs, and a wait goes on with the next daemon where this one has gone. Over
+the page's port it may be another machine's, to which a port is forwarded: nothing is started, and no file is near.
+"""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from gpuyard.daemon import places
+from gpuyard.daemon.client import connect, encode, read_answer, target_of
+from gpuyard.daemon.lock import running_pid
+from gpuyard.daemon.patient import PatientClient
+from gpuyard.errors import EnvironmentFault, UserError
+
+Query = dict[str, str]
+Answer = dict[str, Any]
+
+_ANSWER_AFTER_S = 60.0
+# The daemon says in a stream that it is still there every 15 seconds.
+_SILENT_S = 60.0
+_STOPPED_AFTER_S = 30.0
+_LOOK_AGAIN_S = 0.02
+_EVENT = b"data: "
+
+
+class Way(Protocol):
+    # Whether the daemon sees the files and the folder of whoever asks.
+    is_near: bool
+
+    def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer: ...
+
+    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:
+        """A question that the daemon may think about for so long, asked again where it has gone meanwhile."""
+        ...
+
+    def events(self, path: str, query: Query) -> Iterator[Answer]: ...
+
+    def await_end(self) -> None:
+        """Until the daemon, which was told to stop, has."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OwnSocket:
+    is_near = True
+
+    def __init__(self, *, may_start: bool) -> None:
+        self._connection = connect(start=may_start)
+        self._patient: PatientClient | None = None
+
+    def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
+        # A submission carries a token by which the daemon knows it.
+        is_repeatable = path == "/submissions"
+        answer: Answer = self._connection.request(method, path, query, body, is_repeatable=is_repeatable)
+        return answer
+
+    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:
+        if self._patient is None:
+            self._patient = PatientClient()
+        return self._patient.get(path, query, within_s)
+
+    def events(self, path: str, query: Query) -> Iterator[Answer]:
+        return _events(_UnixConnection(timeout=_SILENT_S), target_of(path, query), {})
+
+    def await_end(self) -> None:
+        deadline = time.monotonic() + _STOPPED_AFTER_S
+        while running_pid(places.lock_path()) is not None:
+            if time.monotonic() > deadline:
+                raise EnvironmentFault("the daemon has not ended", hint=f"{places.log_path()} may say why")
+            time.sleep(_LOOK_AGAIN_S)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._patient is not None:
+            self._patient.close()
+            self._patient = None
+
+
+class PagePort:
+    is_near = False
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """The token may be in the URL, as `gpuyard web` prints it."""
+        parts = urlsplit(url)
+        token = token or parse_qs(parts.query).get("token", [""])[0]
+        if parts.scheme != "http" or not parts.hostname:
+            raise UserError(f"'{url}' is no address of the page", hint="it is as `gpuyard web` prints it")
+        if not token:
+            raise UserError("the page is locked with a token", hint="`gpuyard web` prints it behind the address")
+        self._url, self._host, self._port = url, parts.hostname, parts.port or 80
+        self._fields = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._connection = self._connect(_ANSWER_AFTER_S)
+
+    def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
+        content = None if body is None else encode(body).encode()
+        try:
+            self._connection.request(method, target_of(path, query), content, self._fields)
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise EnvironmentFault(f"no daemon answers at {self._host}:{self._port}: {error}", hint=_ASK) from error
+        told: Answer = read_answer(answer.status, content)
+        return told
+
+    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:  # noqa: ARG002 - well within its time
+        return self.request("GET", path, query)
+
+    def events(self, path: str, query: Query) -> Iterator[Answer]:
+        return _events(self._connect(_SILENT_S), target_of(path, query), self._fields)
+
+    def await_end(self) -> None:
+        raise UserError("the daemon cannot be stopped over its page", hint="run `gpuyard daemon stop` on the machine")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, timeout: float) -> None:
+        super().__init__("gpuyard", timeout=timeout)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        places.reach(places.socket_path(), self.sock.connect)
+
+
+def _events(connection: http.client.HTTPConnection, target: str, fields: dict[str, str]) -> Iterator[Answer]:
+    """What a stream tells until it ends."""
+    with closing(connection):
+        try:
+            connection.request("GET", target, headers=fields)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                read_answer(answer.status, answer.read())
+            while line := answer.readline():
+                if line.startswith(_EVENT):
+                    yield json.loads(line.removeprefix(_EVENT))
+        except (OSError, http.client.HTTPException) as error:
+            raise EnvironmentFault(f"the daemon has gone: {error}", hint="ask again") from error
+
+
+_ASK = "run `gpuyard web` on the machine; it prints the address"

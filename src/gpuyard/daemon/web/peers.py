@@ -1,0 +1,76 @@
+"""Whose a connection from this machine is, as far as Linux tells.
+
+Cookies are a host's and not a port's: a browser shows ours to any server on 127.0.0.1, another user's among them. So a
+key is not enough where it can be told who shows it: on the machine itself only the page's own user and root get in.
+
+When a socket is closed the kernel no longer lists it, or lists it, where it is an older one, as root's. What was sent before
+can still be read, so whoever cannot be found has gone, and is not let in. Where the list itself is missing or does not have
+our own socket in it, nothing can be told, and the key has to do.
+"""
+
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_LISTENS = "0A"
+_LISTS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_GONE = "whoever asked has gone"
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def refuse_other_users(connection: socket.socket) -> str | None:
+    """Why whoever is at the other end is not let in, or `None`."""
+    if sys.platform != "linux":
+        return None
+    try:
+        own, peer = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return _GONE
+    if not is_here(plain(peer[0]), plain(own[0])):
+        return None
+    return why_not(_listed(), (plain(peer[0]), peer[1]), (plain(own[0]), own[1]), os.getuid())
+
+
+def why_not(lines: Iterable[str], peer: tuple[_Address, int], own: tuple[_Address, int], me: int) -> str | None:
+    theirs, ours = listed_names(*peer), listed_names(*own)
+    is_told = False
+    for _, local, remote, state, *others in map(str.split, lines):
+        is_told = is_told or (state == _LISTENS and local.endswith(f":{own[1]:04X}"))
+        if local in theirs and remote in ours:
+            uid, inode = int(others[3]), int(others[5])
+            return _GONE if inode == 0 else None if uid in (me, 0) else "this page is another user's"
+    return _GONE if is_told else None
+
+
+def is_here(peer: _Address, own: _Address) -> bool:
+    return peer.is_loopback or peer == own
+
+
+def plain(address: str) -> _Address:
+    """A socket for both kinds of addresses tells those of the older kind in the newer's form."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def listed_names(address: _Address, port: int) -> set[str]:
+    """As the kernel writes them: each four bytes as one number of the machine's own kind."""
+    forms = [address.packed]
+    if isinstance(address, ipaddress.IPv4Address):
+        forms.append(ipaddress.IPv6Address(f"::ffff:{address}").packed)
+    return {
+        "".join(f"{word:08X}" for word in struct.unpack(f"={len(form) // 4}I", form)) + f":{port:04X}" for form in forms
+    }
+
+
+def _listed() -> list[str]:
+    lines: list[str] = []
+    for path in _LISTS:
+        try:
+            lines += path.read_text().splitlines()[1:]
+        except OSError:
+            continue
+    return lines

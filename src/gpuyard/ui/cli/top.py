@@ -1,0 +1,41 @@
+"""`gpuyard top`: the GPUs, the queue and a job's log, live in the terminal."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuyard.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from gpuyard.ui.tui.app import Top
+
+
+@click.command("top")
+def command() -> None:
+    """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
+
+    ? in it shows the keys, q leaves it. It needs the package textual: pip install 'gpuyard[top]'.
+    """
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) or os.environ.get("TERM", "dumb") == "dumb":
+        raise UserError("`gpuyard top` needs a terminal", hint="in a pipe use `gpuyard queue` and `gpuyard devices`")
+    try:
+        from gpuyard.ui.tui.app import Top
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "textual":
+            raise
+        raise EnvironmentFault(
+            "`gpuyard top` needs the package textual", hint="install it with: pip install 'gpuyard[top]'"
+        ) from error
+    _show(Top)
+
+
+def _show(make: "type[Top]") -> None:
+    from gpuyard.daemon.client import connect
+    from gpuyard.ui.tui.letters import has_colour, letters_for
+
+    connect(start=True).close()
+    if not has_colour(os.environ):
+        os.environ["NO_COLOR"] = "1"
+    make(letters_for(os.environ, sys.stdout.encoding or "")).run()

@@ -1,0 +1,293 @@
+"""`gpuyard top` itself: keys choose, ask and act; panels show what the board has."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import Input, Static
+from textual.worker import Worker
+
+from gpuyard.errors import GpuyardError
+from gpuyard.ui.cli.plain import clean
+from gpuyard.ui.tui import pages
+from gpuyard.ui.tui.acts import ACTS, Act, Notice, failed, priority_act, told
+from gpuyard.ui.tui.board import FINISHED_SHOWN, Board
+from gpuyard.ui.tui.feeds import Feeds, Work
+from gpuyard.ui.tui.letters import Letters
+from gpuyard.ui.tui.link import Answer
+from gpuyard.ui.tui.panels import Lines
+from gpuyard.ui.tui.queue_view import job_title
+from gpuyard.ui.tui.screens import Question, Reader
+from gpuyard.ui.tui.window import Row, choose, move
+
+_TOLD_FOR_S = 15.0
+_TO_AN_END = 10**9
+
+
+class Top(App[None]):
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
+    CSS = """
+    Screen { overflow: hidden; }
+    Lines { width: 100%; height: 1; }
+    #page { height: 100%; }
+    #filter { display: none; height: 1; }
+    #filter Static { width: auto; }
+    Input { width: 1fr; background: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)"),
+        Binding("down,j", "move(1)"),
+        Binding("pageup", "page(-1)"),
+        Binding("pagedown", "page(1)"),
+        Binding("home,g", f"move({-_TO_AN_END})"),
+        Binding("end,G", f"move({_TO_AN_END})"),
+        Binding("enter", "about"),
+        Binding("w", "why"),
+        Binding("l", "log"),
+        Binding("c", "act('cancel')"),
+        Binding("h", "act('hold')"),
+        Binding("r", "act('release')"),
+        Binding("s", "act('suspend')"),
+        Binding("u", "act('resume')"),
+        Binding("t", "act('retry')"),
+        Binding("plus,equals_sign", "prioritise(1)"),
+        Binding("minus", "prioritise(-1)"),
+        Binding("slash", "filter"),
+        Binding("escape", "unfilter"),
+        Binding("f", "finished"),
+        Binding("p", "pause"),
+        Binding("left_square_bracket", "devices(-1)"),
+        Binding("right_square_bracket", "devices(1)"),
+        Binding("question_mark", "help"),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
+        Binding("ctrl+z", "suspend_process", priority=True),
+    ]
+
+    def __init__(self, letters: Letters) -> None:
+        super().__init__(ansi_color=True)
+        self.board = Board(letters)
+        self._feeds = Feeds(self.board, self._draw, self._tell, partial(self._run, in_place=True))
+        self._made = {
+            "head": self.board.head, "devices": self.board.devices, "queue": self.board.queue,
+            "log": self.board.log_lines, "notice": self.board.notices, "keys": self.board.keys,
+        }  # fmt: skip
+        self._panels = {name: Lines(letters, name) for name in self._made}
+        self._acting = asyncio.Lock()
+        self._log_reader: Reader | None = None
+        self._stop_forgetting: Callable[[], None] = lambda: None
+
+    def compose(self) -> ComposeResult:
+        *panels, keys = self._panels.values()
+        yield from panels
+        with Horizontal(id="filter"):
+            yield Static("only jobs with ")
+            yield Input(placeholder="part of a name, a tag or a command, or an id", compact=True)
+        yield keys
+
+    def on_mount(self) -> None:
+        self._feeds.start()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.board.resize(event.size.width, event.size.height)
+        self._draw()
+        self._feeds.follow_what_is_seen()
+
+    def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[None]:
+        """As a function, not as what it returns: one that is cancelled at once is then never begun."""
+        return self.run_worker(work, group=group, exclusive=in_place)
+
+    # What is seen
+
+    def _draw(self, *names: str) -> None:
+        heights = self.board.heights()
+        high = {"devices": heights.devices, "queue": heights.queue, "log": heights.log}
+        for name in names or self._panels:
+            panel = self._panels[name]
+            if not names and name in high:
+                panel.styles.height, panel.display = high[name], high[name] > 0
+            panel.show(self._made[name]())
+        if self._log_reader is not None and "log" in (names or self._panels):
+            self._log_reader.put(self.board.log)
+
+    def _tell(self, notice: Notice) -> None:
+        self.board.notice = notice
+        self._stop_forgetting()
+        self._stop_forgetting = self.set_timer(_TOLD_FOR_S, self._forget).stop
+        self._draw("notice")
+
+    def _forget(self) -> None:
+        self.board.notice = Notice()
+        self._draw("notice")
+
+    # Choosing
+
+    def action_move(self, by: int) -> None:
+        self.board.window = move(self.board.window, by, self.board.page)
+        self._draw("queue", "log")
+        self._feeds.follow_what_is_seen()
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(pages * max(1, self.board.window.height - 1))
+
+    def on_lines_pointed(self, told: Lines.Pointed) -> None:
+        """The first two lines of the queue are its headings."""
+        at = self.board.window.top + told.line - 2
+        if told.panel == "queue" and told.line >= 2 and at < self.board.page.total:
+            self.action_move(at - self.board.window.at)
+
+    def on_lines_wheeled(self, told: Lines.Wheeled) -> None:
+        if told.panel == "devices":
+            self.action_devices(told.by)
+        elif told.panel == "queue":
+            self.action_move(told.by)
+
+    def action_devices(self, by: int) -> None:
+        self.board.scroll_devices(by)
+        self._draw("devices")
+
+    def action_filter(self) -> None:
+        self._show_filter(is_shown=True)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        board = self.board
+        board.search = event.value.strip()
+        board.window = choose(replace(board.window, top=0), 0, board.page)
+        self._draw("queue")
+        self._feeds.follow_what_is_seen()
+
+    def on_input_submitted(self) -> None:
+        self._show_filter(is_shown=False)
+
+    def action_unfilter(self) -> None:
+        self.query_one(Input).value = ""
+        self._show_filter(is_shown=False)
+
+    def _show_filter(self, *, is_shown: bool) -> None:
+        """In the place of the line that says what has happened."""
+        self.query_one("#filter").display = is_shown
+        self.set_focus(self.query_one(Input) if is_shown else None)
+        self._panels["notice"].display = not is_shown
+
+    def action_finished(self) -> None:
+        place = FINISHED_SHOWN.index(self.board.finished) + 1
+        self.board.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
+        self._tell(Notice(f"of what has finished: {self.board.finished}"))
+        self._feeds.follow_what_is_seen()
+
+    # Reading
+
+    def _chosen(self) -> Row | None:
+        row = self.board.chosen
+        if row is None:
+            self._tell(Notice("no job is chosen", is_bad=True))
+        return row
+
+    async def action_help(self) -> None:
+        reader = Reader(lambda: Text("Keys", "bold"), self.board.letters)
+        await self.push_screen(reader)
+        reader.put(pages.Paper(pages.help_lines(self.board.letters), self.size.width))
+
+    async def action_log(self) -> None:
+        if self._chosen() is not None:
+            self._log_reader = Reader(self.board.log_title, self.board.letters, is_followed=True)
+            await self.push_screen(self._log_reader, self._close_log)
+            self._draw("log")
+
+    def _close_log(self, _: object) -> None:
+        self._log_reader = None
+
+    def action_about(self) -> None:
+        row = self._chosen()
+        if row is not None:
+            self._open_page(f"/jobs/{row['id']}", f"job {job_title(row)}", self._about)
+
+    def action_why(self) -> None:
+        row = self._chosen()
+        if row is not None:
+            self._open_page(f"/jobs/{row['id']}/why", f"why: job {job_title(row)}", self._why)
+
+    def _open_page(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
+        self._run(partial(self._read, target, title, make), "page")
+
+    async def _read(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
+        """A page that is kept up to date while it is read."""
+        reader = Reader(lambda: Text(clean(title), "bold"), self.board.letters)
+        await self.push_screen(reader, self._close_page)
+        async with aclosing(self._feeds.link.watch(target)) as heard:
+            async for _, answer in heard:
+                lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
+                reader.put(pages.Paper(lines, self.size.width))
+
+    def _close_page(self, _: object) -> None:
+        self.workers.cancel_group(self, "page")
+
+    async def _about(self, job: Answer) -> list[Text]:
+        story = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/story")
+        return pages.about(job, story, self.size.width, self.board.letters)
+
+    async def _why(self, answer: Answer) -> list[Text]:
+        return pages.why(answer)
+
+    # Acting
+
+    def action_act(self, verb: str) -> None:
+        row, act = self._chosen(), ACTS[verb]
+        if row is None:
+            return
+        if act.asks:
+            self._ask(f"{act.verb} job {job_title(row)}?", partial(self._do, act, row["id"]))
+        else:
+            self._run(partial(self._do, act, row["id"]), "acts")
+
+    def action_prioritise(self, by: int) -> None:
+        row = self._chosen()
+        if row is not None:
+            self._run(partial(self._prioritise, row["id"], by), "acts")
+
+    def action_pause(self) -> None:
+        is_paused = bool(self.board.status.get("paused"))
+        question = "let jobs start again?" if is_paused else "pause the queue? What runs goes on, nothing new starts."
+        self._ask(question, partial(self._pause, "/unpause" if is_paused else "/pause"))
+
+    def _ask(self, question: str, act: Work) -> None:
+        def answered(is_yes: bool | None) -> None:  # noqa: FBT001 - as a screen hands it back
+            if is_yes:
+                self._run(act, "acts")
+            else:
+                self._tell(Notice("nothing has changed"))
+
+        self.push_screen(Question(clean(question), self.board.letters), answered)
+
+    async def _do(self, act: Act, job_id: int, **more: object) -> None:
+        self._tell(Notice(f"{act.verb} {job_id}{self.board.letters.ellipsis}"))
+        try:
+            answer = await self._feeds.link.ask("POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more})
+            self._tell(told(act, answer))
+        except GpuyardError as error:
+            self._tell(failed(error))
+
+    async def _prioritise(self, job_id: int, by: int) -> None:
+        async with self._acting:
+            at = self.board.page.find(job_id)
+            row = None if at is None else self.board.page.row(at)
+            if row is not None:
+                priority = row["priority"] + by
+                await self._do(priority_act(priority), job_id, priority=priority)
+                self.board.hear_priority(job_id, priority)
+
+    async def _pause(self, path: str) -> None:
+        try:
+            answer = await self._feeds.link.ask("POST", path)
+            self._tell(Notice(f"paused; {answer['running']} still running" if answer["paused"] else "jobs start again"))
+        except GpuyardError as error:
+            self._tell(failed(error))

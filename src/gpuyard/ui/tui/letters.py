@@ -1,0 +1,61 @@
+"""The letters that a terminal can show: with blocks and dots, or ASCII alone.
+
+Nothing is told by colour alone: each part of a bar has a letter of its own, each state its word.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+# Its font has some of the blocks only, and which is not to be known.
+_PLAIN_TERMINALS = ("linux", "vt", "ansi", "cons25")
+_PLAIN_LOCALES = ("C", "POSIX")
+
+
+class Letters(Struct, frozen=True, kw_only=True):
+    """`own`, `kept` (ours, reserved and not used), `others`, `foreign` and `free` are the parts of a memory bar."""
+
+    own: str = "█"
+    kept: str = "▄"
+    others: str = "▒"
+    foreign: str = "×"  # noqa: RUF001 - it is a sign
+    free: str = "·"
+    levels: str = "▁▂▃▄▅▆▇█"
+    rule: str = "─"
+    dot: str = "·"
+    ellipsis: str = "…"
+    chosen: str = "▶"
+    degree: str = "°C"
+    is_unicode: bool = True
+
+    def spell(self, text: str) -> str:
+        """With what the terminal lacks as question marks."""
+        return text if self.is_unicode or text.isascii() else text.encode("ascii", "replace").decode()
+
+
+UNICODE = Letters()
+ASCII = Letters(
+    own="#", kept="=", others="+", foreign="x", free=".", levels="_.-=+*%#", rule="-", dot="|", ellipsis="~",
+    chosen=">", degree="C", is_unicode=False,
+)  # fmt: skip
+
+
+def letters_for(environment: Mapping[str, str], encoding: str) -> Letters:
+    """For a terminal, by its name, its locale and how it is written to."""
+    is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
+    return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE
+
+
+def has_colour(environment: Mapping[str, str]) -> bool:
+    return "NO_COLOR" not in environment and not environment.get("TERM", "").startswith("vt")
+
+
+def _is_unicode_locale(environment: Mapping[str, str]) -> bool:
+    """Where nobody has said, as in a container, the terminal behind it is hardly ever one without."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        value = environment.get(name, "")
+        # Python itself puts C.UTF-8 there where the locale is C, for its own files.
+        is_pythons = name == "LC_CTYPE" and value == "C.UTF-8" and environment.get("LANG") in _PLAIN_LOCALES
+        if value and not is_pythons:
+            return "utf" in value.lower()
+    return True

@@ -1,0 +1,126 @@
+"""The queue as people see it: a line per job, and a heading that counts them. All pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from rich.text import Text
+
+from gpuyard.ui.cli.plain import cell_width, clean, cut, devices_text, duration_text, memory_text, result_text
+from gpuyard.ui.cli.queue import STATES
+from gpuyard.ui.tui.letters import Letters
+from gpuyard.ui.tui.window import Page, Row, Window
+
+FINISHED = ("failed", "rejected", "succeeded", "cancelled")
+UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
+_MARK = 2
+_USER_FROM, _TAG_FROM = 110, 130
+_RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
+_CHOSEN = "reverse"
+
+
+class Widths(Struct, frozen=True):
+    """Of each column, by its heading, in their order."""
+
+    of: dict[str, int]
+
+
+def fit(page: Page, width: int, letters: Letters) -> Widths:
+    """Fixed widths for what is short, so that nothing dances as seconds go by; the rest is for names and reasons.
+
+    Where there is room for users and tags, they are shown if they tell rows apart.
+    """
+    ids = max((len(str(row["id"])) for row in page.rows), default=0)
+    gpus = max((cell_width(clean(devices_text(dict(row)))) for row in page.rows), default=0)
+    state = 12 if letters.is_unicode else 10
+    fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), 10), "VRAM": 7, "PRIO": 4, "TIME": 7}
+    if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
+        fixed["USER"] = 10
+    if width >= _TAG_FROM and any(row["tag"] for row in page.rows):
+        fixed["TAG"] = 12
+    left = width - _MARK - sum(fixed.values()) - len(fixed) - 1
+    if left < 20:
+        left += fixed.pop("PRIO") + fixed.pop("VRAM") + 2
+    longest = max((cell_width(clean(_name(row))) for row in page.rows), default=0)
+    name = max(6, min(max(16, longest), left * 45 // 100))
+    order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
+    widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
+    return Widths({heading: widths[heading] for heading in order if heading in widths})
+
+
+def heading_line(widths: Widths) -> Text:
+    return Text(" " * _MARK + _join(widths, {heading: heading for heading in widths.of}), "dim")
+
+
+def job_line(row: Row, widths: Widths, letters: Letters, *, is_chosen: bool) -> Text:
+    cells = {heading: cut(clean(text), widths.of[heading], letters.ellipsis) for heading, text in _cells(row, letters)
+             if heading in widths.of}  # fmt: skip
+    line = Text(f"{letters.chosen} " if is_chosen else " " * _MARK)
+    for place, (heading, width) in enumerate(widths.of.items()):
+        style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
+        line.append(" " if place else "").append(_fill(cells[heading], width, heading), style)
+    if is_chosen:
+        line.stylize(_CHOSEN)
+    elif row["state"] in ("succeeded", "cancelled"):
+        line.stylize("dim")
+    return line
+
+
+def queue_lines(page: Page, window: Window, width: int, letters: Letters) -> list[Text]:
+    """The heading of the columns and the rows that are seen; a row that is still to come is blank."""
+    widths = fit(page, width, letters)
+    lines = [heading_line(widths)]
+    for at in range(window.top, min(window.top + window.height, page.total)):
+        row = page.row(at)
+        lines.append(Text(f"  {letters.ellipsis}", "dim") if row is None
+                     else job_line(row, widths, letters, is_chosen=at == window.at))  # fmt: skip
+    return lines
+
+
+def counts_text(counts: Mapping[str, int], letters: Letters) -> Text:
+    told = [Text.assemble((str(counts[state]), "bold"), f" {state}") for state in STATES if counts.get(state)]
+    return Text(f" {letters.dot} ").join(told)
+
+
+def span_text(page: Page, window: Window) -> str:
+    """Which rows are seen of how many, where not all are."""
+    last = min(window.top + window.height, page.total)
+    return f"{window.top + 1}-{last} of {page.total:,}" if page.total > window.height else ""
+
+
+def job_title(row: Row) -> str:
+    """`17 train[3]`, or its command."""
+    return f"{row['id']} {_name(row)}"
+
+
+def _cells(row: Row, letters: Letters) -> list[tuple[str, str]]:
+    job: dict[str, Any] = dict(row)
+    glyph = f"{STATES[job['state']][0]} " if letters.is_unicode else ""
+    elapsed = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
+    return [
+        ("ID", str(job["id"])),
+        ("STATE", f"{glyph}{job['state']}"),
+        ("JOB", _name(row)),
+        ("USER", job["user"] or ""),
+        ("TAG", job["tag"] or ""),
+        ("GPU", devices_text(job)),
+        ("VRAM", memory_text(job)),
+        ("PRIO", str(job["priority"])),
+        ("TIME", duration_text(elapsed)),
+        ("WHY", result_text(job)),
+    ]
+
+
+def _name(row: Row) -> str:
+    if not row["name"]:
+        return str(row["command"])
+    return str(row["name"]) if row["index"] is None else f"{row['name']}[{row['index']}]"
+
+
+def _join(widths: Widths, cells: Mapping[str, str]) -> str:
+    return " ".join(_fill(cells[heading], width, heading) for heading, width in widths.of.items())
+
+
+def _fill(text: str, width: int, heading: str) -> str:
+    padding = " " * (width - cell_width(text))
+    return padding + text if heading in _RIGHT else text + padding

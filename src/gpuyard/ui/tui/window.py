@@ -1,0 +1,80 @@
+"""Which rows of a queue of any length are seen, and which of them is chosen. All pure.
+
+Rows are asked for by the page, and a page is about three windows: what is scrolled to next is there already.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+Row = Mapping[str, Any]
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """Rows of the queue from `after` on; `total` is how many there are in all, as far as known."""
+
+    after: int = 0
+    rows: tuple[Row, ...] = ()
+    total: int = 0
+
+    def row(self, at: int) -> Row | None:
+        place = at - self.after
+        return self.rows[place] if 0 <= place < len(self.rows) else None
+
+    def find(self, job_id: int) -> int | None:
+        return next((self.after + place for place, row in enumerate(self.rows) if row["id"] == job_id), None)
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """`top` is the first row that is seen, `at` the chosen one, `height` how many there is room for.
+
+    A job that somebody chose stays chosen wherever it moves; before that, it is whatever comes first.
+    """
+
+    top: int = 0
+    at: int = 0
+    height: int = 1
+    job_id: int | None = None
+    is_followed: bool = False
+
+
+def page_of(answer: Mapping[str, Any], after: int) -> Page:
+    rows: Sequence[Row] = answer["jobs"]
+    counted = answer.get("total")
+    seen = after + len(rows) + (1 if answer.get("next") is not None else 0)
+    return Page(after=after, rows=tuple(rows), total=seen if counted is None else max(counted, after + len(rows)))
+
+
+def wanted(window: Window, now: tuple[int, int]) -> tuple[int, int]:
+    """Where the page should begin and how long it should be; as it is now, where that will do."""
+    after, limit = now
+    if after <= window.top and window.top + window.height <= after + limit <= after + 6 * window.height:
+        return now
+    return max(0, window.top - window.height), 3 * window.height
+
+
+def move(window: Window, by: int, page: Page) -> Window:
+    at = max(0, min(page.total - 1, window.at + by))
+    return choose(window, at, page)
+
+
+def choose(window: Window, at: int, page: Page) -> Window:
+    row = page.row(at)
+    return _scroll(replace(window, at=at, job_id=None if row is None else row["id"], is_followed=at > 0), page)
+
+
+def settle(window: Window, page: Page) -> Window:
+    """The window over a page that has changed."""
+    found = page.find(window.job_id) if window.is_followed and window.job_id is not None else None
+    at = window.at if found is None else found
+    at = max(0, min(at, page.total - 1))
+    row = page.row(at)
+    return _scroll(replace(window, at=at, job_id=None if row is None else row["id"]), page)
+
+
+def _scroll(window: Window, page: Page) -> Window:
+    lowest = max(0, page.total - window.height)
+    top = min(max(window.top, window.at - window.height + 1), window.at, lowest)
+    return replace(window, top=max(0, top))

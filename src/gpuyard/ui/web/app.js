@@ -1,0 +1,183 @@
+/** The page: who may do what, which view is shown, what it watches, and the keys. */
+
+import {Devices} from "./devices.js";
+import {noteRefusal, showKeys} from "./dialogs.js";
+import {byId, say, set} from "./dom.js";
+import {Header} from "./header.js";
+import {JobPage} from "./job.js";
+import {Queue} from "./queue.js";
+import {SubmitForm} from "./submit.js";
+import {Timeline} from "./timeline.js";
+import {Live, get, queryOf} from "./wire.js";
+
+class App {
+  constructor(session) {
+    this.session = session;
+    const isReadOnly = session.read_only;
+    this.header = new Header({choose: (state) => this.goToQueue({...this.queue.filter, state, after: 0}), isReadOnly});
+    this.queue = new Queue({go: (filter) => this.goToQueue(filter), isReadOnly});
+    this.live = new Live((word) => this.onConnection(word));
+    this.timeline = new Timeline();
+    this.devices = new Devices((job) => this.timeline.nameOf(job));
+    this.submitForm = isReadOnly ? null : new SubmitForm();
+    this.job = null;
+    this.told = {};
+    say(byId("host"), session.host);
+    for (const node of document.querySelectorAll("[data-action]")) node.hidden = isReadOnly;
+    byId("keys").addEventListener("click", showKeys);
+    document.addEventListener("keydown", (event) => this.onKey(event));
+    window.addEventListener("hashchange", () => this.route());
+    this.route();
+  }
+
+  // Views
+
+  route() {
+    const [path, query = ""] = window.location.hash.replace(/^#/, "").split("?");
+    const job = path.match(/^\/job\/(\d+)$/);
+    this.job?.close();
+    this.job = null;
+    if (job)
+      this.showJob(Number(job[1]));
+    else if (path === "/submit" && this.submitForm)
+      this.showSubmit();
+    else
+      this.showYard(new URLSearchParams(query));
+  }
+
+  showOnly(place) {
+    for (const name of ["yard", "job", "submit"]) byId(`view-${name}`).hidden = name !== place;
+    for (const link of document.querySelectorAll("[data-place]"))
+      set(link, "aria-current", link.dataset.place === place ? "page" : null);
+    if (this.place && this.place !== place) window.scrollTo(0, this.place === "yard" ? 0 : (this.yardScroll ?? 0));
+    this.place = place;
+  }
+
+  showYard(query) {
+    const isBack = this.place !== "yard";
+    this.showOnly("yard");
+    document.title = `gpuyard · ${this.session.host}`;
+    this.queue.setFilter(
+      {state: query.get("state") ?? "", search: query.get("search") ?? "", after: Number(query.get("after")) || 0}
+    );
+    this.header.setChosen(this.queue.filter.state);
+    if (isBack) {
+      this.devices.load();
+      this.timeline.forget();
+    }
+    this.watch([
+      ["/devices", (answer) => this.onDevices(answer)],
+      [this.queue.target, (answer) => this.queue.show(answer)],
+    ]);
+  }
+
+  showJob(id) {
+    if (this.place === "yard") this.yardScroll = window.scrollY;
+    this.showOnly("job");
+    this.header.setChosen(null);
+    this.job = new JobPage(id, {isReadOnly: this.session.read_only, rewatch: () => this.watch(this.job.targets())});
+    this.watch(this.job.targets());
+    byId("main").focus({preventScroll: true});
+  }
+
+  showSubmit() {
+    if (this.place === "yard") this.yardScroll = window.scrollY;
+    this.showOnly("submit");
+    this.header.setChosen(null);
+    this.watch([]);
+    this.submitForm.show();
+  }
+
+  goToQueue(filter) {
+    const query = queryOf({state: filter.state, search: filter.search, after: filter.after || ""});
+    window.location.hash = query ? `#/?${query}` : "#/";
+  }
+
+  // What the daemon tells
+
+  watch(targets) {
+    this.live.watch(new Map([["/status", (answer) => this.onStatus(answer)], ...targets]));
+  }
+
+  onStatus(answer) {
+    this.header.setStatus(answer);
+    this.told.counts = answer.counts;
+    this.noticeChange();
+  }
+
+  onDevices(answer) {
+    this.devices.show(answer);
+    this.told.leases =
+      answer.devices?.map((device) => device.leases.map((lease) => [lease.id, lease.is_exclusive, lease.reserved_mb]));
+    this.noticeChange();
+  }
+
+  noticeChange() {
+    if (this.place === "yard" && this.told.counts && this.told.leases) this.timeline.notice(JSON.stringify(this.told));
+  }
+
+  /** What was missed meanwhile is asked for once. */
+  onConnection(word) {
+    const isBack = word === "live" && this.wasLost;
+    this.wasLost = word !== "live";
+    this.header.setConnection(word);
+    if (isBack && this.place === "yard") {
+      this.devices.load();
+      this.timeline.forget();
+    }
+    if (word !== "live") this.checkSession();
+  }
+
+  /** A stream that is refused does not say why; a request does. */
+  async checkSession() {
+    try {
+      await get("/session");
+    } catch (error) {
+      if (error.status === 401 && !this.wasTold) {
+        this.wasTold = true;
+        noteRefusal(error);
+      }
+    }
+  }
+
+  // Keys
+
+  onKey(event) {
+    const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
+    if (event.key === "Escape") return this.onEscape(event);
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    const does = this.keys()[event.key];
+    if (does && does() !== false) event.preventDefault();
+  }
+
+  keys() {
+    const inYard = this.place === "yard";
+    const isInQueue = () => inYard && (document.activeElement?.closest("#jobs-body") ?? false);
+    return {
+      "?": () => showKeys(),
+      n: () => this.submitForm && (window.location.hash = "#/submit"),
+      "/": () => this.search(),
+      j: () => inYard && this.queue.step(1),
+      k: () => inYard && this.queue.step(-1),
+      ArrowDown: () => (isInQueue() ? this.queue.step(1) : false),
+      ArrowUp: () => (isInQueue() ? this.queue.step(-1) : false),
+      x: () => inYard && this.queue.pick(),
+    };
+  }
+
+  search() {
+    if (this.place !== "yard") this.goToQueue(this.queue.filter);
+    requestAnimationFrame(() => byId("search").focus());
+  }
+
+  onEscape(event) {
+    if (document.querySelector("dialog[open]")) return;
+    if (event.target.id === "search" && event.target.value) return;
+    if (event.target.closest?.("input, textarea"))
+      event.target.blur();
+    else if (this.place !== "yard")
+      this.goToQueue(this.queue.filter);
+  }
+}
+
+get("/session").then((session) => new App(session), noteRefusal);

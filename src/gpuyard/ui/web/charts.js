@@ -1,0 +1,85 @@
+/**
+ * Charts in SVG: series over time, stacked or as a line. Unknown values are gaps. Drawn in the units of a fixed box
+ * that stretches to its place; lines keep their width.
+ */
+
+import {el, set, svg} from "./dom.js";
+
+const WIDTH = 300;
+const HEIGHT = 100;
+
+/** A chart's frame: what it is called, its drawing, and how its ends read. */
+export function makeChart(title, kinds) {
+  const paths = kinds.map((kind) => svg("path", {class: kind, "vector-effect": "non-scaling-stroke"}));
+  const grid =
+    svg("path", {class: "grid", d: `M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}`, "vector-effect": "non-scaling-stroke"});
+  const drawing = svg(
+    "svg",
+    {class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title},
+    grid,
+    paths
+  );
+  const most = el("span", {class: "most number"});
+  const node = el("figure", {class: "plot"}, el("figcaption", {}, el("span", {text: title}), most), drawing);
+  return {node, drawing, paths, most};
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+/** Stretches of known points: `[[x, y], …]` each, cut where a value is unknown or the next one comes too late. */
+function pieces(at, values, longestGap) {
+  const found = [];
+  let piece = [];
+  at.forEach((when, place) => {
+    const value = values[place];
+    const isLate = piece.length > 0 && when - at[place - 1] > longestGap;
+    if ((!isKnown(value) || isLate) && piece.length) {
+      found.push(piece);
+      piece = [];
+    }
+    if (isKnown(value)) piece.push([when, value, place]);
+  });
+  if (piece.length) found.push(piece);
+  return found;
+}
+
+const scale = ({from, until, top}) => ({
+  x: (when) => ((WIDTH * (when - from)) / (until - from)).toFixed(1),
+  y: (value) => (HEIGHT - (HEIGHT * Math.min(Math.max(value, 0), top)) / (top || 1)).toFixed(1),
+});
+
+export function linePath(at, values, box, longestGap) {
+  const {x, y} = scale(box);
+  return pieces(at, values, longestGap)
+    .map((piece) => `M${piece.map(([when, value]) => `${x(when)} ${y(value)}`).join("L")}`)
+    .join("");
+}
+
+/** The area between two series; `below` is known wherever `above` is. */
+export function areaPath(at, below, above, box, longestGap) {
+  const {x, y} = scale(box);
+  return pieces(at, above, longestGap)
+    .map((piece) => {
+      const there = piece.map(([when, value]) => `${x(when)} ${y(value)}`);
+      const back = piece.map(([when, , place]) => `${x(when)} ${y(below[place] ?? 0)}`).reverse();
+      return `M${there.join("L")}L${back.join("L")}Z`;
+    })
+    .join("");
+}
+
+/** Series upon each other, from the bottom. */
+export function drawStack(chart, at, series, box, longestGap) {
+  let below = at.map(() => 0);
+  series.forEach((values, place) => {
+    const under = below;
+    const above = values.map((value, index) => (isKnown(value) ? value + (under[index] ?? 0) : null));
+    set(chart.paths[place], "d", areaPath(at, below, above, box, longestGap));
+    below = above.map((value, index) => value ?? below[index]);
+  });
+}
+
+/** A line, and what is under it. */
+export function drawLine(chart, at, values, box, longestGap) {
+  set(chart.paths[0], "d", areaPath(at, at.map(() => 0), values, box, longestGap));
+  set(chart.paths[1], "d", linePath(at, values, box, longestGap));
+}

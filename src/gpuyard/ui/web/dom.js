@@ -1,0 +1,90 @@
+/**
+ * Elements. Whatever comes from the daemon is set as text or as an attribute's value, never as markup, and styles go
+ * through the object model: the page's security policy allows neither inline code nor inline styles.
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+const kept = new WeakMap();
+
+export const byId = (id) => document.getElementById(id);
+
+export const el = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+
+export const svg = (name, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, name), attributes, children);
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "text")
+      node.textContent = value;
+    else if (typeof value === "function")
+      node.addEventListener(key.slice(2), value);
+    else
+      node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** Changes nothing where nothing has changed, so that a selection of text, or a reader's place, stays. */
+export function say(node, text) {
+  const told = text === null || text === undefined ? "" : String(text);
+  if (node.textContent !== told) node.textContent = told;
+}
+
+export function set(node, name, value) {
+  const is = node.getAttribute(name);
+  if (value === null || value === undefined || value === false) {
+    if (is !== null) node.removeAttribute(name);
+  } else if (is !== String(value))
+    node.setAttribute(name, value === true ? "" : value);
+}
+
+export function setAll(node, values) {
+  for (const [name, value] of Object.entries(values)) set(node, name, value);
+}
+
+/** The children of a node are these items, in this order; what was there before is updated, not made anew. */
+export function keep(parent, items, keyOf, make, update) {
+  if (!kept.has(parent)) kept.set(parent, new Map());
+  const known = kept.get(parent);
+  const focused = document.activeElement;
+  const gone = new Set(known.keys());
+  let place = parent.firstChild;
+  for (const item of items) {
+    const key = keyOf(item);
+    gone.delete(key);
+    if (!known.has(key)) known.set(key, make(item));
+    const node = known.get(key);
+    update?.(node, item);
+    if (node === place)
+      place = place.nextSibling;
+    else
+      parent.insertBefore(node, place);
+  }
+  for (const key of gone) {
+    known.get(key).remove();
+    known.delete(key);
+  }
+  if (focused !== document.activeElement && parent.contains(focused)) focused.focus({preventScroll: true});
+}
+
+/** What `keep` made for this key, if it is there. */
+export const keptAt = (parent, key) => kept.get(parent)?.get(key);
+
+let stored = null;
+
+/** What a person chose here before; a browser that keeps nothing is no reason to fail. */
+export const remembered = (key, otherwise) => storage()?.getItem(`gpuyard-${key}`) ?? otherwise;
+
+export const remember = (key, value) => storage()?.setItem(`gpuyard-${key}`, value);
+
+function storage() {
+  try {
+    stored ??= window.localStorage;
+  } catch (error) {
+    console.info("gpuyard: nothing is remembered here", error);
+  }
+  return stored;
+}

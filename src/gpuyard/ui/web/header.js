@@ -1,0 +1,106 @@
+/** The page's head: the host, the connection, jobs by state as filters, and what holds the whole queue up. */
+
+import {unpause} from "./acting.js";
+import {announce} from "./dialogs.js";
+import {byId, el, keep, remember, say, set} from "./dom.js";
+import {count} from "./format.js";
+import {STATES, icon, toneOf} from "./states.js";
+
+const ANNOUNCE_EVERY_MS = 10000;
+const ALWAYS = new Set(["running", "queued", "succeeded", "failed"]);
+
+export class Header {
+  /** `choose(state)` filters the queue, `isReadOnly` leaves out what changes anything. */
+  constructor({choose, isReadOnly}) {
+    this.choose = choose;
+    this.isReadOnly = isReadOnly;
+    this.chosen = "";
+    this.counts = {};
+    this.announcedAt = 0;
+    byId("theme").addEventListener("click", toggleTheme);
+    showTheme();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+  }
+
+  setConnection(word) {
+    const node = byId("connection");
+    say(node, word);
+    set(node, "data-is", word);
+  }
+
+  setStatus(status) {
+    if (status.error) return;
+    this.counts = status.counts;
+    this.showCounts();
+    this.showNotices(status);
+    this.announceCounts();
+  }
+
+  setChosen(state) {
+    this.chosen = state;
+    this.showCounts();
+  }
+
+  showCounts() {
+    const total = Object.values(this.counts).reduce((sum, each) => sum + each, 0);
+    const isShown = (state) => this.counts[state] || ALWAYS.has(state) || state === this.chosen;
+    const chips =
+      ["", ...STATES.filter(isShown)].map((state) => ({state, count: state ? (this.counts[state] ?? 0) : total}));
+    keep(byId("counts"), chips, (chip) => chip.state, (chip) => this.makeChip(chip.state), (node, chip) => {
+      say(node.lastChild, count(chip.count));
+      set(node, "aria-pressed", String(chip.state === this.chosen));
+    });
+  }
+
+  makeChip(state) {
+    const attributes =
+      {type: "button", class: "chip", "data-tone": state ? toneOf(state) : "all", onclick: () => this.choose(state)};
+    return el(
+      "button", attributes, state && icon(state), el("span", {text: state || "all"}), " ", el("span", {class: "number"})
+    );
+  }
+
+  showNotices(status) {
+    const lines = status.notices.map((text) => ({key: text, text}));
+    if (status.paused) {
+      const text = status.draining ? "The queue drains: nothing starts, and what runs comes to its end." :
+                                     "The queue is paused: nothing starts.";
+      lines.unshift({key: "paused", text, isPause: true});
+    }
+    keep(byId("notices"), lines, (line) => line.key + line.text, (line) => this.makeNotice(line));
+  }
+
+  makeNotice(line) {
+    const button =
+      line.isPause && !this.isReadOnly && el("button", {type: "button", text: "Unpause", onclick: unpause});
+    return el("div", {class: "notice", role: "status"}, el("p", {text: line.text}), button);
+  }
+
+  /** Now and then, and only what people wait for. */
+  announceCounts() {
+    const {running = 0, queued = 0, failed = 0} = this.counts;
+    const text = `${running} running, ${queued} queued, ${failed} failed`;
+    if (text === this.announced || Date.now() - this.announcedAt < ANNOUNCE_EVERY_MS) return;
+    if (this.announced) announce(text);
+    this.announced = text;
+    this.announcedAt = Date.now();
+  }
+}
+
+const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+
+function toggleTheme() {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  remember("theme", theme);
+  showTheme();
+}
+
+function showTheme() {
+  const node = byId("theme");
+  say(node, isDark() ? "☀" : "☾");
+  set(node, "aria-label", isDark() ? "Switch to light" : "Switch to dark");
+}

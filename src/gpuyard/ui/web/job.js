@@ -1,0 +1,262 @@
+/** A job's page: how it stands and why, its memory, its log, its attempts, its story, and what can be done about it. */
+
+import {act} from "./acting.js";
+import {Again} from "./again.js";
+import {elapsed, setElapsed} from "./clock.js";
+import {Curve} from "./curve.js";
+import {byId, el, keep, say, set} from "./dom.js";
+import {UNKNOWN, clock, duration, memory, title} from "./format.js";
+import {Log} from "./log.js";
+import {ACTS, FINISHED, TICKING, WAITING, attemptTone, setState, stateChip, stateWord} from "./states.js";
+import {get} from "./wire.js";
+
+const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "What it says"];
+
+export class JobPage {
+  /** `rewatch()` is called when something else of it has to be watched. */
+  constructor(id, {isReadOnly, rewatch}) {
+    this.id = id;
+    this.isReadOnly = isReadOnly;
+    this.rewatch = rewatch;
+    this.waits = true;
+    this.job = null;
+    this.curve = new Curve();
+    this.build();
+  }
+
+  build() {
+    this.title = el("h2", {id: "job-title", text: `Job ${this.id}`});
+    this.state = stateChip("queued");
+    this.state.hidden = true;
+    this.ran = elapsed();
+    this.actions = el("div", {class: "row actions", role: "toolbar", "aria-label": "What to do with this job"});
+    this.command = el("code", {class: "command", tabindex: 0});
+    this.facts = el("dl", {class: "facts many"});
+    this.why = el("section", {class: "panel why", "aria-labelledby": "why-title", hidden: true});
+    this.advice = el("ul", {class: "advice"});
+    this.attempts = el("tbody");
+    this.story = el("ol", {class: "story"});
+    this.logPlace = el("div");
+    this.logNote = el("span");
+    const head = el(
+      "div",
+      {class: "head"},
+      el("a", {class: "back", href: "#/", text: "← Queue"}),
+      this.title,
+      this.state,
+      this.ran,
+      this.actions
+    );
+    const table = el(
+      "table",
+      {class: "attempts"},
+      el("thead", {}, el("tr", {}, ATTEMPT_COLUMNS.map((word) => el("th", {scope: "col", text: word})))),
+      this.attempts
+    );
+    this.missing = el("p", {class: "complaint", role: "alert", hidden: true});
+    this.body = el(
+      "div",
+      {class: "jobgrid"},
+      el("section", {class: "panel", "aria-label": "Facts"}, this.command, this.facts, this.advice),
+      this.why,
+      part("Memory", "memory-title", this.curve.node),
+      part("Log", "log-title", this.logPlace, this.logNote),
+      part("Attempts", "attempts-title", table),
+      part("Story", "story-title", this.story),
+    );
+    byId("view-job").replaceChildren(head, this.missing, this.body);
+  }
+
+  /** What is watched for this job. Why it waits is worked out by the daemon, so only while it does. */
+  targets() {
+    const path = `/jobs/${this.id}`;
+    return [
+      [path, (answer) => this.show(answer)],
+      [`${path}/story`, (answer) => this.showStory(answer)],
+      ...(this.waits ? [[`${path}/why`, (answer) => this.showWhy(answer)]] : []),
+    ];
+  }
+
+  close() {
+    this.log?.close();
+  }
+
+  show(job) {
+    this.missing.hidden = !job.error;
+    this.body.hidden = Boolean(job.error);
+    if (job.error) return say(this.missing, [job.error, job.hint].filter(Boolean).join(". "));
+    this.job = job;
+    document.title = `${title(job)} · gpuyard`;
+    say(this.title, job.name ? `${job.name} · job ${job.id}` : `Job ${job.id}`);
+    this.state.hidden = false;
+    setState(this.state, job.state, stateWord(job));
+    setElapsed(this.ran, job.elapsed_s ?? job.waited_s, TICKING.has(job.state) || WAITING.has(job.state));
+    this.showActions(job);
+    say(this.command, job.command);
+    this.showFacts(job);
+    keep(this.advice, job.advice, (text) => text, (text) => el("li", {text}));
+    this.curve.show(job.attempts.at(-1));
+    keep(this.attempts, [...job.attempts].reverse(), (attempt) => attempt.number, makeAttempt, updateAttempt);
+    this.followLog(job);
+    this.setWaits(!FINISHED.has(job.state) && job.state !== "running");
+  }
+
+  setWaits(waits) {
+    if (!waits) this.why.hidden = true;
+    if (waits === this.waits) return;
+    this.waits = waits;
+    this.rewatch();
+  }
+
+  showActions(job) {
+    if (this.isReadOnly) return;
+    const verbs = [...Object.keys(ACTS).filter((verb) => ACTS[verb].may(job.state)), "again"];
+    keep(this.actions, verbs, (verb) => verb, (verb) => this.makeAction(verb));
+  }
+
+  makeAction(verb) {
+    const word = verb === "again" ? "Submit again…" : ACTS[verb].word;
+    const does =
+      verb === "again" ? () => new Again(this.job) : () => act(verb, {ids: String(this.id)}, 1, this.job.priority);
+    return el("button", {type: "button", class: verb === "cancel" ? "danger" : "", text: word, onclick: does});
+  }
+
+  showFacts(job) {
+    const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
+    keep(this.facts, facts, ([word]) => word, makeFact, updateFact);
+  }
+
+  showWhy(why) {
+    this.why.hidden = !this.waits || Boolean(why.error);
+    if (why.error) return;
+    if (!this.whyParts) {
+      this.whyParts = {summary: el("p"), reasons: el("ul"), estimate: el("p", {class: "estimate"})};
+      this.why.append(el("h3", {id: "why-title", text: "Why does it wait?"}), ...Object.values(this.whyParts));
+    }
+    say(this.whyParts.summary, why.summary);
+    const isOfGpus = why.reasons.some((reason) => reason.device_id);
+    if (isOfGpus && !this.gpus) this.nameGpus();
+    const nameOf = (device) => this.gpus?.get(device) ?? device;
+    const told = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
+    keep(this.whyParts.reasons, [...new Set(told)], (text) => text, (text) => el("li", {text}));
+    say(this.whyParts.estimate, why.estimate);
+  }
+
+  /** Reasons name devices by their ids; people know them by their numbers. */
+  async nameGpus() {
+    this.gpus = new Map();
+    const {devices} = await get("/devices").catch(() => ({devices: []}));
+    this.gpus = new Map(devices.map((device) => [device.id, `GPU ${device.index}`]));
+  }
+
+  showStory(story) {
+    if (story.error) return;
+    keep(
+      this.story,
+      story.events,
+      (event) => event.id + event.kind,
+      (event) => el(
+        "li",
+        {},
+        el("time", {datetime: event.at, class: "number hint", text: clock(event.at)}),
+        el("strong", {text: event.kind}),
+        el("span", {text: event.text ?? ""})
+      ),
+    );
+  }
+
+  /** From the first attempt on; what is run again after its end is followed anew. */
+  followLog(job) {
+    const isAnew = this.log?.isOver && job.attempt > this.logOf;
+    if (!job.attempt || (this.log && !isAnew)) {
+      if (!this.log) say(this.logNote, "it has not run yet");
+      return;
+    }
+    this.log?.close();
+    this.logOf = job.attempt;
+    this.log = new Log(this.id);
+    this.logPlace.replaceChildren(this.log.node);
+    this.logNote.replaceChildren(this.log.note);
+  }
+}
+
+const part = (word, id, body, beside = null) => el(
+  "section",
+  {class: "panel", "aria-labelledby": id},
+  el("div", {class: "parthead"}, el("h3", {id, text: word}), beside),
+  body
+);
+
+const makeFact = ([word]) => el("div", {}, el("dt", {text: word}), el("dd"));
+
+function updateFact(node, [, value]) {
+  if (Array.isArray(value)) keep(node.lastChild, value, (each) => each.id + each.state, linkTo);
+  else say(node.lastChild, value);
+}
+
+const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: `${id} (${state})`});
+
+function factsOf(job) {
+  const gpus = job.gpu_indexes.filter((index) => index !== null);
+  return [
+    ["Folder", job.cwd],
+    ["User", job.user],
+    ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],
+    ["Memory", memoryWords(job)],
+    ["Priority", String(job.priority)],
+    ["Tag", job.tag],
+    ["Submitted", clock(job.submitted_at)],
+    ["Started", job.started_at && clock(job.started_at)],
+    ["Ended", job.ended_at && clock(job.ended_at)],
+    ["Time limit", job.time_limit_s && duration(job.time_limit_s)],
+    ["Retries", job.retries ? `${Math.min(job.failures, job.retries)} of ${job.retries} used` : null],
+    ["After", job.after.length ? job.after : null],
+    ["Array", job.array === null ? null : `${job.array}${job.index === null ? "" : `, place ${job.index}`}`],
+    ["Values", Object.entries(job.values).map(([name, value]) => `${name}=${value}`).join(" ")],
+    ["Engine", job.engine === "local" ? null : [job.engine, job.place].filter(Boolean).join(", ")],
+    ["What it says", FINISHED.has(job.state) ? job.reason : null],
+  ];
+}
+
+/** What its next run is given, and why so much. */
+function memoryWords(job) {
+  if (!job.memory) return null;
+  const {basis, given_mb: given, alone, runs} = job.memory;
+  if (alone) return `alone on its GPU (${basis === "unknown" ? "it teaches what it needs" : basis})`;
+  const from = {
+    declared: "as declared",
+    learned: `learned from ${runs} runs`,
+    grown: "grown: it ran out of memory",
+    unknown: "at least: it teaches what it needs"
+  }[basis];
+  return `${memory(given)}, ${from ?? basis}`;
+}
+
+function makeAttempt() {
+  const row = el("tr");
+  row.values = ATTEMPT_COLUMNS.map((word) => row.appendChild(el("td", {"data-label": word})));
+  row.values[4].append(elapsed());
+  return row;
+}
+
+function updateAttempt(row, attempt) {
+  const [number, outcome, where, started, ran, reserved, peak, says] = row.values;
+  say(number, attempt.number);
+  say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "under way"));
+  set(outcome, "data-tone", attemptTone(attempt.outcome, attempt.parked ? "suspended" : "running"));
+  say(where, attempt.place ?? (attempt.devices.join(", ") || "no GPU"));
+  say(started, clock(attempt.started_at));
+  setElapsed(ran.firstChild, attempt.ran_s, attempt.ended_at === null && !attempt.parked);
+  say(reserved, attempt.reserved_mb === null ? "alone" : memory(attempt.reserved_mb));
+  const peaks = Object.values(attempt.peaks_mb);
+  say(peak, peaks.length ? memory(Math.max(...peaks)) : UNKNOWN);
+  say(says, attemptSays(attempt));
+}
+
+function attemptSays(attempt) {
+  const lack = attempt.lack;
+  if (!lack) return attempt.reason ?? "";
+  const others = lack.others.map((other) => `${other.who} held ${memory(other.memory_mb)}`).join(", ");
+  const needed = lack.needed_mb && `it needed ${memory(lack.needed_mb)}`;
+  return [(attempt.reason ?? lack.says)?.replace(/\.$/, ""), needed, others].filter(Boolean).join("; ");
+}

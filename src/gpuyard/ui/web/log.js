@@ -1,0 +1,109 @@
+/**
+ * A job's log, followed: colours and cursor moves are left out, of a line that was written over (a progress bar) the
+ * last is shown, and only the last lines are kept.
+ */
+
+import {el, say} from "./dom.js";
+import {Stream, queryOf} from "./wire.js";
+
+const MOST_LINES = 5000;
+const LONGEST_LINE = 20000;
+const TAIL_BYTES = 262144;
+// Escape sequences: of colours and the cursor, of titles, and of a single letter.
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
+const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+
+/** A line as a terminal would leave it. */
+export function asShown(line) {
+  const bare = line.replace(ESCAPES, "").replace(/\r+$/, "");
+  return bare.slice(bare.lastIndexOf("\r") + 1).replace(CONTROLS, "");
+}
+
+export class Log {
+  constructor(jobId, attempt) {
+    this.jobId = jobId;
+    this.attempt = attempt;
+    this.follows = true;
+    this.stream = null;
+    this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
+    this.note = el("span", {class: "hint"});
+    this.down =
+      el("button", {type: "button", class: "down", text: "Follow ↓", hidden: true, onclick: () => this.toEnd()});
+    this.node = el("div", {class: "logbox"}, this.lines, this.down);
+    this.lines.addEventListener("scroll", () => this.onScroll());
+    this.onVisibility = () => this.open();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    this.clear();
+    this.open();
+  }
+
+  open() {
+    this.stream?.close();
+    this.stream = null;
+    if (document.hidden || this.isOver) return;
+    const query = queryOf({attempt: this.attempt ?? "", tail: TAIL_BYTES});
+    this.stream = new Stream(`/jobs/${this.jobId}/log/live?${query}`, {
+      heard: (told) => this.hear(told),
+      // What comes after this is the tail again, from its beginning.
+      opened: () => this.clear(),
+      broke: () => say(this.note, "reconnecting"),
+    });
+  }
+
+  clear() {
+    this.lines.replaceChildren();
+    this.pending = "";
+    this.last = null;
+    say(this.note, "");
+  }
+
+  close() {
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    this.stream?.close();
+  }
+
+  hear(told) {
+    if (told.error) say(this.note, told.error);
+    if (told.cut) this.write("\n— some of it is left out —\n");
+    if (told.text) this.write(told.text);
+    if (told.attempt && this.lines.childElementCount) this.write(`\n— attempt ${told.attempt} —\n`);
+    if (told.over) {
+      this.isOver = true;
+      this.stream.close();
+      say(this.note, this.lines.childElementCount ? "it has ended" : "it wrote nothing");
+    } else
+      say(this.note, "live");
+  }
+
+  write(text) {
+    const raw = (this.pending + text).split("\n");
+    const lines = document.createDocumentFragment();
+    this.last?.remove();
+    this.pending = cut(raw.pop());
+    for (const line of raw.slice(-MOST_LINES)) lines.append(makeLine(line));
+    this.last = this.pending ? makeLine(this.pending) : null;
+    if (this.last) lines.append(this.last);
+    this.lines.append(lines);
+    while (this.lines.childElementCount > MOST_LINES) this.lines.firstChild.remove();
+    if (this.follows) this.lines.scrollTop = this.lines.scrollHeight;
+  }
+
+  onScroll() {
+    const {scrollTop, scrollHeight, clientHeight} = this.lines;
+    this.follows = scrollHeight - scrollTop - clientHeight < 24;
+    this.down.hidden = this.follows;
+  }
+
+  toEnd() {
+    this.lines.scrollTop = this.lines.scrollHeight;
+    this.lines.focus();
+  }
+}
+
+const makeLine = (line) => el("div", {text: asShown(line) || "\u200b"});
+
+/** Of a line that is never ended, what was written over is forgotten. */
+function cut(line) {
+  const over = line.lastIndexOf("\r", line.length - 2);
+  return line.slice(Math.max(over, line.length - LONGEST_LINE, 0));
+}

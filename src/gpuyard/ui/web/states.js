@@ -1,0 +1,89 @@
+/** The states of jobs: an icon, a word and a colour each, so that none of the three is needed alone. */
+
+import {el, set, svg} from "./dom.js";
+
+const PLAY = "M4.5 3v10l8-5z";
+const PAUSE = "M5 3.5v9M11 3.5v9";
+const CROSS = "M4 4l8 8M12 4l-8 8";
+const CIRCLE = "M8 3.2a4.8 4.8 0 1 0 .01 0z";
+
+/** By state: the icon's path, whether it is filled, and the tone of its colour. In the order in which people ask. */
+const LOOKS = {
+  running: [PLAY, true, "live"],
+  stopping: ["M4 4h8v8H4z", true, "live"],
+  resuming: [PLAY, false, "live"],
+  pending: ["M3 8h9M8.5 4.5L12 8l-3.5 3.5", false, "live"],
+  suspending: [PAUSE, false, "parked"],
+  suspended: [PAUSE, false, "parked"],
+  queued: [CIRCLE, false, "waiting"],
+  delayed: [`${CIRCLE}M8 5.5V8l2 1.4`, false, "waiting"],
+  blocked: ["M3 8h4M9 8h4M8 3.5v9", false, "waiting"],
+  held: ["M4 4h8v8H4z", false, "held"],
+  succeeded: ["M3.2 8.4l3.2 3.2 6.4-7", false, "good"],
+  failed: [CROSS, false, "bad"],
+  rejected: ["M8 3.5v5.5M8 12.2v.3", false, "bad"],
+  cancelled: ["M3.5 8h9", false, "over"],
+};
+
+export const STATES = Object.keys(LOOKS);
+export const FINISHED = new Set(["succeeded", "failed", "cancelled", "rejected"]);
+export const WAITING = new Set(["queued", "held", "blocked", "delayed"]);
+/** Those whose program goes on, so that their time does. */
+export const TICKING = new Set(["running", "stopping"]);
+
+/** What can be done about a job in a state, as the table of transitions has it. */
+export const ACTS = {
+  cancel: {word: "Cancel", may: (state) => !FINISHED.has(state) && state !== "stopping"},
+  hold: {word: "Hold", may: (state) => ["queued", "blocked", "delayed"].includes(state)},
+  release: {word: "Release", may: (state) => state === "held"},
+  retry: {word: "Retry", may: (state) => FINISHED.has(state)},
+  suspend: {word: "Suspend", may: (state) => state === "running"},
+  resume: {word: "Resume", may: (state) => state === "suspended"},
+  priority: {word: "Priority…", may: (state) => !FINISHED.has(state)},
+};
+
+const OUTCOME_TONES = {
+  succeeded: "good",
+  cancelled: "over",
+  preempted: "parked",
+  unbegun: "over"
+};
+
+export const toneOf = (state) => LOOKS[state]?.[2] ?? "over";
+
+/** The tone of an attempt: by how it ended, or by how it stands. */
+export function attemptTone(outcome, state) {
+  if (!outcome) return toneOf(state);
+  return outcome === "out-of-memory" ? "oom" : (OUTCOME_TONES[outcome] ?? "bad");
+}
+
+export function icon(state) {
+  const node = svg("svg", {class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true"}, svg("path"));
+  setIcon(node, state);
+  return node;
+}
+
+function setIcon(node, state) {
+  const [path, isFilled] = LOOKS[state] ?? LOOKS.cancelled;
+  set(node.firstChild, "d", path);
+  set(node, "data-filled", isFilled);
+}
+
+/** An icon and a word. */
+export function stateChip(state) {
+  const node = el("span", {class: "state"}, icon(state), el("span"));
+  setState(node, state);
+  return node;
+}
+
+export function setState(node, state, word = state) {
+  set(node, "data-tone", toneOf(state));
+  setIcon(node.firstChild, state);
+  if (node.lastChild.textContent !== word) node.lastChild.textContent = word;
+}
+
+/** What ran out of memory failed, and people want to know it from other failures. */
+export const stateWord = (job) => job.state === "failed" &&
+    ["out-of-memory", "timed-out", "lost", "cannot-start", "not-restored"].includes(job.outcome) ?
+  job.outcome.replaceAll("-", " ") :
+  job.state;

@@ -1,0 +1,293 @@
+/**
+ * What ran where: a lane for each device, packed jobs side by side in its rows, suspended stretches hatched. It is
+ * asked for again when the stream shows that something began or ended; in between, time moves it along.
+ */
+
+import {hideTip, noteRefusal, showTip} from "./dialogs.js";
+import {byId, el, keep, remember, remembered, say, set, setAll, svg} from "./dom.js";
+import {plural} from "./format.js";
+import {eachSecond} from "./clock.js";
+import {makeSpans} from "./spans.js";
+import {attemptTone} from "./states.js";
+import {describe, makeStretch, makeTick, open} from "./stretch.js";
+import {get} from "./wire.js";
+
+const SPANS = {
+  "10m": 600,
+  "1h": 3600,
+  "6h": 21600,
+  "24h": 86400
+};
+const TICKS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200];
+const TICK_WIDTH = 64;
+const LEGEND = [
+  ["live", "running"],
+  ["suspended", "suspended"],
+  ["good", "succeeded"],
+  ["bad", "failed"],
+  ["oom", "out of memory"],
+  ["over", "cancelled"]
+];
+const LABELS = 64;
+const RIGHT = 2;
+const AXIS = 22;
+const LEAST_MS = 1500;
+const MOST_MS = 5000;
+const LETTER = 6.6;
+const FAR = 200;
+
+export class Timeline {
+  constructor() {
+    this.span = remembered("timeline", "1h");
+    this.told = null;
+    this.signature = "";
+    this.timer = 0;
+    this.rest = LEAST_MS;
+    this.drawing = svg("svg", {class: "lanes", role: "group", "aria-label": "What ran on which device"});
+    this.layers =
+      Object.fromEntries(["backs", "ticks", "moving", "labels"].map((name) => [name, svg("g", {class: name})]));
+    this.clip = svg("rect", {y: 0});
+    const clipped = svg("g", {"clip-path": "url(#lanes-clip)"}, this.layers.moving);
+    this.drawing.append(
+      svg("defs", {}, svg("clipPath", {id: "lanes-clip"}, this.clip)),
+      this.layers.backs,
+      this.layers.ticks,
+      clipped,
+      this.layers.labels
+    );
+    byId("timeline").append(this.drawing);
+    byId("timeline-legend")
+      .append(...LEGEND.map(
+        ([tone, word]) => el("li", {}, el("span", {class: "swatch stretchlike", "data-tone": tone}), word)
+      ));
+    makeSpans(byId("timeline-spans"), Object.keys(SPANS), this.span, (span) => this.choose(span));
+    this.listen();
+  }
+
+  listen() {
+    new ResizeObserver(() => byId("timeline").clientWidth !== this.width && this.draw()).observe(byId("timeline"));
+    eachSecond(() => this.move());
+    const {moving} = this.layers;
+    const stretchOf = (event) => event.target.closest("[data-job]");
+    moving.addEventListener("click", (event) => open(stretchOf(event)));
+    for (const [name, isOver] of
+           [["pointerover", true], ["focusin", true], ["pointerout", false], ["focusout", false]]) {
+      moving.addEventListener(name, (event) => (isOver && stretchOf(event) ? this.tip(stretchOf(event)) : hideTip()));
+    }
+    this.drawing.addEventListener("keydown", (event) => this.onKey(event));
+  }
+
+  choose(span) {
+    this.span = span;
+    this.origin = NaN;
+    remember("timeline", span);
+    this.load();
+  }
+
+  /** Called with what the stream tells; another signature means that something began, ended or was suspended. */
+  notice(signature) {
+    if (signature === this.signature) return;
+    const isFirst = this.signature === "";
+    this.signature = signature;
+    if (isFirst)
+      this.load();
+    else if (!this.timer)
+      this.timer = setTimeout(() => this.load(), this.rest);
+  }
+
+  /** What is told next is news, whatever it is. */
+  forget() {
+    this.signature = "";
+  }
+
+  async load() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    const began = Date.now();
+    const span = this.span;
+    try {
+      const told = await get(`/timeline?span=${span}`);
+      if (span !== this.span) return;
+      this.told = told;
+      this.names = new Map(told.stretches.map((each) => [each.job, each.name]));
+      // The daemon's clock need not be the browser's.
+      this.ahead = Date.now() / 1000 - told.until;
+      this.draw();
+    } catch (error) {
+      noteRefusal(error);
+    }
+    // What takes long to tell is not asked for often.
+    this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (Date.now() - began)));
+  }
+
+  /** What a job is called that runs or ran of late. */
+  nameOf(job) {
+    return this.names?.get(job) ?? "";
+  }
+
+  now() {
+    return Date.now() / 1000 - this.ahead;
+  }
+
+  draw() {
+    const width = byId("timeline").clientWidth;
+    if (!this.told || width < 50) return;
+    this.width = width;
+    this.perSecond = (width - LABELS - RIGHT) / SPANS[this.span];
+    // It stays for a while, so that what has ended stays where it was drawn.
+    if (!(Math.abs(this.now() - this.origin) * this.perSecond < FAR)) this.origin = this.now();
+    this.layOut();
+    this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => lane.top)].join();
+    const height = this.height + AXIS;
+    set(this.drawing, "width", width);
+    set(this.drawing, "height", height);
+    setAll(this.clip, {x: LABELS, width: width - LABELS - RIGHT, height});
+    this.drawLanes();
+    this.drawStretches();
+    this.move();
+    const left = this.told.left_out;
+    say(
+      byId("timeline-note"), left ? `${plural(left, "older stretch").replace("stretchs", "stretches")} left out` : ""
+    );
+  }
+
+  /** Where each lane and its rows are; many rows make do with less each. */
+  layOut() {
+    let top = 0;
+    this.lanes = this.told.lanes.map((lane) => {
+      const rows = Math.max(1, lane.rows);
+      const rowHeight = rows === 1 ? 22 : Math.max(7, Math.min(18, 120 / rows));
+      const place = {...lane, top, rowHeight, height: rows * rowHeight + 8};
+      top += place.height;
+      return place;
+    });
+    this.height = top;
+  }
+
+  drawLanes() {
+    const key = (lane) => lane.device ?? lane.label;
+    keep(this.layers.backs, this.lanes, key, () => svg("rect", {x: LABELS, class: "lane", rx: 3}), (node, lane) => {
+      setAll(node, {y: lane.top + 1.5, height: lane.height - 3, width: this.width - LABELS - RIGHT});
+    });
+    keep(this.layers.labels, this.lanes, key, () => svg("text", {x: 0, class: "lanelabel"}), (node, lane) => {
+      set(node, "y", lane.top + lane.height / 2 + 4);
+      say(node, lane.label);
+    });
+  }
+
+  drawStretches() {
+    const shown = this.told.stretches.filter((each) => this.lanes[each.lane]);
+    keep(
+      this.layers.moving,
+      shown,
+      (each) => `${each.job}.${each.attempt}.${each.lane}.${each.from}`,
+      (each) => makeStretch(each),
+      (node, each) => this.place(node, each)
+    );
+    const {moving} = this.layers;
+    if (!moving.querySelector("[tabindex=\"0\"]"))
+      set(moving.lastElementChild ?? moving, "tabindex", moving.lastElementChild ? 0 : null);
+  }
+
+  x(when) {
+    return this.width - RIGHT - (this.origin - when) * this.perSecond;
+  }
+
+  place(node, stretch) {
+    const lane = this.lanes[stretch.lane];
+    // Words take longest, and of most nothing has changed.
+    const isOther = !node.stretch || node.stretch.until !== stretch.until || node.stretch.state !== stretch.state;
+    if (!isOther && node.layout === this.layout && stretch.until !== null) return;
+    node.stretch = stretch;
+    node.layout = this.layout;
+    const box = node.firstChild;
+    set(node, "data-tone", attemptTone(stretch.outcome, stretch.state));
+    if (isOther) set(node, "aria-label", describe(stretch, this.now()).join(", "));
+    const height = lane.rowHeight - 2;
+    const top = lane.top + 5 + Math.min(stretch.row, lane.rows - 1) * lane.rowHeight;
+    set(box, "y", top);
+    set(box, "height", height);
+    node.middle = top + height / 2 + 3.5;
+    if (stretch.suspended.length)
+      keep(node.children[1], stretch.suspended, ([from]) => from, () => svg("rect", {class: "suspended"}), (each) => {
+      set(each, "y", top);
+      set(each, "height", height);
+    });
+    this.stretchTo(node, this.now());
+  }
+
+  /** How far it reaches; of what has ended that stays the same. */
+  stretchTo(node, now) {
+    const {stretch} = node;
+    const from = this.x(stretch.from);
+    const width = Math.max(2, this.x(stretch.until ?? now) - from);
+    set(node.firstChild, "x", from.toFixed(1));
+    set(node.firstChild, "width", width.toFixed(1));
+    [...node.children[1].children].forEach((each, place) => {
+      const [begin, end] = stretch.suspended[place];
+      set(each, "x", this.x(begin).toFixed(1));
+      set(each, "width", Math.max(1, this.x(end ?? now) - this.x(begin)).toFixed(1));
+    });
+    this.label(node, from, width);
+  }
+
+  /** Its name, where there is room for some of it; text is what costs most to draw. */
+  label(node, from, width) {
+    const seen = Math.max(from, LABELS + (this.moved ?? 0));
+    const letters = Math.floor((from + width - seen - 8) / LETTER);
+    const isShown = letters > 2 && this.lanes[node.stretch.lane].rowHeight > 11;
+    let text = node.querySelector("text");
+    if (!isShown) return text?.remove();
+    text ??= node.appendChild(svg("text"));
+    set(text, "x", (seen + 5).toFixed(1));
+    set(text, "y", node.middle);
+    say(text, (node.stretch.name || String(node.stretch.job)).slice(0, letters));
+  }
+
+  /** Time goes on: all is moved to the left at once, and what runs reaches further. */
+  move() {
+    if (!this.told || document.hidden || !this.width || byId("view-yard").hidden) return;
+    const now = this.now();
+    this.moved = (now - this.origin) * this.perSecond;
+    set(this.layers.moving, "transform", `translate(${(-this.moved).toFixed(1)} 0)`);
+    for (const node of this.layers.moving.children)
+      if (node.stretch.until === null) this.stretchTo(node, now);
+    this.drawTicks(now);
+  }
+
+  drawTicks(now) {
+    const every = TICKS.find((each) => each * this.perSecond >= TICK_WIDTH) ?? TICKS.at(-1);
+    const first = Math.ceil((now - SPANS[this.span]) / every) * every;
+    const times =
+      Array.from({length: Math.max(0, Math.floor((now - first) / every) + 1)}, (_, place) => first + place * every);
+    keep(this.layers.ticks, times, (at) => at, makeTick, (node, at) => {
+      const x = (this.x(at) - this.moved).toFixed(1);
+      const [line, text] = node.children;
+      setAll(line, {x1: x, x2: x, y2: this.height});
+      set(text, "x", x);
+      set(text, "y", this.height + 15);
+      set(text, "text-anchor", "middle");
+      text.style.visibility = this.width - x < 18 ? "hidden" : "";
+    });
+  }
+
+  tip(node) {
+    if (node.stretch) showTip(node.firstChild, describe(node.stretch, this.now()));
+  }
+
+  /** One stop for Tab; arrows go from job to job. */
+  onKey(event) {
+    const node = event.target.closest("[data-job]");
+    const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+    if (!node || (!step && event.key !== "Enter")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!step) return open(node);
+    const all = [...node.parentNode.children];
+    const next = all[all.indexOf(node) + step];
+    if (!next) return;
+    set(node, "tabindex", -1);
+    set(next, "tabindex", 0);
+    next.focus();
+  }
+}

@@ -1,0 +1,98 @@
+/**
+ * The daemon: requests, and what it tells by itself. One stream has all that a view shows; while nobody looks at the
+ * page it is closed. Nothing is ever asked again and again.
+ */
+
+const API = "/v1";
+const LONGEST_REST_MS = 15000;
+
+/** What the daemon refused, with what to try next. */
+export class Refusal extends Error {
+  constructor(status, told) {
+    super(told.error || `the daemon answered with ${status}`);
+    this.status = status;
+    this.hint = told.hint || "";
+  }
+}
+
+export const get = (path) => ask(path, {});
+
+export const post = (path, body = {}) =>
+  ask(path, {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)});
+
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(API + path, options);
+  } catch (error) {
+    throw new Refusal(
+      0, {error: "the daemon does not answer", hint: `is it running? \`gpuyard daemon start\` (${error.message})`}
+    );
+  }
+  const told = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refusal(response.status, told);
+  return told;
+}
+
+export const queryOf = (values) =>
+  new URLSearchParams(
+    Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined)
+  ).toString();
+
+/** A stream that comes back: the browser does so where the connection broke, and this where it was refused. */
+export class Stream {
+  constructor(path, {heard, opened, broke}) {
+    Object.assign(this, {path, heard, opened, broke, source: null, timer: 0, rest: 1000});
+    this.open();
+  }
+
+  open() {
+    this.source = new EventSource(API + this.path);
+    this.source.onopen = () => {
+      this.rest = 1000;
+      this.opened?.();
+    };
+    this.source.onmessage = (event) => this.heard(JSON.parse(event.data));
+    this.source.onerror = () => this.onBroken();
+  }
+
+  onBroken() {
+    this.broke?.();
+    if (this.source.readyState !== EventSource.CLOSED) return;
+    this.timer = setTimeout(() => this.open(), this.rest);
+    this.rest = Math.min(2 * this.rest, LONGEST_REST_MS);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.source.close();
+  }
+}
+
+/** What the page watches now: targets, each with who hears its answers. */
+export class Live {
+  constructor(onConnection) {
+    this.onConnection = onConnection;
+    this.handlers = new Map();
+    this.stream = null;
+    document.addEventListener("visibilitychange", () => this.reopen());
+  }
+
+  watch(handlers) {
+    const isSame = [...handlers.keys()].join(" ") === [...this.handlers.keys()].join(" ");
+    this.handlers = handlers;
+    if (!isSame || this.stream === null) this.reopen();
+  }
+
+  reopen() {
+    this.stream?.close();
+    this.stream = null;
+    if (document.hidden || !this.handlers.size) return;
+    const watch = encodeURIComponent([...this.handlers.keys()].join(" "));
+    this.stream = new Stream(`/events?watch=${watch}`, {
+      heard: ({watch: target, answer}) => this.handlers.get(target)?.(answer),
+      opened: () => this.onConnection("live"),
+      broke: () => this.onConnection("reconnecting"),
+    });
+  }
+}

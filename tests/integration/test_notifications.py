@@ -1,0 +1,140 @@
+"""The daemon tells people: of its jobs, of its queue, of its GPUs, and is never held up by whom it tells."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.queue_command import run
+from tests.in_time import in_time
+from tests.integration.queue_fixture import Yard, is_gone, until
+
+TELL = (
+    "import json, os, sys\n"
+    "told = {name[8:].lower(): value for name, value in os.environ.items() if name.startswith('GPUYARD_')}\n"
+    "with open(sys.argv[1], 'a') as file: file.write(json.dumps(told) + '\\n')\n"
+)
+RUNS_OUT = "[ $GPUYARD_OOM_COUNT != 0 ] || { echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1; }"
+
+
+class Told:
+    """Appends all it is told to a file."""
+
+    def __init__(self, folder: Path, python: str, name: str) -> None:
+        (folder / "tell.py").write_text(TELL)
+        self.path = folder / name
+        self.command = f"{python} -S {folder}/tell.py {self.path}"
+
+    @property
+    def all(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    def await_title(self, words: str) -> dict[str, str]:
+        until(lambda: any(words in each["title"] for each in self.all), f"'{words}' among {self.all}")
+        return next(each for each in self.all if words in each["title"])
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[str], Told]:
+    import sys
+
+    return lambda name: Told(tmp_path, sys.executable, name)
+
+
+def configure(yard: Yard, **notify: Any) -> None:
+    yard.home.mkdir(exist_ok=True)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in notify.items()]
+    (yard.home / "config.toml").write_text("\n".join(["[notify]", *lines, ""]))
+    os.utime(yard.home / "config.toml", ns=(0, hash(tuple(lines)) & 0xFFFFFFFFFFFF))
+
+
+def test_people_are_told_what_they_want_to_be_told(own_yard: Yard, told: Callable[[str], Told]) -> None:
+    yard, all_, mine = own_yard, told("all"), told("mine")
+    events = ["failed", "queue-empty", "gpu-free", "out-of-memory"]
+    configure(yard, on=events, to=[all_.command], gpu_free_s=0.5, per_minute=100)
+    yard.start()
+
+    cancelled, _ = yard.start_gated(gpus=0)
+    failed = yard.shell("exit 3", gpus=0, name="$(touch>bad)")
+    message = all_.await_title(f"Job {failed} ($(touch>bad)) failed")
+    assert (message["event"], message["job_id"], message["job_name"]) == ("failed", str(failed), "$(touch>bad)")
+    assert (message["job_state"], message["log"]) == ("failed", yard.job(failed)["log"])
+    assert "exit status 3" in message["body"]
+
+    short = yard.shell(RUNS_OUT, notify=[f"out-of-memory={mine.command}", f"finished={mine.command}"])
+    all_.await_title(f"Job {short} ran out of memory, and is tried again with more")
+    mine.await_title(f"Job {short} ran out of memory")
+    mine.await_title(f"Job {short} finished")
+
+    assert not [each for each in all_.all if "queue-empty" in each["event"]]
+    yard.post("/jobs/cancel", ids=str(cancelled))
+    summed_up = all_.await_title("The queue is empty")["body"]
+    assert summed_up == "Nothing is left to run. Since it was last empty: 1 finished, 1 failed, 1 cancelled."
+    assert all_.await_title("is free")["event"] == "gpu-free"
+    assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
+
+
+def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(
+    own_yard: Yard, told: Callable[[str], Told]
+) -> None:
+    yard, one, other = own_yard, told("one"), told("other")
+    configure(yard, on=["finished"], to=[])
+    yard.start()
+    job_id = yard.submit("true", gpus=0, hold=True, notify=["failed", "json://127.0.0.1:1/hidden-path"])
+    assert yard.job(job_id)["notify"] == [
+        {"events": ["failed"], "target": None},
+        {"events": ["finished", "failed", "out-of-memory"], "target": "json://…"},
+    ]
+    shown = run("show", str(job_id)).stdout
+    assert "notify: as configured on failed; json://… on finished, failed, out-of-memory\n" in shown
+    assert "nobody is told" in yard.send("true", gpus=0, notify=["failed"])["notes"][0]
+
+    configure(yard, on=["finished"], to=[one.command])
+    until(lambda: yard.wait(yard.submit("true", gpus=0)) and one.all, "the new configuration's first message")
+    configure(yard, on=["failed"], to=[other.command])
+    until(lambda: yard.wait(yard.shell("exit 1", gpus=0)) and other.all, "the next configuration's first message")
+    assert "hidden-path" not in json.dumps(yard.job(job_id))
+    assert yard.daemon is not None
+    assert "hidden-path" not in yard.daemon.log
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
+    own_yard: Yard, told: Callable[[str], Told]
+) -> None:
+    yard, mine = own_yard, told("mine")
+    configure(yard, per_minute=3)
+    yard.start()
+    yard.wait(yard.send("true", gpus=0, array="1-50", notify=[f"finished={mine.command}"])["ids"])
+    until(lambda: len(mine.all) == 3, "as many messages as there may be")
+    daemon = yard.daemon
+    yard.stop()
+    assert daemon is not None
+    (left,) = [line for line in daemon.lines if "notifications were not sent" in line] or ["0 0 0 0"]
+    counted = sum(int(each["title"].split()[0]) if each["title"][0].isdigit() else 1 for each in mine.all)
+    assert counted + int(left.split()[3]) == 50
+    assert len(mine.all) == 3
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_targets_that_hang_hold_up_neither_a_job_nor_the_end_of_the_daemon(own_yard: Yard, tmp_path: Path) -> None:
+    yard, pids = own_yard, tmp_path / "pids"
+    hangs = [f"echo $$ >> {pids}; exec sleep 600 # {number}" for number in range(3)]
+    configure(yard, on=["finished"], to=[*hangs, "no-such-program", "echo no luck; exit 1"])
+    yard.start()
+    for count in range(1, 4):
+        assert yard.wait(yard.submit("true", gpus=0))["failed_count"] == 0, count
+    daemon = yard.daemon
+    assert daemon is not None
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 3, "all that hang")
+    until(lambda: "no luck" in daemon.log and "no-such-program: not found" in daemon.log, "what went wrong")
+
+    def restart() -> None:
+        yard.stop()
+        yard.start()
+
+    in_time(30.0, restart)
+    assert all(is_gone(int(pid)) for pid in pids.read_text().split()[:3])

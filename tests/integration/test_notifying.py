@@ -1,0 +1,296 @@
+"""Messages as they are sent: by real commands, good and bad, and by Apprise to a server of the test's own."""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.core.jobs import Job, JobSpec
+from gpuyard.core.lifecycle import JobState
+from gpuyard.core.model import Need
+from gpuyard.core.notifying import Message, Occurrence
+from gpuyard.core.wishes import Event
+from gpuyard.daemon.notifying import worker as working
+from gpuyard.daemon.notifying.sending import APPRISE_MISSING, send
+from gpuyard.daemon.notifying.worker import Worker
+from tests.fakes.queue_command import run
+from tests.in_time import in_time
+from tests.integration.queue_fixture import is_gone, until
+
+MESSAGE = Message(
+    events="failed", title="Job 17 $(touch bad) failed", body="two\nlines", jobs="17", name="`touch bad`",
+    state="failed", log="/logs/17.1.log",
+)  # fmt: skip
+
+
+def failure(job_id: int = 17) -> Occurrence:
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need())
+    job = Job(id=job_id, spec=spec, state=JobState.FAILED, priority=0, user="ada", submitted_at=0.0)
+    return Occurrence(event=Event.FAILED, at=0.0, job=job)
+
+
+class Notices(list[str]):
+    """What the status of the daemon would say."""
+
+
+@contextlib.contextmanager
+def working_for(**options: Any) -> Iterator[tuple[Worker, Notices]]:
+    notices = Notices()
+    worker = Worker("lab", 6, notices.append, **options)
+    try:
+        yield worker, notices
+    finally:
+        worker.close()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# Commands
+
+
+def test_a_command_has_what_there_is_to_say_as_variables_and_as_its_input(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    names = ("EVENT", "TITLE", "BODY", "JOB_ID", "JOB_NAME", "JOB_STATE", "LOG")
+    words = " ".join(f'"$GPUYARD_{name}"' for name in names)
+    assert send(f"cd {tmp_path}; {{ printf '%s|' {words}; cat; }} > {told}", MESSAGE).problem is None
+    assert told.read_text() == (
+        "failed|Job 17 $(touch bad) failed|two\nlines|17|`touch bad`|failed|/logs/17.1.log|two\nlines\n"
+    )
+    assert os.listdir(tmp_path) == ["told"]
+
+
+def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_QUEUE", "/home/of/a/queue")
+    assert send('test -z "$GPUYARD_QUEUE"', MESSAGE).problem is None
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("echo first; echo; echo last words >&2; exit 3", "it ended with status 3: last words"),
+        ("kill -9 $$", "it was ended by signal 9"),
+        ("\udfff", "it cannot be started"),
+    ],
+)
+def test_a_command_that_fails_is_told_of_with_its_last_line(command: str, problem: str) -> None:
+    assert str(send(command, MESSAGE).problem).startswith(problem)
+
+
+def test_a_command_that_is_missing_is_told_of() -> None:
+    assert "no-such-program" in str(send("no-such-program --now", MESSAGE).problem)
+
+
+def test_a_command_that_says_much_and_reads_nothing_comes_to_its_end() -> None:
+    assert send("exec < /dev/null; head -c 3000000 /dev/zero", MESSAGE).problem is None
+
+
+def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = f"sleep 600 & echo $! $$ > {pids}; echo so far; wait"
+    problem = None
+    while not lines(pids):  # on a busy machine it may not even come so far
+        problem = send(command, MESSAGE, limit_s=0.5).problem
+    assert problem == "it had not ended after 0.5 s: so far"
+    for pid in pids.read_text().split():
+        until(lambda pid=int(pid): is_gone(pid), "its end")  # type: ignore[misc]
+
+
+def test_what_a_command_leaves_in_the_background_goes_on(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/told; }} > /dev/null 2>&1 &", MESSAGE).problem is None
+    gate.write_text("on\n")
+    until(lambda: lines(tmp_path / "told") == ["on"], "its end")
+
+
+# The worker
+
+
+def test_one_target_that_hangs_holds_up_no_other_nor_the_end(tmp_path: Path) -> None:
+    told, pid = tmp_path / "told", tmp_path / "pid"
+    with working_for(limit_s=600.0) as (worker, _):
+        worker.put([(f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {told}", failure())])
+        until(lambda: lines(pid) and lines(told), "both")
+        in_time(30.0, worker.close)
+    until(lambda: is_gone(int(pid.read_text())), "the end of the one that hangs")
+    assert lines(told) == ["train"]
+
+
+def test_what_comes_together_is_told_together_and_what_cannot_be_kept_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "_MOST_WAITING", 3)
+    told = tmp_path / "told"
+    with working_for() as (worker, _):
+        worker.put([(f"cat >> {told}", failure(job_id)) for job_id in range(5, 15)])
+        until(lambda: len(lines(told)) == 2, "the message")
+    assert lines(told) == ["3 jobs failed: 5-7", "7 more could not be kept: too many at once"]
+
+
+def test_a_command_that_fails_is_a_line_in_the_log_and_the_next_is_sent_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "told"
+    command = f"tell() {{ echo x >> {told}; echo no luck; exit 1; }}; tell secret"
+    with working_for() as (worker, notices):
+        for count in (1, 2):
+            worker.put([(command, failure())])
+            until(lambda count=count: len(_said(caplog)) == count, "the line in the log")  # type: ignore[misc]
+    assert len(lines(told)) == 2
+    assert _said(caplog)[0] == "a notification by a command was not sent: it ended with status 1: no luck"
+    assert notices == []
+
+
+def test_what_waits_for_its_turn_at_the_end_is_counted_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "told"
+    with working_for() as (worker, _):
+        worker.per_minute = 1
+        worker.put([(f"cat >> {told}", failure())])
+        until(lambda: lines(told), "the first")
+        worker.put([(f"cat >> {told}", failure(1)), (f"cat >> {told}", failure(2))])
+    assert _said(caplog) == ["2 notifications were not sent before the end of the daemon"]
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# Apprise
+
+
+class Service:
+    """What the server was sent, and what was to be seen of its sender meanwhile; it answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.command_lines = b""
+
+    def take(self, body: bytes) -> int:
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                self.command_lines += Path(f"/proc/{name}/cmdline").read_bytes()
+        self.bodies.append(json.loads(body))
+        return self.answers.pop(0) if self.answers else 200
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[Service, str]]:
+    """It, and its URL with a secret in it."""
+    seen = Service()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status = seen.take(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield seen, f"json://ada:pass-phrase@127.0.0.1:{server.server_address[1]}/hidden-path"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_url_is_sent_to_by_apprise_and_is_in_no_list_of_processes(service: tuple[Service, str]) -> None:
+    seen, url = service
+    assert send(url, MESSAGE).problem is None
+    assert [(body["title"], body["message"]) for body in seen.bodies] == [(MESSAGE.title, MESSAGE.body)]
+    assert b"apprise_child" in seen.command_lines
+    assert b"hidden-path" not in seen.command_lines
+
+
+def test_a_service_that_fails_is_tried_once_more(
+    service: tuple[Service, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, url = service
+    seen.answers = [500]
+    with working_for(again_after_s=0.0) as (worker, _):
+        worker.put([(url, failure())])
+        until(lambda: len(seen.bodies) == 2, "the second time")
+        until(lambda: not worker._under_way, "its end")
+    assert seen.bodies[0]["title"] == seen.bodies[1]["title"] == "Job 17 failed on lab"
+    assert _said(caplog) == []
+
+
+def test_a_service_that_fails_twice_is_told_of_without_its_secrets(
+    service: tuple[Service, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, url = service
+    seen.answers = [500, 500]
+    with working_for(again_after_s=0.0) as (worker, _):
+        worker.put([(url, failure())])
+        until(lambda: _said(caplog), "the line in the log")
+    assert len(seen.bodies) == 2
+    (said,) = _said(caplog)
+    assert said.startswith("a notification by json://… was not sent: it ended with status 1: ")
+    assert not any(secret in said for secret in ("ada", "pass-phrase", "hidden-path"))
+
+
+def test_what_a_service_says_of_its_address_is_not_repeated() -> None:
+    problem = str(send("json://127.0.0.1:1/hidden-path", MESSAGE).problem)
+    assert "Connection error" in problem
+    assert "127.0.0.1" not in problem
+
+
+@pytest.mark.parametrize("url", ["no-such-service://hidden-part", "slack://hidden-part"])
+def test_a_url_that_apprise_cannot_read_is_told_of_without_its_secrets(url: str) -> None:
+    problem = str(send(url, MESSAGE).problem)
+    assert "Apprise cannot read this URL" in problem
+    assert "hidden-part" not in problem
+
+
+def test_where_apprise_is_missing_that_is_told_once_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    told = tmp_path / "told"
+    with working_for() as (worker, notices):
+        for count in (1, 2):
+            worker.put([("ntfy://topic", failure()), (f"cat >> {told}", failure())])
+            until(lambda count=count: len(lines(told)) == count, "the other target")  # type: ignore[misc]
+    assert notices == [APPRISE_MISSING] == _said(caplog)
+    assert "pip install 'gpuyard[notify]'" in str(send("ntfy://topic", MESSAGE).problem)
+
+
+# By hand
+
+
+def test_notify_test_says_what_came_of_each_target(own_home: Path) -> None:
+    own_home.mkdir()
+    (own_home / "config.toml").write_text(f'[notify]\nto = ["cat > {own_home}/told", "echo no luck; false"]\n')
+    result = run("notify", "test")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout == "cat: sent\necho: it ended with status 1: no luck\n"
+    assert "gpuyard" in (own_home / "told").read_text()
+    result = run("notify", "test", "--json", f"cat > {own_home}/other")
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"sent": [{"target": "cat", "problem": None}]})
+    assert not (own_home / "daemon.sock").exists()
+
+
+def test_notify_says_what_to_type_where_it_is_not_understood_or_there_is_nobody_to_tell(own_home: Path) -> None:
+    for words, hint in (
+        (["test"], "[notify]"),
+        ([], "notify test"),
+        (["x"], "notify test"),
+        (["test", "a", "b"], "test"),
+    ):
+        result = run("notify", *words)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert hint in result.stderr.splitlines()[-1]

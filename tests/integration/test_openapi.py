@@ -1,0 +1,172 @@
+"""The OpenAPI document says what the daemon does: whatever is sent, it answers as described, and never with a fault of
+its own. With EXAMPLES=500 in the environment more is tried than CI has time for."""
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gpuyard.clock import SystemClock
+from gpuyard.daemon.bodies import SubmitOptions
+from gpuyard.daemon.openapi import describe, document
+from gpuyard.daemon.operations import OPERATIONS
+from gpuyard.daemon.routes import Routes
+from gpuyard.daemon.yard import Yard as Loop
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.leases.book import Book
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import open_ledger
+from gpuyard.store.database import open_database
+from gpuyard.ui.cli import submit
+from tests.integration.queue_fixture import Yard
+from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+TRIED = [each for each in OPERATIONS.values() if not (each.is_stream or each.is_of_page or each.name == "stop")]
+CHANGES = tuple(f"/jobs/{verb}" for verb in ("cancel", "hold", "release", "retry", "suspend", "resume", "priority"))
+BATCH = 4
+# No machine has so much memory: nothing that is made up ever starts, whoever releases it.
+NEVER = {"min-free-mem-mb": "1e12"}
+
+
+def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home: Path) -> None:
+    async def routes() -> set[tuple[str, str]]:
+        database, _ = open_database(own_home / "queue.db")
+        with contextlib.closing(database):
+            engine, me = LocalEngine(own_home), this_process("test")
+            suspender = LocalSuspender(own_home / "suspending", engine.queue)
+            loop = Loop(database, Book(open_ledger(), me), engine, SystemClock(), me, suspender=suspender)
+            return set(Routes(loop, lambda: None, 0.0).table)
+
+    own_home.mkdir()
+    described = {(each.method, each.path) for each in OPERATIONS.values() if not each.is_of_page}
+    assert asyncio.run(routes()) == described
+
+
+def test_the_document_is_served_as_it_is_made(yard: Yard, session: requests.Session) -> None:  # noqa: F811
+    answer = session.get(f"{DAEMON}/openapi.json", timeout=30)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.content == document()
+
+
+def test_every_operation_has_a_name_of_its_own() -> None:
+    paths = json.loads(document())["paths"]
+    names = [operation["operationId"] for path in paths.values() for operation in path.values()]
+    assert len(names) == len(set(names)) == len(OPERATIONS)
+
+
+def test_every_option_of_submit_is_described() -> None:
+    sent = {option.name for option in submit.VERB.options} - {"from", "cwd", "json"}
+    assert sent <= set(SubmitOptions.__annotations__)
+
+
+@pytest.mark.timeout(300 if EXAMPLES < 50 else 7200)
+@pytest.mark.usefixtures("unmeasured")
+def test_whatever_is_sent_is_answered_as_described(yard: Yard, session: requests.Session) -> None:  # noqa: F811
+    fill(yard)
+    schema = schemathesis.openapi.from_dict(closed(describe(TRIED)))
+    for described in sorted(TRIED, key=lambda each: each.name == "clean"):  # last: it leaves nothing to tell
+        operation = schema[described.path][described.method]
+        assert 200 in ask(operation, GenerationMode.POSITIVE, session), f"{described.name} was never done"
+        if described.query or described.body or "{" in described.path:
+            ask(operation, GenerationMode.NEGATIVE, session)
+    assert yard.get("/status")["under_way"] == 0
+
+
+def closed(description: dict[str, Any]) -> dict[str, Any]:
+    """Answers may have keys that a client does not know; these here are all to be described."""
+    for schema in description["components"]["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return description
+
+
+def fill(yard: Yard) -> None:
+    """Jobs of many kinds, so that there is something to tell; nothing more starts."""
+    yard.submit("true", gpus=0)
+    yard.submit("false", gpus=0, retries=1, name="broken")
+    yard.submit("true", vram="1G", tag="night")
+    yard.wait()
+    yard.post("/pause")
+    table = "index,seed\n0,1\n1,2\n"
+    assert BATCH == yard.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER)
+    yard.submit("true", hold=True, **NEVER)
+    yard.submit("true", after="6", gpus=0, **NEVER)
+
+
+def ask(operation: Any, mode: GenerationMode, session: requests.Session) -> set[int]:  # noqa: F811
+    """With what it says it takes, or with what it does not; how it was answered."""
+    statuses: set[int] = set()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), known=st.none() | st.integers(1, 7))
+    def check(case: Any, known: int | None) -> None:
+        make_harmless(case, known)
+        response = case.call(base_url=DAEMON, session=session, timeout=60)
+        statuses.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    check()
+    return statuses
+
+
+def make_harmless(case: Any, known: int | None) -> None:
+    """Nothing that was made up is run, waited for or listened at; `known` is a job there is."""
+    if known is not None:
+        name_one(case, known)
+    if case.path.endswith("/wait") and is_number(case.query.get("timeout", "30")):
+        case.query["timeout"] = "0.01"
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    if case.path.endswith(("/submissions", "/resubmit")):
+        words = body.get("command")
+        body["command"] = ["true", *words] if isinstance(words, list) else ["true"]
+        typed = body["options"] if isinstance(body.get("options"), dict) else {}
+        body["options"] = {**typed, **NEVER, **({"array": "0-3"} if typed.get("array") else {})}
+    if case.path.endswith("/web"):
+        body.update(address="127.0.0.1", port=0)
+
+
+def name_one(case: Any, job_id: int) -> None:
+    """What is asked about is there."""
+    if "id" in case.path_parameters:
+        case.path_parameters["id"] = BATCH if "/batches/" in case.path else job_id
+    if "ids" in case.query:
+        case.query["ids"] = str(job_id)
+    if isinstance(case.body, dict) and case.path.endswith(CHANGES):
+        case.body.pop("where", None)
+        case.body["ids"] = str(job_id)
+    if isinstance(case.body, dict) and case.path.endswith("/forget"):
+        case.body = {"all": True}
+
+
+def is_number(value: object) -> bool:
+    try:
+        return float(str(value)) >= 0
+    except ValueError:
+        return False

@@ -1,0 +1,357 @@
+"""`gpuyard top` over a real daemon: what it shows, what its keys do, and what becomes of it when the daemon goes."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+
+from gpuyard.daemon.lock import running_pid
+from gpuyard.ui.tui.app import Top
+from gpuyard.ui.tui.letters import UNICODE
+from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.terminal import Terminal
+
+Story = Callable[["Screen"], Awaitable[None]]
+
+
+class Screen:
+    """What somebody sees and types."""
+
+    def __init__(self, pilot: Pilot[None]) -> None:
+        self._pilot = pilot
+
+    @property
+    def text(self) -> str:
+        strips = self._pilot.app.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+    async def type(self, *keys: str) -> None:
+        await self._pilot.press(*keys)
+
+    async def click(self, text: str) -> None:
+        line = next(number for number, line in enumerate(self.text.splitlines()) if text in line)
+        await self._pilot.click(offset=(10, line))
+
+    async def wheel(self, panel: str, lines: int) -> None:
+        widget = self._pilot.app.query_one(panel)
+        for _ in range(lines):
+            wheeled = events.MouseScrollDown(widget, 5, 5, 0, 1, 0, shift=False, meta=False, ctrl=False)
+            widget.post_message(wheeled)
+
+    async def until(self, is_so: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"never came: {what}\n{self.text}"
+            await self._pilot.pause(0.02)
+
+    async def shows(self, *texts: str) -> None:
+        await self.until(lambda: all(text in self.text for text in texts), " and ".join(map(repr, texts)))
+
+    async def no_longer_shows(self, text: str) -> None:
+        await self.until(lambda: text not in self.text, f"the end of '{text}'")
+
+    async def chooses(self, job_id: int) -> None:
+        await self.shows(f"job {job_id} ")
+
+
+def watch(story: Story, size: tuple[int, int] = (100, 30)) -> None:
+    async def run() -> None:
+        async with Top(UNICODE).run_test(size=size) as pilot:
+            await story(Screen(pilot))
+
+    asyncio.run(run())
+
+
+def test_devices_the_queue_and_a_log_are_seen_as_they_change(yard: Yard) -> None:
+    gate = yard.gate()
+    job_id = yard.shell(f"echo first words; read word < {gate}; echo $word", name="talker", vram="6G")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("Simulated 24 GB", "▄", "reserved 6.0", "free 18.0 GB", "1 running", "● running", "talker")
+        await screen.shows("first words")
+        gate.write_text("last words\n")
+        await screen.shows("last words", "✓ succeeded", "free 24.0 GB")
+        yard.shell("echo second", name="later", gpus="0")
+        await screen.shows("later", "2 succeeded")
+
+    watch(story)
+    assert yard.state(job_id) == "succeeded"
+
+
+def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
+    yard.post("/pause")
+    first, second, third = (yard.shell(":", gpus="0", name=name) for name in ("one", "two", "three"))
+
+    async def story(screen: Screen) -> None:
+        await screen.chooses(first)
+        await screen.type("down")
+        await screen.chooses(second)
+        await screen.type("h")
+        await screen.shows(f"held {second}", "‖ held")
+        assert yard.state(second) == "held"
+        await screen.type("h")
+        await screen.shows(f"{second} is not held: ")
+        await screen.type("r")
+        await screen.shows(f"released {second}")
+        assert yard.state(second) == "queued"
+        await screen.type("plus", "plus", "minus", "plus")
+        await screen.shows(f"priority 2 for {second}")
+        await screen.until(lambda: yard.job(second)["priority"] == 2, "its priority")
+        await screen.type("c")
+        await screen.shows(f"cancel job {second} two?")
+        await screen.type("n")
+        await screen.shows("nothing has changed")
+        assert yard.state(second) == "queued"
+        await screen.type("c", "y")
+        await screen.shows(f"cancelled {second}", "- cancelled")
+        await screen.chooses(second)
+        await screen.type("t")
+        await screen.shows(f"queued again {second}")
+        assert yard.state(second) == "queued"
+        await screen.shows("paused: nothing new starts")
+        await screen.type("p")
+        await screen.shows("let jobs start again?")
+        await screen.type("y")
+        await screen.shows("jobs start again", "3 succeeded")
+        await screen.type("p", "y")
+        await screen.shows("paused; 0 still running", "paused: nothing new starts")
+
+    watch(story)
+    assert [yard.state(job_id) for job_id in (first, second, third)] == ["succeeded"] * 3
+
+
+def test_a_job_is_suspended_and_resumed(yard: Yard) -> None:
+    sim_job = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "2G", "--seconds", "600")
+    job_id = yard.submit(*sim_job, vram="3G", environment=dict(os.environ))
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("own 2.0", "reserved 1.0")
+        await screen.type("s")
+        await screen.shows(f"suspending {job_id}", "◐ suspended")
+        await screen.type("u")
+        await screen.shows(f"resuming when there is room: {job_id}", "● running")
+
+    watch(story)
+    assert yard.state(job_id) == "running"
+
+
+def test_pages_tell_all_about_a_job_and_why_it_waits(yard: Yard) -> None:
+    running, gate = yard.start_gated(gpus="2")
+    waiting = yard.shell("echo started", vram="20G", name="patient")
+
+    async def story(screen: Screen) -> None:
+        await screen.chooses(running)
+        await screen.type("j")
+        await screen.chooses(waiting)
+        await screen.type("w")
+        await screen.shows(f"why: job {waiting} patient", f"job {waiting} waits for 1 GPU", f"job {running}")
+        gate.write_text("\n")
+        await screen.shows(f"job {waiting} has succeeded")
+        await screen.type("escape", "enter")
+        await screen.shows(
+            "result: exit 0", "what happened", "submitted  by", "attempt 1 succeeded", "environment: PATH"
+        )
+        await screen.type("q", "l")
+        await screen.shows("started", "Esc: back")
+        await screen.type("escape", "question_mark")
+        await screen.shows("raise, lower its priority")
+        await screen.type("escape")
+        await screen.shows("── Queue")
+
+    watch(story)
+
+
+def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(yard: Yard) -> None:
+    gate = yard.gate()
+    yard.shell(f"seq 1000 1200; read word < {gate}; echo $word; echo {'x' * 300}END", gpus="0")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("1200")
+        await screen.type("l")
+        await screen.shows("1180", "1200", "of 201")
+        await screen.type("home")
+        await screen.shows("1000", "1-29 of 201")
+        gate.write_text("the end\n")
+        await screen.shows("1-29 of 203")
+        await screen.type("end")
+        await screen.shows("the end")
+        assert "END" not in screen.text
+        await screen.type(*["right"] * 16)
+        await screen.shows("END")
+
+    watch(story)
+
+
+def test_only_what_is_looked_for_is_shown(yard: Yard) -> None:
+    yard.shell("exit 3", gpus="0", name="broken")
+    yard.wait()
+    yard.post("/pause")
+    for name in ("lemon", "orange", "lime"):
+        yard.shell(":", gpus="0", name=name)
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("lemon", "orange", "lime", "✗ failed", "exit status 3")
+        await screen.type("slash", *"lime")
+        await screen.no_longer_shows("orange")
+        assert "lime" in screen.text
+        await screen.type("enter", "h")
+        await screen.shows("held ", "only 'lime'")
+        await screen.type("escape")
+        await screen.shows("orange")
+        await screen.type("f", "f")
+        await screen.shows("of what has finished: none")
+        await screen.no_longer_shows("✗ failed")
+        await screen.type("slash", *"nowhere")
+        await screen.shows("no job has 'nowhere'")
+
+    watch(story)
+
+
+def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(yard: Yard) -> None:
+    yard.post("/pause")
+    first = yard.shell(": {index}", gpus="0", array="0-4999", name="many")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("of 5,000", "many[0]")
+        await screen.type("end")
+        await screen.shows("many[4999]", "of 5,000")
+        await screen.chooses(first + 4999)
+        await screen.type("pageup", "up")
+        await screen.until(lambda: "many[4999]" not in screen.text, "the rows before the last")
+        await screen.type("home")
+        await screen.shows("many[0]")
+
+    watch(story, (80, 24))
+
+
+def test_a_daemon_that_ends_and_comes_back_is_found_again(yard: Yard) -> None:
+    gate = yard.gate()
+    yard.shell(f"echo before; read word < {gate}; echo after", gpus="0", name="survivor")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("before", "survivor")
+        yard.stop()
+        await screen.shows("reconnecting: ", "survivor")
+        await screen.type("h")
+        await screen.shows("no daemon runs")
+        yard.start()
+        await screen.no_longer_shows("reconnecting")
+        gate.write_text("\n")
+        await screen.shows("after", "✓ succeeded")
+
+    watch(story)
+
+
+def test_a_daemon_that_was_killed_is_started_again(yard: Yard) -> None:
+    job_id, gate = yard.start_gated(gpus="0")
+
+    async def story(screen: Screen) -> None:
+        await screen.chooses(job_id)
+        yard.kill9()
+        await screen.until(lambda: running_pid(yard.home / "daemon.lock"), "another daemon")
+        gate.write_text("\n")
+        await screen.shows("✓ succeeded")
+        await screen.no_longer_shows("reconnecting")
+
+    watch(story)
+    yard.post("/stop")
+    yard.client.close()
+    until(lambda: running_pid(yard.home / "daemon.lock") is None, "the end of the daemon")
+
+
+def test_the_mouse_chooses_and_scrolls(yard: Yard) -> None:
+    yard.post("/pause")
+    first = yard.shell(": {index}", gpus="0", array="0-29", name="many")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows(f"job {first} ", "free 24.0 GB")
+        await screen.click("many[3]")
+        await screen.chooses(first + 3)
+        await screen.wheel("#queue", 2)
+        await screen.chooses(first + 5)
+
+    watch(story)
+
+
+def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(yard: Yard) -> None:
+    assert yard.daemon is not None
+    daemon = yard.daemon.pid
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("The queue is empty")
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            await screen.shows("no news for ")
+            await screen.type("p", "y")
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        await screen.shows("paused; 0 still running")
+        await screen.no_longer_shows("no news for ")
+
+    watch(story)
+
+
+def test_an_empty_queue_says_how_to_fill_it(yard: Yard) -> None:
+    async def story(screen: Screen) -> None:
+        await screen.shows("The queue is empty", "gpuyard submit -- python train.py")
+        await screen.type("c")
+        await screen.shows("no job is chosen")
+        await screen.type("q")
+
+    watch(story, (80, 24))
+
+
+# The command
+
+
+@pytest.mark.needs("tmux")
+@pytest.mark.usefixtures("unmeasured")
+def test_in_a_small_terminal_without_colour_it_is_all_there(yard: Yard, tmp_path: Path) -> None:
+    gate = yard.gate()
+    yard.shell(f"read word < {gate}", name="trainer", vram="6G")
+    tmux = ("tmux", "-S", str(tmp_path / "tmux"), "-f", os.devnull)
+    environment = {**os.environ, "LC_ALL": "C", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "gpuyard", "top"]
+    subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "24", *command], check=True, env=environment)
+
+    def picture(*how: str) -> str:
+        return subprocess.run([*tmux, "capture-pane", "-p", *how], capture_output=True, text=True, check=False).stdout
+
+    try:
+        until(lambda: "running    trainer" in picture() and "reserved 6.0" in picture(), "devices and jobs")
+        shown = picture()
+        assert shown.isascii()
+        assert not re.search("\x1b\\[[0-9;]*3[0-7]m", picture("-e")), "there is no colour"
+        assert "0 Simulated 24 GB ==" in shown
+        assert "1 Simulated 24 GB .." in shown
+        subprocess.run([*tmux, "send-keys", "q"], check=True)
+        until(lambda: not picture(), "its end")
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False, capture_output=True)
+        gate.write_text("\n")
+
+
+def test_where_there_is_no_terminal_it_says_what_to_use_instead() -> None:
+    done = subprocess.run([sys.executable, "-m", "gpuyard", "top"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs a terminal" in done.stderr
+    assert "gpuyard queue" in done.stderr
+
+
+def test_without_textual_it_says_what_to_install() -> None:
+    without = "import sys; sys.modules['textual'] = None; sys.argv = ['gpuyard', 'top']"
+    script = f"{without}\nfrom gpuyard.ui.cli import main; main()"
+    terminal = Terminal([sys.executable, "-c", script], {})
+    status, said = terminal.end()
+    terminal.close()
+    assert status == 1
+    assert "pip install 'gpuyard[top]'" in said

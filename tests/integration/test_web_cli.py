@@ -1,0 +1,145 @@
+"""`gpuyard web` and `[web]`: the page is where it is said to be, and a daemon starts whatever becomes of it."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.config import parse_config
+from gpuyard.errors import UserError
+from tests.fakes.queue_command import run
+from tests.integration.queue_fixture import Yard
+from tests.integration.web_fixture import Door
+
+
+def opened(*words: str) -> Any:
+    done = run("web", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def is_served(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def taken(port: int) -> Iterator[int]:
+    """A port that somebody has, whoever it is."""
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):
+            other.bind(("127.0.0.1", port))
+        with contextlib.suppress(OSError):
+            other.listen()
+        yield other.getsockname()[1] or port
+
+
+def test_it_prints_where_the_page_is_and_the_same_when_asked_again(yard: Yard) -> None:
+    first = run("web", "--port", "0")
+    url = first.stdout.strip()
+    port = int(url.split(":")[2].partition("/")[0])
+    assert url.startswith(f"http://127.0.0.1:{port}/?token=")
+    assert f"ssh -L {port}:127.0.0.1:{port} " in first.stderr
+    assert run("web").stdout.strip() == url
+    assert yard.get("/web")["url"] == url
+    assert stat.S_IMODE((yard.home / "web.token").stat().st_mode) == 0o600
+
+    looking = opened("--read-only")
+    assert (looking["url"], looking["read_only"]) == (url, True)
+    assert opened()["read_only"] is True
+    fresh = opened("--new-token")
+    assert (fresh["port"], fresh["url"] == url, fresh["read_only"]) == (port, False, True)
+
+    assert run("web", "--stop").stdout == "the page is closed\n"
+    assert not is_served(port)
+    assert run("web", "--stop").stdout == "no page is open\n"
+    assert json.loads(run("web", "--stop", "--json").stdout) == {"stopped": False}
+    assert opened("--port", str(port))["url"] == fresh["url"]
+    yard.stop()
+    assert not is_served(port)
+    yard.start()
+
+
+def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_is_told(yard: Yard) -> None:
+    with taken(8765):
+        answer = opened()
+        assert 8765 < answer["port"] < 8785
+        assert answer["notes"] == [f"port 8765 is taken, so it is {answer['port']}"]
+    with taken(0) as port:
+        refused = run("web", "--port", str(port))
+        assert (refused.returncode, f":{port}: Address already in use" in refused.stderr) == (1, True)
+    assert is_served(answer["port"]), "what was open is, still"
+    moved = opened("--port", "0")
+    assert moved["port"] != answer["port"]
+    assert not is_served(answer["port"])
+    for port_ in ("70000", "x", "-1"):
+        assert run("web", "--port", port_).returncode == 2
+    for address in ("no-such-name.invalid", "192.0.2.1"):
+        unknown = run("web", "--address", address)
+        assert (unknown.returncode, "is no address of this machine" in unknown.stderr) == (2, True)
+
+
+def test_another_address_is_warned_of_and_locked_just_so(yard: Yard) -> None:
+    told = run("web", "--address", "0.0.0.0", "--port", "0")
+    assert "not encrypted" in told.stderr
+    assert told.stdout.startswith(f"http://{socket.gethostname()}:")
+    door = Door(yard, address="0.0.0.0")
+    assert door.answer["url"] == told.stdout.strip()
+    assert door.ask("GET", "/v1/status").status == 401
+    assert door.ask("GET", "/v1/status", Host=f"evil.example:{door.port}", **door.bearer).status == 403
+    for host in (f"{socket.gethostname()}:{door.port}", f"10.1.2.3:{door.port}", f"localhost:{door.port}"):
+        assert door.ask("GET", "/v1/status", Host=host, **door.bearer).status == 200
+
+
+def test_a_token_that_others_could_have_read_is_not_used_again(yard: Yard) -> None:
+    before = opened("--port", "0")["url"]
+    run("web", "--stop")
+    os.chmod(yard.home / "web.token", 0o644)
+    assert opened("--port", "0")["url"].partition("token=")[2] != before.partition("token=")[2]
+
+
+def test_the_configuration_opens_it_at_the_daemons_start(own_yard: Yard) -> None:
+    own_yard.home.mkdir(parents=True)
+    (own_yard.home / "config.toml").write_text("web = true\n")
+    own_yard.start()
+    port = own_yard.get("/web")["port"]
+    assert port >= 8765
+    assert "the page is at 127.0.0.1" in own_yard.daemon.log if own_yard.daemon else False
+    (own_yard.home / "config.toml").write_text("[web]\nenabled = false\nport = 0\nread_only = true\n")
+    own_yard.restart()
+    assert own_yard.get("/web")["url"] is None
+    answer = opened()
+    assert (answer["read_only"], answer["port"] not in (0, 8765)) == (True, True)
+
+
+def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_yard: Yard) -> None:
+    own_yard.home.mkdir(parents=True)
+    with taken(0) as port:
+        (own_yard.home / "config.toml").write_text(f"[web]\nport = {port}\n")
+        own_yard.start()
+        (notice,) = own_yard.get("/status")["notices"]
+        assert f"the page is not served: the page cannot be served at 127.0.0.1:{port}" in notice
+        assert own_yard.daemon is not None
+        assert notice in own_yard.daemon.log
+        assert own_yard.wait(own_yard.submit("true"))["done"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("web = 3", "`$.web`"),
+        ("[web]\nport = 70000", "`$.web.port`"),
+        ("[web]\nadress = 'x'", "did you mean `address`?"),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(UserError) as told:
+        parse_config(tomllib.loads(text), Path("config.toml"))
+    assert complaint in f"{told.value} {told.value.hint}"

@@ -1,0 +1,327 @@
+"""The page's listener over a real daemon: who gets in, what they may do, and what nobody can do to it."""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.test_queue_users import ANNE, become
+from tests.integration.web_fixture import Door, hear_until
+from tests.unit.leases import as_root, child, wait_for_word
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+EVENTS = "/v1/events?watch=/status"
+
+
+def held_job(yard: Yard, *words: str, **options: Any) -> int:
+    return yard.submit("true", *words, hold=True, **options)
+
+
+def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothing_to_see(door: Door) -> None:
+    locked = door.ask("GET", "/")
+    assert (locked.status, locked.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert b"gpuyard web" in locked.body
+    assert b"script" not in locked.body
+
+    entered = door.ask("GET", f"/?token={door.token}")
+    assert (entered.status, entered.headers["set-cookie"].partition("; ")[2]) == (
+        200,
+        "HttpOnly; SameSite=Strict; Path=/",
+    )
+    assert entered.headers["set-cookie"].startswith(f"gpuyard-{door.port}=")
+    assert door.token not in entered.headers["set-cookie"]
+    assert b'http-equiv="refresh" content="0; url=/"' in entered.body
+
+    page = door.get("/")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"/static/" in page.body
+    user = door.yard.get("/jobs/1")["user"] if door.yard.submit("true") else ""
+    assert door.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
+    for target in ("/v1/status", "/v1/session", "/static/index.html", "/metrics", "/openapi.json", EVENTS, "/nothing"):
+        refused = door.ask("GET", target)
+        assert (refused.status, refused.json["error"]) == (401, "this page is locked")
+
+
+def test_a_script_shows_the_token(door: Door) -> None:
+    assert door.ask("GET", "/v1/status", **door.bearer).json["pid"] == door.yard.get("/status")["pid"]
+    told = door.ask("POST", "/v1/submissions", '{"command": ["true"]}', **door.bearer, Content_Type="application/json")
+    assert door.yard.wait(told.json["ids"])["done"]
+    assert door.ask("GET", f"/v1/status?token={door.token}").status == 401
+
+
+def test_wrong_tokens_are_bounded_and_keep_the_right_one_out_of_nothing(door: Door) -> None:
+    told = [door.ask("GET", "/?token=wrong") for _ in range(6)]
+    told += [door.ask("GET", "/v1/status", Authorization="Bearer wrong") for _ in range(6)]
+    assert [each.status for each in told] == [401] * 10 + [429] * 2
+    assert 1 <= int(told[-1].headers["retry-after"]) <= 6
+    assert door.ask("GET", f"/?token={door.token}").status == 200
+    assert door.ask("GET", "/v1/status", **door.bearer).status == 200
+    assert door.get("/v1/status").status == 200
+
+
+def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(door: Door) -> None:
+    job = held_job(door.yard)
+    cancel = f'{{"ids": "{job}"}}'
+    elsewhere = [
+        {"Host": f"evil.example:{door.port}", "Origin": f"http://evil.example:{door.port}"},
+        {"Host": f"evil.localhost:{door.port}", "Origin": f"http://evil.localhost:{door.port}"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": f"http://localhost:{door.port}"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ]
+    json_sent = {**door.cookie, "Content-Type": "application/json"}
+    for told in elsewhere:
+        assert door.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **told}).status == 403, told
+        assert door.ask("GET", "/v1/jobs", **{**door.cookie, **told}).status == 403, told
+        assert door.ask("GET", EVENTS, **{**door.cookie, **told}).status == 403, told
+    assert door.ask("POST", "/v1/jobs/cancel", cancel, **json_sent).status == 403
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        assert (
+            door.ask("POST", "/v1/jobs/cancel", cancel, **door.cookie, **door.from_page | {"Content-Type": kind}).status
+            == 415
+        )
+    preflight = door.ask(
+        "OPTIONS", "/v1/jobs/cancel", Origin="http://evil.example", Access_Control_Request_Method="POST"
+    )
+    assert (preflight.status, preflight.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert door.yard.state(job) == "held"
+    assert door.post("/v1/jobs/cancel", {"ids": str(job)}).json["count"] == 1
+
+
+def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(door: Door) -> None:
+    forwarded = {"Host": "localhost:9001"}
+    cookie = door.ask("GET", f"/?token={door.token}", **forwarded).headers["set-cookie"].partition(";")[0]
+    assert cookie.startswith("gpuyard-9001=")
+    assert door.ask("GET", "/v1/status", **forwarded, Cookie=cookie).status == 200
+    change = {"Cookie": cookie, "Origin": "http://localhost:9001", "Content-Type": "application/json"}
+    assert door.ask("POST", "/v1/pause", "{}", **forwarded, **change).status == 200
+
+
+def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(door: Door) -> None:
+    for target in ("/v1/stop", "/v1/web", "/v1/web/stop", "/v1/%77eb", "/v1/web?x"):
+        assert door.post(target).status == 403
+        assert door.get(target).status == 403
+    assert door.get("/v1/events?watch=/web").status == 403
+    assert door.get("/v1/events?watch=/status%20/%2577eb").status == 403
+    assert door.yard.get("/web")["url"] == door.url
+
+
+def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(door: Door) -> None:
+    with door.dial() as connection:
+        connection.sendall(door.head("GET", EVENTS))
+        stream = hear_until(connection, b"\r\n\r\n").lower()
+    for name, value in HEADERS.items():
+        assert f"\r\n{name}: {value}\r\n".lower().encode() in stream
+    answers = [
+        door.get("/"),
+        door.get("/static/index.html"),
+        door.get("/v1/status"),
+        door.get("/v1/jobs/999"),
+        door.get("/v1/jobs?state=strange"),
+        door.ask("HEAD", "/v1/status", **door.cookie),
+        door.ask("OPTIONS", "/v1/status", Origin="http://evil.example"),
+        door.ask("GET", "/", Host="evil.example"),
+        door.ask("GET", "/v1/status"),
+        door.ask("POST", "/v1/submissions", Content_Length=str(2**30)),
+        door.ask("GET", "/v1/status", **door.cookie, Transfer_Encoding="chunked"),
+    ]
+    assert [each.status for each in answers] == [200, 200, 200, 404, 400, 200, 405, 403, 401, 413, 411]
+    for told in answers:
+        assert HEADERS.items() <= told.headers.items()
+        assert not [name for name in told.headers if name.startswith("access-control")]
+    assert {told.headers["cache-control"] for told in answers[2:]} == {"no-store"}
+
+
+def test_files_are_of_the_page_and_of_no_other_folder(door: Door) -> None:
+    script = door.get("/static/dom.js")
+    assert (script.status, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    again = door.get("/static/dom.js", If_None_Match=script.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    token = b"web.token"
+    for name in (
+        "../web.token",
+        "..%2fweb.token",
+        "%2e%2e/%2e%2e/cli/web.py",
+        "....//cli/web.py",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "..\\cli\\web.py",
+        "dom.js%00.html",
+        "./dom.js",
+        "",
+        "__pycache__",
+    ):
+        refused = door.get(f"/static/{name}")
+        assert (refused.status, token in refused.body) == (404, "web.token" in name), name
+
+
+def test_a_page_for_looking_shows_and_changes_nothing(yard: Yard) -> None:
+    job = held_job(yard, environment={"PATH": "/bin", "SECRET": "hidden-word"})
+    door = Door(yard, read_only=True)
+    assert door.get("/v1/session").json["read_only"] is True
+    assert door.get("/v1/jobs").json["jobs"][0]["id"] == job
+    shown = door.get(f"/v1/jobs/{job}")
+    assert ("SECRET" in shown.json["environment_names"], b"hidden-word" in shown.body) == (True, False)
+    assert door.get(f"/v1/jobs/{job}?environment=1").status == 403
+    assert door.get(f"/v1/events?watch=/jobs/{job}?environment=1").status == 403
+    assert door.post("/v1/jobs/cancel", {"ids": "all"}).status == 403
+    assert door.post("/v1/submissions", {"command": ["true"]}, **door.bearer).status == 403
+    assert yard.counts() == {"held": 1}
+    assert b"hidden-word" in Door(yard, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
+
+
+# Bounds
+
+
+def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(door: Door) -> None:
+    with door.dial() as connection:
+        connection.sendall(door.head("POST", "/v1/submissions", **door.from_page, Content_Length=str(9 * 2**20)))
+        assert b" 413 " in hear_until(connection, b"\r\n\r\n")
+    with door.dial() as connection:
+        head = door.head("POST", "/v1/submissions", Cookie="", **door.from_page, Content_Length="1000000")
+        connection.sendall(head + b"{")
+        assert b" 401 " in hear_until(connection, b"\r\n\r\n")
+    long = door.post("/v1/submissions", {"command": ["true", "x" * 100_000], "options": {"hold": True}})
+    assert long.json["count"] == 1
+
+
+def test_who_asks_too_much_at_once_is_told_when_to_ask_again(door: Door) -> None:
+    with door.dial() as connection:
+        connection.sendall(door.head("GET", "/v1/session") * 399 + door.head("GET", "/v1/session", Connection="close"))
+        told = hear_until(connection, b"nothing ends so")
+    served, refused = told.count(b"HTTP/1.1 200 "), told.count(b"HTTP/1.1 429 ")
+    assert served + refused == 400
+    assert served >= 200
+    assert refused >= 1
+    assert b"Retry-After: 1\r\n" in told
+    assert door.yard.get("/status")["pid"]
+    until(lambda: door.get("/v1/status").status == 200, "the end of the wait")
+
+
+def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Door) -> None:
+    with contextlib.ExitStack() as stack:
+        viewers = [stack.enter_context(door.dial()) for _ in range(64)]
+        for viewer in viewers:
+            viewer.sendall(door.head("GET", EVENTS))
+            assert b"200 OK" in hear_until(viewer, b"\r\n\r\n")
+        refused = door.get(EVENTS)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+        assert door.get("/v1/status").status == 200
+        idle = [stack.enter_context(door.dial()) for _ in range(70)]
+        until(lambda: b" 503 " in hear_until(idle[-1], b"\r\n\r\n"), "the bound")
+        assert door.yard.get("/status")["pid"]
+        viewers[0].close()
+
+        def is_room() -> bool:
+            for each in idle:
+                each.close()
+            with door.dial() as one:
+                one.sendall(door.head("GET", EVENTS))
+                return b"200 OK" in hear_until(one, b"\r\n\r\n")
+
+        until(is_room, "room for a viewer")
+
+
+def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> None:
+    job = held_job(door.yard, "x" * 60_000)
+    watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
+    with door.dial(receive_bytes=4096) as sleeper, door.dial() as reader:
+        for viewer in (sleeper, reader):
+            viewer.sendall(door.head("GET", f"/v1/events?watch={watch}"))
+        until(lambda: door.yard.get("/status")["viewers"] == 2, "two viewers")
+        for priority in range(1, 50):
+            door.yard.post("/jobs/priority", ids=str(job), priority=priority)
+            for nth in range(3):
+                hear_until(reader, f'nth={nth}", "answer"'.encode())
+            if door.yard.get("/status")["viewers"] == 1:
+                break
+        assert priority < 49, "who does not read is still there"
+        door.yard.post("/jobs/priority", ids=str(job), priority=77)
+        assert b'"priority": 77' in hear_until(reader, b'"priority": 77')
+
+
+# Over time
+
+
+def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(door: Door) -> None:
+    with door.dial() as viewer:
+        viewer.sendall(door.head("GET", EVENTS))
+        hear_until(viewer, b"\n\n")
+        fresh = Door(door.yard, port=door.port, new_token=True)
+        hear_until(viewer, b"nothing ends so")  # to its end
+    assert (fresh.port, fresh.token != door.token) == (door.port, True)
+    assert door.get("/v1/status").status == 401
+    assert door.ask("GET", "/v1/status", **door.bearer).status == 401
+    assert fresh.get("/v1/status").status == 200
+
+
+def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(door: Door) -> None:
+    door.yard.restart()
+    again = Door(door.yard, port=door.port)
+    assert again.url == door.url
+    assert door.get("/v1/status").status == 200
+    assert door.post("/v1/pause").status == 200
+
+
+# Other users of the machine
+
+
+@pytest.mark.needs("curl")
+@as_root
+def test_another_user_gets_nothing_even_with_the_key(door: Door) -> None:
+    def curl(uid: int, *words: str) -> str:
+        command = ["curl", "--silent", "--include", "--header", f"Cookie: {door.cookie['Cookie']}", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=uid).stdout
+
+    address = f"http://127.0.0.1:{door.port}"
+    for target in ("/", "/v1/status", f"/?token={door.token}"):
+        told = curl(ANNE, address + target)
+        assert (" 403 " in told, "another user" in told) == (True, True)
+    assert " 200 " in curl(0, f"{address}/v1/status")
+
+
+def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abrupt: bool) -> None:
+    become(ANNE)
+    with socket.socket() as one:
+        if is_abrupt:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.connect(("127.0.0.1", port))
+        one.sendall(request)
+    connection.send("gone")
+    wait_for_word(connection)
+
+
+@as_root
+@pytest.mark.parametrize("is_abrupt", [True, False])
+def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(door: Door, is_abrupt: bool) -> None:
+    job, daemon = held_job(door.yard), door.yard.daemon
+    assert daemon is not None
+    body = f'{{"ids": "{job}"}}'
+    request = door.head("POST", "/v1/jobs/cancel", **door.from_page, Content_Length=str(len(body))) + body.encode()
+    os.kill(daemon.pid, signal.SIGSTOP)  # it sees them when they have gone
+    try:
+        with child(cancel_and_vanish, door.port, request, is_abrupt) as one:
+            assert one.hear() == "gone"
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    for _ in range(3):
+        assert door.get("/v1/status").status == 200
+    assert door.yard.state(job) == "held"

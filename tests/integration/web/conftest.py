@@ -1,0 +1,56 @@
+"""A real browser, and the page of a queue of its own to look at with it."""
+
+import shutil
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.integration.queue_fixture import Yard
+
+
+class Site:
+    """The page of a queue: `url` opens it, `origin` is where it is."""
+
+    def __init__(self, yard: Yard, **settings: object) -> None:
+        self.yard = yard
+        self.url: str = yard.post("/web", **{"port": 0, **settings})["url"]
+        self.origin = self.url.partition("/?")[0]
+        self.token = self.url.partition("token=")[2]
+        self.port = urlsplit(self.url).port
+
+    def enter(self, page: Page) -> Page:
+        """As whoever follows the link that `gpuyard web` prints."""
+        page.goto(self.url)
+        page.wait_for_url(f"{self.origin}/")
+        return page
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Not for the session: while it is there, tests that run an event loop of their own cannot."""
+    with sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser that knows nothing yet."""
+    context = browser.new_context()
+    context.set_default_timeout(30_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def site(yard: Yard) -> Site:
+    return Site(yard)
+
+
+@pytest.fixture
+def page(context: BrowserContext, site: Site) -> Page:
+    """The page, entered."""
+    return site.enter(context.new_page())

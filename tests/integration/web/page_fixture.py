@@ -1,0 +1,79 @@
+"""The page as many tests look at it: one daemon and one browser's window for a module, each test at its own place."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect
+
+from tests.fakes import gated_job
+from tests.integration.queue_fixture import Yard
+from tests.integration.web.conftest import Site
+
+SIMULATED = "2x24GB"
+expect.set_options(timeout=20_000)
+
+
+class Shown:
+    """A yard, and its page in a window."""
+
+    def __init__(self, yard: Yard, context: BrowserContext) -> None:
+        self.yard = yard
+        self.site = Site(yard)
+        self.context = context
+        self.faults: list[str] = []
+        self.page = self.window()
+
+    def window(self) -> Page:
+        page = self.context.new_page()
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", self._heard)
+        return self.site.enter(page)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        """A refused request is in the browser's log, too, and is no fault of the page's."""
+        if "Content Security Policy" in message.text:
+            self.faults.append(message.text)
+
+    def at(self, route: str = "/") -> Page:
+        self.page.goto(f"{self.site.origin}/#{route}")
+        return self.page
+
+    def holds(self, name: str, memory_mb: int, **options: Any) -> tuple[int, Path]:
+        """A job that has taken its memory, and the file that lets it end."""
+        gate = self.yard.home.parent / f"{name}.gate"
+        words = (*gated_job.COMMAND, "--vram", str(memory_mb), "--load", "40", str(gate))
+        job_id = self.yard.submit(*words, name=name, environment=self.environment, **options)
+        self.yard.until_state(job_id, "running")
+        return job_id, gate
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "GPUYARD_HOME": str(self.yard.home), "GPUYARD_SIMULATE": SIMULATED}
+
+    # What is on the page
+
+    def row(self, job_id: int) -> Locator:
+        return self.page.locator("#jobs-body tr").filter(has=self.page.locator(f'a[href="#/job/{job_id}"]'))
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    home = tmp_path_factory.mktemp("page") / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUYARD_HOME", str(home))
+        patch.setenv("GPUYARD_SIMULATE", SIMULATED)
+        yard = Yard(home)
+        yard.start()
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(20_000)
+        shown = Shown(yard, context)
+        yield shown
+        context.close()
+        yard.close()
+        assert shown.faults == []

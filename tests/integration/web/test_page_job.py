@@ -1,0 +1,175 @@
+"""A job's page, and the form that makes one."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.fakes import gated_job
+from tests.integration.queue_fixture import until
+from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
+
+
+def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa: F811
+    holder, gate = shown.holds("holder", 1024, gpus=2, exclusive=True)
+    job = shown.yard.shell("true", vram="8G", name="waits")
+    page = shown.at(f"/job/{job}")
+    why = page.get_by_role("region", name="Why does it wait?")
+    expect(why).to_contain_text(f"job {job} waits for 1 GPU")
+    expect(why).to_contain_text("GPU 0: ")
+    expect(why).to_contain_text(f"(job {holder})")
+    expect(why).to_contain_text("nobody knows when")
+    expect(page.get_by_role("region", name="Log")).to_contain_text("it has not run yet")
+    gate.touch()
+    expect(page.locator("#view-job .state")).to_have_text("succeeded")
+    expect(why).to_be_hidden()
+
+
+def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) -> None:  # noqa: F811
+    job, gate = shown.holds("measured", 6144, vram="8G", tag="curves")
+    page = shown.at(f"/job/{job}")
+    curve = page.get_by_role("img", name="peak 6.0 GB. 8.0 GB reserved (dashed), 75% of it used.")
+    expect(curve).to_be_visible()
+    expect(curve.locator(".limit")).not_to_have_attribute("d", "")
+    attempts = page.get_by_role("region", name="Attempts").get_by_role("row")
+    expect(attempts).to_have_count(2)
+    expect(attempts.nth(1)).to_contain_text("under way")
+    expect(attempts.nth(1)).to_contain_text("6.0 GB")
+    story = page.get_by_role("region", name="Story")
+    expect(story).to_contain_text("attempt 1 on SIM-0")
+    gate.touch()
+    expect(story).to_contain_text("attempt 1 succeeded")
+    expect(attempts.nth(1)).to_contain_text("succeeded")
+
+
+def test_what_ran_out_of_memory_says_so(shown: Shown) -> None:  # noqa: F811
+    says = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB."
+    job = shown.yard.shell(f'[ "$GPUYARD_ATTEMPT" -gt 1 ] || {{ echo "{says}" >&2; exit 1; }}', vram="2G")
+    shown.yard.wait(job)
+    page = shown.at(f"/job/{job}")
+    attempts = page.get_by_role("region", name="Attempts").get_by_role("row")
+    expect(attempts.last).to_contain_text("out of memory")
+
+
+def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  # noqa: F811
+    gate = shown.yard.gate("log")
+    script = (
+        "printf '\\033[1;32mgreen\\033[0m\\n'; printf ' 10%%\\r 20%%\\r 30%%'; "
+        f"read word < {gate}; printf '\\r100%%\\n'; read word < {gate}; echo '<b>last</b>'"
+    )
+    job = shown.yard.shell(script, gpus=0)
+    page = shown.at(f"/job/{job}")
+    lines = page.get_by_role("log").locator("div")
+    expect(lines).to_have_text(["green", " 30%"])
+    gate.write_text("go\n")
+    expect(lines).to_have_text(["green", "100%"])
+    gate.write_text("go\n")
+    expect(lines).to_have_text(["green", "100%", "<b>last</b>"])
+    expect(page.get_by_role("region", name="Log")).to_contain_text("it has ended")
+
+
+def test_a_long_log_stays_at_its_end_until_it_is_scrolled_up(shown: Shown) -> None:  # noqa: F811
+    gate = shown.yard.gate("long")
+    job = shown.yard.shell(f"seq 1 6000; read word < {gate}; seq 6001 6100", gpus=0)
+    page = shown.at(f"/job/{job}")
+    log = page.get_by_role("log")
+    expect(log.get_by_text("6000", exact=True)).to_be_in_viewport()
+    assert log.evaluate("(node) => node.childElementCount") <= 5000
+    log.evaluate("(node) => { node.scrollTop = 0 }")
+    expect(shown.button("Follow ↓")).to_be_visible()
+    gate.write_text("go\n")
+    expect(log.get_by_text("6100", exact=True)).to_have_count(1)
+    expect(log.get_by_text("6100", exact=True)).not_to_be_in_viewport()
+    shown.button("Follow ↓").click()
+    expect(log.get_by_text("6100", exact=True)).to_be_in_viewport()
+
+
+def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: Shown) -> None:  # noqa: F811
+    shown.yard.post("/pause")
+    gate = shown.yard.home.parent / "acted.gate"
+    job = shown.yard.submit(
+        *gated_job.COMMAND, "--vram", "1024", str(gate), name="acted", vram="2G", environment=shown.environment
+    )
+    page = shown.at(f"/job/{job}")
+    state = page.locator("#view-job .state")
+    for verb, comes in (("Hold", "held"), ("Release", "queued")):
+        shown.button(verb).click()
+        expect(state).to_have_text(comes)
+    shown.yard.post("/unpause")
+    expect(state).to_have_text("running")
+    expect(page.get_by_role("log")).to_contain_text("holding")
+    for verb, comes in (("Suspend", "suspended"), ("Resume", "running"), ("Cancel", "cancelled"), ("Retry", "running")):
+        shown.button(verb).click()
+        expect(state).to_have_text(comes)
+    gate.touch()
+    expect(state).to_have_text("succeeded")
+    expect(page.get_by_role("region", name="Attempts").get_by_role("row")).to_have_count(3)
+
+
+def test_a_job_is_submitted_again_with_other_arguments(shown: Shown) -> None:  # noqa: F811
+    job = shown.yard.submit("echo", "--lr", "1e-3", name="again", gpus=0, priority=3, cwd="/usr")
+    shown.yard.wait(job)
+    page = shown.at(f"/job/{job}")
+    shown.button("Submit again…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Command").fill("echo --lr 1e-4")
+    dialog.get_by_label("Priority").fill("high")
+    dialog.get_by_role("button", name="Submit again").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("--priority takes a whole number, not 'high'")
+    dialog.get_by_label("Priority").fill("7")
+    dialog.get_by_role("button", name="Submit again").click()
+    expect(page.get_by_role("log")).to_have_text("--lr 1e-4")
+    new = int(page.url.rpartition("/")[2])
+    assert new != job
+    told = shown.yard.job(new)
+    assert (told["name"], told["priority"], told["cwd"], told["gpus"]) == ("again", 7, "/usr", 0)
+
+
+def test_the_form_submits_a_job_with_what_was_filled_in(shown: Shown) -> None:  # noqa: F811
+    page = shown.at("/submit")
+    page.get_by_role("textbox", name="Command", exact=True).fill("echo 'two words' {index} | tr a-z A-Z; pwd")
+    for label, value in {"Folder": "/usr", "Name": "formed", "GPUs": "0", "Priority": "5", "Time limit": "1h"}.items():
+        page.get_by_role("textbox", name=label, exact=True).fill(value)
+    page.get_by_label("Retries").fill("2")
+    page.get_by_role("textbox", name="Tag", exact=True).fill("forms")
+    page.get_by_text("run by a shell").wait_for()
+    shown.button("Submit").click()
+    expect(page.get_by_role("heading", name="formed · job")).to_be_visible()
+    expect(page.get_by_role("log")).to_have_text("TWO WORDS {INDEX}/usr")
+    told = shown.yard.job(int(page.url.rpartition("/")[2]))
+    assert (told["time_limit_s"], told["retries"], told["tag"], told["priority"]) == (3600, 2, "forms", 5)
+
+
+def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -> None:  # noqa: F811
+    page = shown.at("/submit")
+    shown.button("Submit").click()
+    expect(page.get_by_role("alert")).to_contain_text("There is no program to run.")
+    page.get_by_role("textbox", name="Command", exact=True).fill("sleep 1")
+    page.get_by_role("textbox", name="GPUs").fill("some")
+    shown.button("Submit").click()
+    expect(page.get_by_role("alert")).to_contain_text("--gpus takes a whole number, not 'some'")
+    expect(page.get_by_role("textbox", name="GPUs")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("textbox", name="GPUs")).to_be_focused()
+    page.get_by_role("textbox", name="GPUs").fill("1")
+    page.get_by_role("textbox", name="Memory on each GPU").fill("90G")
+    shown.button("Submit").click()
+    expect(page.get_by_role("alert")).to_contain_text("90.0 GB is more than the GPUs have")
+    expect(page.get_by_role("alert")).to_contain_text("shows how much they have")
+
+
+def test_a_sweep_of_the_form_is_a_job_for_each_value(shown: Shown) -> None:  # noqa: F811
+    page = shown.at("/submit")
+    page.reload()
+    page.get_by_role("textbox", name="Command", exact=True).fill("echo {lr}-{seed}")
+    page.get_by_role("textbox", name="GPUs").fill("0")
+    page.get_by_role("textbox", name="Name", exact=True).fill("swept")
+    page.get_by_text("More: array").click()
+    page.get_by_label("Sweep").fill("lr=1,2\nseed=0-2")
+    shown.button("Submit").click()
+    expect(page.get_by_text("6 jobs are in the queue")).to_be_visible()
+    until(lambda: shown.yard.get("/jobs", all="1", search="swept")["total"] == 6, "the jobs of the sweep")
+
+
+def test_a_job_that_is_not_there_is_said_to_be_so(shown: Shown) -> None:  # noqa: F811
+    page = shown.at("/job/987654")
+    expect(page.get_by_role("alert")).to_contain_text("there is no job 987654")

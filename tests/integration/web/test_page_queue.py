@@ -1,0 +1,157 @@
+"""The queue on the page: found, filtered, paged and changed by the daemon, and by the keyboard alone."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.integration.queue_fixture import until
+from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
+
+MANY = 3000
+
+
+@pytest.fixture(scope="module")
+def many(shown: Shown) -> int:  # noqa: F811 - as above
+    """The first of very many that are held."""
+    return shown.yard.submit("echo", "part-{index}", array=f"0-{MANY - 1}", name="many", hold=True, gpus=0)
+
+
+def _total(page: Page, text: str) -> None:
+    expect(page.locator("#queue-total")).to_have_text(text)
+
+
+def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  # noqa: F811
+    page = shown.at("/?state=held")
+    _total(page, f"{MANY:,} jobs that match")
+    expect(page.locator("#jobs-body tr")).to_have_count(50)
+    expect(shown.row(many)).to_be_visible()
+    expect(shown.button("Previous")).to_be_disabled()
+    shown.button("Next").click()
+    expect(page.locator("#pages")).to_contain_text("51–100 of 3,000")  # noqa: RUF001 - a dash is between figures
+    expect(shown.row(many + 50)).to_be_visible()
+    shown.button("Previous").click()
+    expect(shown.row(many)).to_be_visible()
+    shown.at("/?state=held&after=2950")
+    expect(shown.row(many + MANY - 1)).to_be_visible()
+    expect(shown.button("Next")).to_be_disabled()
+    shown.button("First").click()
+    expect(shown.row(many)).to_be_visible()
+
+
+def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -> None:  # noqa: F811
+    page = shown.at("/")
+    page.get_by_role("searchbox").fill("part-2718")
+    _total(page, "1 job that match")
+    expect(shown.row(many + 2718)).to_contain_text("echo part-2718")
+    page.get_by_role("searchbox").fill("no such thing")
+    expect(page.get_by_text("No job matches.")).to_be_visible()
+    page.get_by_role("searchbox").fill("")
+    expect(page.locator("#jobs-body tr")).to_have_count(50)
+
+
+def test_a_state_of_the_head_filters_the_queue(shown: Shown, many: int) -> None:  # noqa: F811
+    done = shown.yard.shell("true", gpus=0, name="done")
+    shown.yard.wait(done)
+    page = shown.at("/")
+    chip = page.get_by_role("button", name="succeeded")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "true")
+    expect(shown.row(done)).to_contain_text("succeeded")
+    expect(shown.row(many)).to_have_count(0)
+    page.reload()
+    expect(shown.row(done)).to_be_visible()
+    expect(shown.row(many)).to_have_count(0)
+
+
+def test_rows_are_changed_where_they_stand(shown: Shown) -> None:  # noqa: F811
+    job = shown.yard.shell("true", gpus=0, name="stays", hold=True)
+    page = shown.at("/?search=stays")
+    shown.row(job).evaluate("(row) => { row.mark = 'the same' }")
+    shown.yard.post("/jobs/release", ids=str(job))
+    expect(shown.row(job)).to_contain_text("succeeded")
+    assert shown.row(job).evaluate("(row) => row.mark") == "the same"
+    assert page.evaluate("document.querySelectorAll('#jobs-body tr').length") == 1
+
+
+def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
+    job, gate = shown.yard.start_gated("ticks", gpus=0, tag="ticks")
+    shown.at("/?search=ticks")
+    for seconds in (2, 3):
+        expect(shown.row(job).get_by_text(f"{seconds}s", exact=True)).to_be_visible()
+    gate.write_text("go\n")
+
+
+def test_chosen_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa: F811
+    shown.yard.post("/pause")
+    first = shown.yard.submit("true", array="0-3", gpus=0, name="bulk")
+    page = shown.at("/?search=bulk")
+    for job in (first, first + 2):
+        page.get_by_role("checkbox", name=f"Choose job {job}").check()
+    expect(page.get_by_role("toolbar")).to_contain_text("2 jobs chosen")
+    shown.button("Hold").click()
+    expect(page.get_by_text("2 jobs held")).to_be_visible()
+    for job, state in enumerate(("held", "queued", "held", "queued"), first):
+        expect(shown.row(job)).to_contain_text(state)
+    page.get_by_role("checkbox", name="Choose all jobs of this page").check()
+    shown.button("Release").click()
+    expect(page.get_by_text("2 jobs unchanged: it is queued, not held")).to_be_visible()
+    page.get_by_role("checkbox", name=f"Choose job {first + 1}", exact=True).check()
+    shown.button("Priority…").click()
+    page.get_by_role("dialog").get_by_label("Priority").fill("42")
+    shown.button("Change").click()
+    until(lambda: shown.yard.job(first + 1)["priority"] == 42, "its priority")
+    shown.yard.post("/jobs/cancel", ids=f"{first}-{first + 3}")
+    shown.yard.post("/unpause")
+
+
+def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: int) -> None:  # noqa: F811
+    page = shown.at("/?state=held&search=part-17")
+    _total(page, "111 jobs that match")
+    page.get_by_role("checkbox", name="Choose all jobs of this page").check()
+    expect(page.get_by_role("toolbar")).to_contain_text("50 jobs chosen")
+    shown.button("Choose all 111 that match").click()
+    shown.button("Cancel").click()
+    shown.button("Keep as it is").click()
+    assert shown.yard.counts()["held"] == MANY
+    shown.button("Cancel").click()
+    shown.button("Cancel 111").click()
+    expect(page.get_by_text("111 jobs cancelled")).to_be_visible()
+    assert shown.yard.counts()["held"] == MANY - 111
+    assert shown.yard.state(many + 1799) == "cancelled"
+    assert shown.yard.state(many + 1800) == "held"
+
+
+def test_names_and_commands_are_text_whatever_they_look_like(shown: Shown) -> None:  # noqa: F811
+    name, line = "<script>alert(1)</script>", "<img src=x onerror=alert(2)>"
+    job = shown.yard.submit("echo", line, name=name, tag="<b>bold</b>", gpus=0)
+    shown.yard.wait(job)
+    for route in ("/?search=script", f"/job/{job}"):
+        page = shown.at(route)
+        expect(page.get_by_text(name).filter(visible=True).first).to_be_visible()
+        expect(page.get_by_text(line).filter(visible=True).first).to_be_visible()
+        assert page.locator("main script, main img, main b").count() == 0
+    expect(page.get_by_role("log")).to_have_text(line)
+
+
+def test_the_keyboard_alone_finds_chooses_and_opens_a_job(shown: Shown) -> None:  # noqa: F811
+    first = shown.yard.submit("true", array="0-2", gpus=0, name="keyed", hold=True)
+    page = shown.at("/")
+    expect(page.locator("#jobs-body tr")).not_to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("keyed")
+    expect(page.locator("#jobs-body tr")).to_have_count(3)
+    for key in ("Enter", "j", "ArrowDown", "k"):
+        page.keyboard.press(key)
+    expect(shown.row(first + 1).get_by_role("link")).to_be_focused()
+    page.keyboard.press("x")
+    expect(page.get_by_role("toolbar")).to_contain_text("1 job chosen")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=f"keyed · job {first + 1}")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("search the queue")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("region", name="Queue")).to_be_visible()

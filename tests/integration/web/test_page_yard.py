@@ -1,0 +1,244 @@
+"""The yard at a glance: devices, timeline, the head of the page, and that it stays live."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.fakes import gated_job
+from tests.fakes.queue_command import GPUYARD
+from tests.integration.queue_fixture import Yard
+from tests.integration.web.conftest import Site
+from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
+
+
+@pytest.fixture(scope="module")
+def packed(shown: Shown) -> tuple[int, int]:  # noqa: F811 - as above
+    """Two jobs on the first GPU, side by side."""
+    first, _ = shown.holds("train", 3072, vram="8G", device="0")
+    second, _ = shown.holds("eval", 2048, vram="4G", device="0")
+    return first, second
+
+
+@pytest.fixture
+def strangers(shown: Shown, tmp_path: Path) -> Iterator[None]:  # noqa: F811 - as above
+    """On the second GPU: one that has a lease and does not come from the queue, and one that has none."""
+    holds = [*gated_job.COMMAND, "--vram", "1024", str(tmp_path / "never")]
+    commands = [
+        [*GPUYARD, "run", "--device", "1", "--vram", "2G", "--", *holds],
+        ["env", "CUDA_VISIBLE_DEVICES=SIM-1", *holds],
+    ]
+    programs = [subprocess.Popen(words, env=shown.environment, stdout=subprocess.PIPE, text=True) for words in commands]
+    for program in programs:
+        assert program.stdout is not None
+        assert "holding" in program.stdout.readline()
+    yield
+    for program in programs:
+        program.terminate()
+        program.communicate()
+
+
+def test_the_head_says_where_it_is_and_how_many_jobs_are_in_which_state(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+) -> None:
+    page = shown.at()
+    expect(page.locator("#host")).not_to_be_empty()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.get_by_role("button", name="running 2")).to_be_visible()
+    expect(page.get_by_role("button", name="all 2")).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_card_tells_whose_the_memory_of_a_gpu_is(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+    strangers: None,
+) -> None:
+    page = shown.at()
+    own, other = page.get_by_role("article").nth(0), page.get_by_role("article").nth(1)
+    expect(own.locator(".membar")).to_have_attribute(
+        "aria-label", "Memory: queue, used 5.0 GB, queue, reserved 7.0 GB, free 12.0 GB"
+    )
+    expect(own).to_contain_text("5.0 GB used")
+    expect(own).to_contain_text("80%")
+    expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
+    expect(own).to_contain_text("3.0 GB of 8.0 GB")
+    expect(other.locator(".membar")).to_have_attribute(
+        "aria-label", "Memory: other leases 2.0 GB, no lease 1.0 GB, free 21.0 GB"
+    )
+
+
+def test_charts_show_the_last_minutes_and_go_on_by_themselves(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+) -> None:
+    page = shown.at()
+    memory = page.get_by_role("img", name="Memory of GPU 0 over 10m: now 5.0 GB, peak 5.0 GB")
+    expect(memory).to_be_visible()
+    drawn = memory.locator("path.own").get_attribute("d")
+    expect(memory.locator("path.own")).not_to_have_attribute("d", drawn or "")
+    expect(page.get_by_role("img", name="Utilisation of GPU 0 over 10m: now 80%, peak 80%")).to_be_visible()
+    expect(page.get_by_role("img", name="CPU over 10m: now")).to_be_visible()
+    page.get_by_role("group", name="Time that the charts show").get_by_role("button", name="1h").click()
+    expect(page.get_by_role("img", name="Memory of GPU 0 over 1h")).to_be_visible()
+
+
+def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+) -> None:
+    page = shown.at()
+    first, second = (page.locator(f'.stretch[data-job="{job_id}"]') for job_id in packed)
+    boxes = [each.locator(".body").bounding_box() for each in (first, second)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert min(boxes[0]["y"], boxes[1]["y"]) + boxes[0]["height"] <= max(boxes[0]["y"], boxes[1]["y"])
+    page.get_by_role("group", name="Time that the timeline shows").get_by_role("button", name="10m").click()
+    first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text(f"train · job {packed[0]}")
+    expect(page.get_by_role("tooltip")).to_contain_text("now, ")
+    second.focus()
+    expect(page.get_by_role("tooltip")).to_contain_text(f"eval · job {packed[1]}")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=f"eval · job {packed[1]}")).to_be_visible()
+
+
+def test_a_suspended_stretch_is_hatched_and_others_go_on(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+) -> None:
+    page = shown.at()
+    shown.yard.post("/jobs/suspend", ids=str(packed[1]))
+    shown.yard.until_state(packed[1], "suspended")
+    stretch = page.locator(f'.stretch[data-job="{packed[1]}"]')
+    expect(stretch.locator(".suspended")).to_have_count(1)
+    expect(stretch).to_have_attribute("data-tone", "parked")
+    shown.yard.post("/jobs/resume", ids=str(packed[1]))
+    expect(stretch).to_have_attribute("data-tone", "live")
+    expect(stretch.locator(".suspended")).to_have_count(1)
+
+
+def test_a_paused_queue_says_so_and_goes_on_when_told(shown: Shown) -> None:  # noqa: F811
+    page = shown.at()
+    shown.yard.post("/pause")
+    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_visible()
+    shown.button("Unpause").click()
+    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_hidden()
+    assert shown.yard.get("/status")["paused"] is False
+
+
+def test_light_or_dark_is_as_the_system_has_it_until_it_is_chosen(shown: Shown) -> None:  # noqa: F811
+    page = shown.at()
+    light = _ground(page)
+    page.emulate_media(color_scheme="dark")
+    dark = _ground(page)
+    assert light != dark
+    page.get_by_role("button", name="Switch to light").click()
+    assert _ground(page) == light
+    page.reload()
+    expect(page.get_by_role("button", name="Switch to dark")).to_be_visible()
+    assert _ground(page) == light
+    page.get_by_role("button", name="Switch to dark").click()
+    page.emulate_media(color_scheme="light")
+    assert _ground(page) == dark
+
+
+def _ground(page: Page) -> object:
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_a_page_that_nobody_looks_at_listens_to_nothing(shown: Shown) -> None:  # noqa: F811
+    page = shown.at()
+    expect(page.locator("#connection")).to_have_text("live")
+    show = "(is) => { Object.defineProperty(document, 'hidden', {configurable: true, get: () => is}); \
+        document.dispatchEvent(new Event('visibilitychange')) }"
+    with page.expect_event("requestfailed", lambda request: "/v1/events" in request.url):
+        page.evaluate(show, True)
+    with page.expect_request(lambda request: "/v1/events" in request.url):
+        page.evaluate(show, False)
+    held = shown.yard.shell("true", hold=True, gpus=0)
+    expect(shown.row(held)).to_contain_text("held")
+
+
+def test_every_control_has_a_name_and_every_view_its_landmarks(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+) -> None:
+    nameless = """[...document.querySelectorAll("button, a[href], input, textarea, svg[role], [role=img]")]
+        .filter((node) => node.checkVisibility() && !(node.getAttribute("aria-label") || node.textContent.trim()
+            || node.labels?.[0]?.textContent.trim()))
+        .map((node) => node.outerHTML)"""
+    for route, heading in (("/", "Devices"), (f"/job/{packed[0]}", "train"), ("/submit", "Submit a job")):
+        page = shown.at(route)
+        expect(page.get_by_role("heading", name=heading).first).to_be_visible()
+        for landmark in ("banner", "main", "navigation"):
+            expect(page.get_by_role(landmark)).to_have_count(1)
+        expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        assert page.evaluate(nameless) == []
+    page = shown.at()
+    for name in ("Devices", "Timeline", "Queue"):
+        expect(page.get_by_role("region", name=name)).to_be_visible()
+    expect(page.get_by_role("table", name="Queue").get_by_role("columnheader")).to_have_count(8)
+
+
+def test_tab_goes_through_the_page_from_its_top_and_the_focus_is_seen(shown: Shown) -> None:  # noqa: F811
+    page = shown.at()
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    seen = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert seen == ["Skip to the content", "gpuyard", "Yard", "Submit"]
+
+
+@pytest.mark.parametrize("width", [360, 640])  # a phone, and a window of 1280 at a zoom of 200%
+def test_nothing_is_wider_than_a_narrow_window(
+    shown: Shown,  # noqa: F811
+    packed: tuple[int, int],
+    width: int,
+) -> None:
+    shown.page.set_viewport_size({"width": width, "height": 740})
+    for route in ("/", f"/job/{packed[0]}", "/submit"):
+        page = shown.at(route)
+        expect(page.locator("main h2:visible").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shown.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_page_comes_back_by_itself_when_the_daemon_does(
+    shown: Shown,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in shown.environment.items():
+        monkeypatch.setenv(name, value)
+    page = shown.at()
+    expect(page.locator("#connection")).to_have_text("live")
+    shown.yard.kill9()
+    expect(page.locator("#connection")).to_have_text("reconnecting")
+    shown.yard.start()
+    shown.yard.post("/web", port=shown.site.port)
+    expect(page.locator("#connection")).to_have_text("live")
+    held = shown.yard.shell("true", hold=True, gpus=0)
+    expect(shown.row(held)).to_be_visible()
+
+
+def test_who_may_only_look_is_shown_nothing_to_do(yard: Yard, page: Page) -> None:
+    held = yard.shell("true", hold=True, gpus=0)
+    yard.post("/pause")
+    site = Site(yard, read_only=True)
+    site.enter(page)
+    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_visible()
+    expect(page.locator("#jobs-body tr")).to_have_count(1)
+    for route in ("/", "/submit", f"/job/{held}"):
+        page.goto(f"{site.origin}/#{route}")
+        expect(page.locator("main h2:visible").first).to_be_visible()
+        for name in ("Unpause", "Cancel", "Submit again…", "Release", "Submit"):
+            expect(page.get_by_role("button", name=name)).to_have_count(0)
+        expect(page.get_by_role("checkbox")).to_have_count(0)
+        expect(page.get_by_role("link", name="Submit")).to_have_count(0)

@@ -1,0 +1,81 @@
+"""The page of a queue, spoken to as a browser would, a script, or somebody ill-disposed."""
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.integration.queue_fixture import DEADLINE_S, Yard
+
+
+class Told(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Door:
+    """Where the page is, and its keys."""
+
+    def __init__(self, yard: Yard, **settings: object) -> None:
+        self.yard = yard
+        self.answer = yard.post("/web", **{"port": 0, **settings})
+        self.url: str = self.answer["url"]
+        self.token = self.url.partition("token=")[2]
+        self.port: int = self.answer["port"]
+        self.host = f"127.0.0.1:{self.port}"
+        self.bearer = {"Authorization": f"Bearer {self.token}"}
+        self.cookie = {"Cookie": self.ask("GET", f"/?token={self.token}").headers["set-cookie"].partition(";")[0]}
+        self.from_page = {"Origin": f"http://{self.host}", "Content-Type": "application/json"}
+
+    def ask(self, method: str, target: str, body: str | None = None, **headers: str) -> Told:
+        """Once, on a connection of its own; of the headers' names, underscores are dashes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, target, body, {"Host": self.host, **named})
+            answer = connection.getresponse()
+            told = {name.lower(): value for name, value in answer.getheaders()}
+            return Told(answer.status, told, answer.read())
+
+    def get(self, target: str, **headers: str) -> Told:
+        return self.ask("GET", target, **{**self.cookie, **headers})
+
+    def post(self, target: str, body: object = None, **headers: str) -> Told:
+        return self.ask("POST", target, json.dumps(body or {}), **{**self.cookie, **self.from_page, **headers})
+
+    @contextlib.contextmanager
+    def dial(self, receive_bytes: int | None = None) -> Iterator[socket.socket]:
+        with socket.socket() as connection:
+            if receive_bytes is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            connection.settimeout(DEADLINE_S)
+            connection.connect(("127.0.0.1", self.port))
+            yield connection
+
+    def head(self, method: str, target: str, **headers: str) -> bytes:
+        """Of a request with the cookie."""
+        named = {"Host": self.host, **self.cookie, **headers}
+        fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
+        return f"{method} {target} HTTP/1.1\r\n{fields}\r\n".encode()
+
+
+def hear_until(connection: socket.socket, part: bytes) -> bytes:
+    """What comes, up to and with that part; what came where the other end closes before."""
+    heard = b""
+    while part not in heard and (data := connection.recv(65536)):
+        heard += data
+    return heard
+
+
+@pytest.fixture
+def door(yard: Yard) -> Door:
+    return Door(yard)
