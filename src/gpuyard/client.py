@@ -1,8 +1,7 @@
 """`gpuyard.Client`: the queue for scripts, with the verbs of the command line.
 
 Answers are what the daemon says, as plain dicts; `docs/reference/json.md` has their keys. Errors are raised:
-`UserError` for what cannot be understood or done, `EnvironmentFault` where the machine stands in the way. Not for
-several threads at once: each takes a client of its own.
+`UserError` for what cannot be understood or done, `EnvironmentFault` where the machine stands in the way.
 """
 
 import os
@@ -12,7 +11,7 @@ from typing import Any, Literal, Self, TypeAlias, overload
 
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.configuration import digest_of
-from gpuyard.daemon.ways import Answer, OwnSocket, PagePort, Way
+from gpuyard.daemon.ways import Answer, OwnSocket, PagePort, Patient, Way
 from gpuyard.errors import EnvironmentFault, UserError
 
 Ids: TypeAlias = int | str | Iterable[int | str]
@@ -63,11 +62,12 @@ class Client:
             "table": table,
             "options": _typed(options),
         }
-        if cwd is not None or self._way.is_near:
-            folder = os.path.abspath(cwd or ".") if self._way.is_near else os.fspath(cwd or "")
-            body |= {"cwd": folder, "configuration": digest_of(list(command), folder)}
-        if environment is not None or self._way.is_near:
-            body["environment"] = dict(os.environ if environment is None else environment)
+        if self._way.is_near:
+            body |= _from_here(command, options, cwd)
+        elif cwd is not None:
+            body["cwd"] = os.fspath(cwd)
+        if environment is not None:
+            body["environment"] = dict(environment)
         return self._way.request("POST", "/submissions", body=body)
 
     def resubmit(self, job: int | str, *command: str, **options: Any) -> Answer:
@@ -80,7 +80,7 @@ class Client:
     def queue(self, ids: Ids | None = None, *, all: bool = False, **query: Any) -> Answer:  # noqa: A002
         """Jobs, a page of them: `state`, `search`, `tag` and `user` say which, `order="newest"`, `limit` and `after`
         (the last page's `next`) how many and from where."""
-        asked = {"ids": None if ids is None else _named(ids), "all": "1" if all else None, **query}
+        asked = {"ids": _chosen(ids), "all": "1" if all else None, **query}
         return self._way.request("GET", "/jobs", _query(asked))
 
     def show(self, job: int | str, *, environment: bool = False) -> Answer:
@@ -112,14 +112,11 @@ class Client:
         `failed_count` is how many did not succeed."""
         deadline = float("inf") if timeout is None else time.monotonic() + _seconds(timeout)
         # The first answer names the jobs that are meant, so that later ones are not "everything unfinished" anew.
-        answer = self._wait("" if ids is None else _named(ids), 0.0)
-        while not answer["done"] and (left := deadline - time.monotonic()) > 0:
-            answer = self._wait(answer["selection"], min(_LONGEST_ASK_S, left))
+        with self._way.patient() as patient:
+            answer = _wait(patient, _chosen(ids) or "", 0.0)
+            while not answer["done"] and (left := deadline - time.monotonic()) > 0:
+                answer = _wait(patient, answer["selection"], min(_LONGEST_ASK_S, left))
         return answer
-
-    def _wait(self, selection: str, within_s: float) -> Answer:
-        query = {"ids": selection, "timeout": f"{within_s:.3f}"}
-        return self._way.ask_patiently("/wait", query, within_s)
 
     # Change
 
@@ -218,6 +215,21 @@ class Client:
         return int(found[0])
 
 
+def _from_here(command: tuple[str, ...], options: Mapping[str, Any], cwd: str | os.PathLike[str] | None) -> Answer:
+    """What a command that is typed here takes from its shell."""
+    folder, stdin = os.path.abspath(cwd or "."), options.get("stdin")
+    return {
+        "cwd": folder,
+        "configuration": digest_of(list(command), folder),
+        "environment": dict(os.environ),
+        "options": _typed(options if stdin is None else {**options, "stdin": os.path.abspath(stdin)}),
+    }
+
+
+def _wait(patient: Patient, selection: str, within_s: float) -> Answer:
+    return patient.get("/wait", {"ids": selection, "timeout": f"{within_s:.3f}"}, within_s)
+
+
 def _texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
     for event in events:
         if "error" in event:
@@ -226,6 +238,15 @@ def _texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
             return
         if "text" in event:
             yield event["text"]
+    raise EnvironmentFault("the daemon ended before the job did", hint="the job goes on: ask again")
+
+
+def _chosen(ids: Ids | None) -> str | None:
+    """None of them is not all of them."""
+    named = None if ids is None else _named(ids)
+    if named is not None and not named.strip():
+        raise UserError("no job is named", hint="leave the ids out to mean all")
+    return named
 
 
 def _named(ids: Ids | Iterable[Ids]) -> str:
@@ -236,7 +257,9 @@ def _named(ids: Ids | Iterable[Ids]) -> str:
 
 def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
     """As they are on the command line."""
-    return {name.replace("_", "-"): _value(value) for name, value in options.items() if value not in (None, False)}
+    # Not `in (None, False)`: zero equals False, and no GPU is not one GPU.
+    told = {name: value for name, value in options.items() if value is not None and value is not False}
+    return {name.replace("_", "-"): _value(value) for name, value in told.items()}
 
 
 def _value(value: Any) -> Any:

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from gpuyard import Client
 from gpuyard.daemon.client import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli import QUEUE_VERBS
+from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, end_what_is_left
 
 SCRIPT = """\
@@ -68,6 +71,11 @@ def test_a_job_is_submitted_asked_about_and_waited_for(either: Client) -> None:
     assert sorted(either.logs(job).splitlines()) == ["err", "out"]
     assert either.queue(state="failed")["jobs"][0]["id"] == either.queue(job)["jobs"][0]["id"] == job
     assert either.queue(search="nothing-like-it", all=True)["jobs"] == []
+
+
+def test_an_option_that_is_zero_is_said(client: Client) -> None:
+    shown = client.show(client.submit("true", gpus=0, grace=0, hold=True)["first"])
+    assert (shown["need"]["devices"], shown["grace_s"]) == (0, 0)
 
 
 def test_many_are_submitted_and_changed_at_once(either: Client) -> None:
@@ -134,20 +142,22 @@ def test_the_machine_and_what_ran_there(either: Client) -> None:
 
 
 def test_a_job_is_suspended_and_resumed(client: Client, yard: Yard) -> None:
-    job, _ = yard.start_gated(gpus=0)
-    answer = client.suspend(job)
-    assert answer["count"] + answer["unchanged_count"] == 1
-    answer = client.resume(job)
-    assert answer["count"] + answer["unchanged_count"] == 1
+    job, _ = yard.start_gated(vram="1G")
+    assert client.suspend(job)["changed"] == str(job)
+    yard.until_state(job, "suspended")
+    assert client.resume(job)["changed"] == str(job)
+    yard.until_state(job, "running")
 
 
-def test_a_job_of_a_near_client_has_its_folder_and_its_variables(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+def test_a_job_of_a_near_client_has_its_folder_its_variables_and_its_files(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MARK", "mine")
-    job = client.submit("sh", "-c", "echo $PWD $MARK", gpus=0)["first"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("typed\n")
+    job = client.submit("sh", "-c", "read word; echo $PWD $MARK $word", gpus=0, stdin="words.txt")["first"]
     client.wait(job)
-    assert client.logs(job) == f"{os.getcwd()} mine\n"
+    assert client.logs(job) == f"{tmp_path} mine typed\n"
 
 
 def test_who_means_none_or_several_is_told_so(client: Client) -> None:
@@ -156,6 +166,9 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
         client.show("name=twin")
     with pytest.raises(UserError):
         client.show("name=nobody")
+    for verb in (client.wait, client.queue):
+        with pytest.raises(UserError, match="no job is named"):
+            verb([])
     with pytest.raises(UserError, match="no option"):
         client.submit("true", colour="red")
 
@@ -167,6 +180,52 @@ def test_the_daemon_is_stopped_and_has_ended_by_then(own_yard: Yard) -> None:
     own_yard.await_end()
     with pytest.raises(NoDaemon):
         Client(start=False)
+
+
+def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(yard: Yard) -> None:
+    page = yard.post("/web", port=0)
+    with Client() as near, Client(page["url"]) as far:
+        first = [each.status()["pid"] for each in (near, far)]
+        yard.restart()
+        yard.post("/web", port=page["port"])
+        assert [each.pause()["paused"] for each in (near, far)] == [True, True]
+        assert first[0] == first[1] != near.status()["pid"] == far.status()["pid"]
+
+
+def test_threads_and_forked_processes_share_a_client_and_each_has_its_own_answers(either: Client) -> None:
+    jobs = [either.submit("true", gpus=0, hold=True)["first"] for _ in range(3)]
+
+    def are_own(job: int) -> bool:
+        return all(either.show(job)["id"] == job for _ in range(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(in_time(lambda: list(pool.map(are_own, jobs[:2]))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads in whoever forks
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if are_own(jobs[0]) else 1)
+    assert are_own(jobs[1])
+    assert in_time(lambda: os.waitpid(child, 0)) == (child, 0)
+
+
+def test_who_waits_does_not_keep_other_threads_waiting(either: Client) -> None:
+    job = either.submit("true", gpus=0, hold=True)["first"]
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(either.wait, job, timeout="1m")
+        in_time(lambda: either.release(job))
+        assert in_time(waited.result)["succeeded"] == 1
+
+
+def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Client, yard: Yard) -> None:
+    gate = yard.gate()
+    job = either.submit("sh", "-c", f"echo begins; read word < {gate}", gpus=0)["first"]
+    pieces = either.logs(job, follow=True)
+    assert next(pieces) == "begins\n"
+    yard.restart()
+    with pytest.raises(EnvironmentFault, match=r"daemon (has gone|ended before the job did)"):
+        list(pieces)
+    gate.write_text("on\n")
 
 
 def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(yard: Yard) -> None:

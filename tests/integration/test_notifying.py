@@ -249,7 +249,7 @@ def test_what_a_service_says_of_its_address_is_not_repeated() -> None:
     assert "127.0.0.1" not in problem
 
 
-@pytest.mark.parametrize("url", ["no-such-service://hidden-part", "slack://hidden-part"])
+@pytest.mark.parametrize("url", ["no-such-service://hidden-part", " slack://hidden-part"])
 def test_a_url_that_apprise_cannot_read_is_told_of_without_its_secrets(url: str) -> None:
     problem = str(send(url, MESSAGE).problem)
     assert "Apprise cannot read this URL" in problem

@@ -106,7 +106,7 @@ def fill(yard: Yard) -> None:
     yard.wait()
     yard.post("/pause")
     table = "index,seed\n0,1\n1,2\n"
-    assert BATCH == yard.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER)
+    assert yard.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER) == BATCH
     yard.submit("true", hold=True, **NEVER)
     yard.submit("true", after="6", gpus=0, **NEVER)
 

@@ -102,6 +102,8 @@ def test_a_token_that_others_could_have_read_is_not_used_again(yard: Yard) -> No
     before = opened("--port", "0")["url"]
     run("web", "--stop")
     os.chmod(yard.home / "web.token", 0o644)
+    with pytest.raises(UserError, match="the page cannot be opened so"):
+        yard.post("/web", port="x")
     assert opened("--port", "0")["url"].partition("token=")[2] != before.partition("token=")[2]
 
 

@@ -106,6 +106,7 @@ def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(do
     assert door.post("/v1/jobs/cancel", {"ids": str(job)}).json["count"] == 1
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(door: Door) -> None:
     forwarded = {"Host": "localhost:9001"}
     cookie = door.ask("GET", f"/?token={door.token}", **forwarded).headers["set-cookie"].partition(";")[0]
@@ -240,6 +241,7 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Doo
         until(is_room, "room for a viewer")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> None:
     job = held_job(door.yard, "x" * 60_000)
     watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
@@ -273,6 +275,7 @@ def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(door: 
     assert fresh.get("/v1/status").status == 200
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(door: Door) -> None:
     door.yard.restart()
     again = Door(door.yard, port=door.port)
@@ -310,6 +313,7 @@ def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abru
 
 
 @as_root
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("is_abrupt", [True, False])
 def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(door: Door, is_abrupt: bool) -> None:
     job, daemon = held_job(door.yard), door.yard.daemon

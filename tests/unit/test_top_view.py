@@ -100,7 +100,7 @@ def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
 
 def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known() -> None:
     series = Series()
-    for at, value in ((0.0, 0.0), (1.0, 100.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
+    for at, value in ((0.0, 100.0), (1.0, 0.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
         series.note(at, value)
     assert series.last(4, 2 * COLUMN_S + 2) == [None, 100.0, None, 50.0]
     assert sparkline(series.last(4, 2 * COLUMN_S), 100.0, UNICODE) == " █ ▅"
@@ -282,6 +282,7 @@ def test_an_act_is_told_by_what_changed_or_why_not() -> None:
     assert told(hold, {"count": 1, "changed": "17", "unchanged": []}) == Notice("held 17")
     refused = told(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
     assert refused == Notice("17 is not held: it runs", is_bad=True)
+    assert told(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
 
 
 def test_what_the_daemon_has_to_say_is_told_when_nothing_else_is() -> None:
@@ -301,6 +302,8 @@ def test_a_log_keeps_colours_and_nothing_else_that_a_terminal_would_obey() -> No
     (line,) = log.lines(0, 5)
     assert line.plain == "red plain"
     assert next((span.start, span.end, str(span.style)) for span in line.spans) == (0, 3, "color(1)")
+    log.feed("a\x9b2Jb\n\x1b[32mab\x1b[0m\tc")
+    assert plain(log.lines(1, 2)) == "a?2Jb\nab      c"
 
 
 def test_a_line_that_was_written_over_shows_what_was_written_last() -> None:

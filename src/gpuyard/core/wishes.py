@@ -14,7 +14,8 @@ from gpuyard.errors import UserError
 
 MOST_WISHES = 16
 _LONGEST_TARGET = 4000
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Spaces before it make it no command: a shell would tell of it, secrets and all.
+_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLAIN_WORDS = re.compile(r"[a-z-]+(,[a-z-]+)*", re.ASCII)
 _PROGRAM = re.compile(r"([\w./~+-]+)(\s|$)", re.ASCII)
 _SEPARATORS = re.compile(r"[/:@?&=#,;\s]+")

@@ -67,6 +67,8 @@ class Connection:
         return read_answer(status, content)
 
     def open(self) -> None:
+        if self._socket is not None and not _rests(self._socket):
+            self.close()
         if self._socket is None:
             self._socket = _dial(self._path) or self._start_and_dial()
 
@@ -155,6 +157,18 @@ class _Exchange:
         if left <= 0:
             raise TimeoutError
         self._connection.settimeout(left)
+
+
+def _rests(connection: "_socket.socket") -> bool:
+    """Whether nothing has come since the last answer; where the daemon has gone, its end has."""
+    connection.settimeout(0.0)
+    try:
+        connection.recv(1, _socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _dial(path: str) -> "_socket.socket | None":

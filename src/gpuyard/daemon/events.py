@@ -31,6 +31,7 @@ class Events:
         self._told: dict[str, bytes] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._due: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._last_at = 0.0
         self._pulse: asyncio.TimerHandle | None = None
         self._beats = 0
@@ -76,9 +77,19 @@ class Events:
             self._due = loop.call_at(max(loop.time(), self._last_at + _EVERY_S), self._tell)
 
     def _tell(self) -> None:
-        self._due, self._last_at = None, asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        if self._telling is not None and not self._telling.done():
+            self._due = loop.call_later(_EVERY_S, self._tell)
+            return
+        self._due, self._last_at = None, loop.time()
+        self._telling = loop.create_task(self._tell_each())
+
+    async def _tell_each(self) -> None:
+        """However many things are watched, others are served in between."""
         for target in list(self._viewers):
-            self._ask(target)
+            if target in self._viewers:
+                self._ask(target)
+                await asyncio.sleep(0)
 
     def _ask(self, target: str) -> None:
         """Tells its viewers, now or when the answer is there."""

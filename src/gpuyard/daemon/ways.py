@@ -2,15 +2,20 @@
 
 Over its own socket it is started where none runs, and a wait goes on with the next daemon where this one has gone. Over
 the page's port it may be another machine's, to which a port is forwarded: nothing is started, and no file is near.
+
+Threads may share a way: requests take turns, and whatever takes long has a connection of its own. So may a process and
+those it forks: each has its own connection, as otherwise one would read what another was answered.
 """
 
 import http.client
 import json
+import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
 from gpuyard.daemon import places
@@ -36,8 +41,8 @@ class Way(Protocol):
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer: ...
 
-    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:
-        """A question that the daemon may think about for so long, asked again where it has gone meanwhile."""
+    def patient(self) -> "Patient":
+        """For questions that the daemon may think about, over a connection of its own."""
         ...
 
     def events(self, path: str, query: Query) -> Iterator[Answer]: ...
@@ -49,25 +54,52 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
+class Patient(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def get(self, path: str, query: Query | None = None, timeout_s: float = 0.0) -> Answer:
+        """Within so long, asked again where the daemon has gone meanwhile."""
+        ...
+
+
+class _Turns:
+    """One at a time; a forked process leaves its parent's connection alone."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave, self._pid, self._lock = leave, os.getpid(), threading.Lock()
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()  # a thread that was not forked may have held it
+            self._leave()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class OwnSocket:
     is_near = True
 
     def __init__(self, *, may_start: bool) -> None:
         self._connection = connect(start=may_start)
-        self._patient: PatientClient | None = None
+        self._turns = _Turns(self._connection.close)
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         # A submission carries a token by which the daemon knows it.
         is_repeatable = path == "/submissions"
-        answer: Answer = self._connection.request(method, path, query, body, is_repeatable=is_repeatable)
+        with self._turns:
+            answer: Answer = self._connection.request(method, path, query, body, is_repeatable=is_repeatable)
         return answer
 
-    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:
-        if self._patient is None:
-            self._patient = PatientClient()
-        return self._patient.get(path, query, within_s)
+    def patient(self) -> PatientClient:
+        return PatientClient()
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
+        with self._turns:
+            self._connection.open()  # it is started where none runs
         return _events(_UnixConnection(timeout=_SILENT_S), target_of(path, query), {})
 
     def await_end(self) -> None:
@@ -79,9 +111,6 @@ class OwnSocket:
 
     def close(self) -> None:
         self._connection.close()
-        if self._patient is not None:
-            self._patient.close()
-            self._patient = None
 
 
 class PagePort:
@@ -95,23 +124,32 @@ class PagePort:
             raise UserError(f"'{url}' is no address of the page", hint="it is as `gpuyard web` prints it")
         if not token:
             raise UserError("the page is locked with a token", hint="`gpuyard web` prints it behind the address")
-        self._url, self._host, self._port = url, parts.hostname, parts.port or 80
+        self._host, self._port = parts.hostname, parts.port or 80
         self._fields = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        self._connection = self._connect(_ANSWER_AFTER_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         content = None if body is None else encode(body).encode()
-        try:
-            self._connection.request(method, target_of(path, query), content, self._fields)
-            answer = self._connection.getresponse()
-            content = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise EnvironmentFault(f"no daemon answers at {self._host}:{self._port}: {error}", hint=_ASK) from error
-        told: Answer = read_answer(answer.status, content)
-        return told
+        # None is kept: the daemon may be restarted meanwhile, and whether one that broke had been heard is never known.
+        with closing(self._connect(_ANSWER_AFTER_S)) as connection:
+            try:
+                connection.request(method, target_of(path, query), content, self._fields)
+                answer = connection.getresponse()
+                status, told = answer.status, answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise EnvironmentFault(f"no daemon answers at {self._host}:{self._port}: {error}", hint=_ASK) from error
+        read: Answer = read_answer(status, told)
+        return read
 
-    def ask_patiently(self, path: str, query: Query, within_s: float) -> Answer:  # noqa: ARG002 - well within its time
+    def patient(self) -> Self:
+        return self
+
+    def get(self, path: str, query: Query | None = None, timeout_s: float = 0.0) -> Answer:  # noqa: ARG002 - well within
         return self.request("GET", path, query)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
@@ -121,7 +159,7 @@ class PagePort:
         raise UserError("the daemon cannot be stopped over its page", hint="run `gpuyard daemon stop` on the machine")
 
     def close(self) -> None:
-        self._connection.close()
+        """Nothing is open."""
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)

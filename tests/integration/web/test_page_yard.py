@@ -93,6 +93,8 @@ def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at
 ) -> None:
     page = shown.at()
     first, second = (page.locator(f'.stretch[data-job="{job_id}"]') for job_id in packed)
+    expect(first).to_be_visible()
+    expect(second).to_be_visible()
     boxes = [each.locator(".body").bounding_box() for each in (first, second)]
     assert boxes[0] is not None
     assert boxes[1] is not None

@@ -51,6 +51,7 @@ def test_more_wishes_than_anybody_has_are_refused() -> None:
     ("target", "seen"),
     [
         ("slack://T0/B0/secret", "slack://…"),
+        (" \tslack://T0/B0/secret", "slack://…"),
         ("notify-send hello", "notify-send"),
         ("/usr/bin/tell", "/usr/bin/tell"),
         ("TOKEN=secret tell", "a command"),

@@ -1,6 +1,8 @@
 """Who may ask what over the page's listener, and how often; whose a connection is."""
 
 import ipaddress
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ from gpuyard.daemon.web.gate import (
     cookie_value,
     credential_of,
 )
+from gpuyard.daemon.web.key import make_token, read_token
 from gpuyard.daemon.web.pace import Bucket
 from gpuyard.daemon.web.peers import is_here, listed_names, plain, why_not
 from gpuyard.daemon.wire import Refused, Request
+from gpuyard.errors import EnvironmentFault
 
 HOST = "127.0.0.1:8765"
 TERMS = Terms(token="the-token-of-this-page")
@@ -311,6 +315,29 @@ def test_with_a_cookie_nothing_is_changed_that_does_not_come_from_the_page(parts
     if status(request) == 200:
         assert headers.get("origin") == f"http://{HOST}" or headers.get("sec-fetch-site") == "same-origin"
         assert headers["content-type"].lower().startswith("application/json")
+
+
+# The token
+
+
+def test_a_token_is_kept_for_its_user_alone_and_made_anew_where_it_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "web.token"
+    token = read_token(path)
+    assert (len(token) >= 43, read_token(path), stat.S_IMODE(path.stat().st_mode)) == (True, token, 0o600)
+    assert make_token(path) != token
+    path.write_text("short")
+    assert len(read_token(path)) >= 43
+    before = path.read_text()
+    path.chmod(0o640)
+    assert (read_token(path) != before, stat.S_IMODE(path.stat().st_mode)) == (True, 0o600)
+
+
+def test_a_token_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        read_token(tmp_path / "no folder" / "web.token")
+    (tmp_path / "web.token").write_bytes(b"\xff")
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        read_token(tmp_path / "web.token")
 
 
 # How often

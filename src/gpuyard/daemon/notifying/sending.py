@@ -161,4 +161,4 @@ def _variables(message: Message) -> dict[str, str]:
 
 
 def _as_url(url: str, message: Message) -> bytes:
-    return json.dumps({"url": url, "title": message.title, "body": message.body}).encode()
+    return json.dumps({"url": url.strip(), "title": message.title, "body": message.body}).encode()

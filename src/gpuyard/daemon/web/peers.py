@@ -3,9 +3,9 @@
 Cookies are a host's and not a port's: a browser shows ours to any server on 127.0.0.1, another user's among them. So a
 key is not enough where it can be told who shows it: on the machine itself only the page's own user and root get in.
 
-When a socket is closed the kernel no longer lists it, or lists it, where it is an older one, as root's. What was sent before
-can still be read, so whoever cannot be found has gone, and is not let in. Where the list itself is missing or does not have
-our own socket in it, nothing can be told, and the key has to do.
+A socket that is closed is listed no more, or by older kernels as root's. What was sent before can still be read, so
+whoever cannot be found has gone, and is not let in. Where the list itself is missing or does not have our own socket in
+it, nothing can be told, and the key has to do.
 """
 
 import ipaddress

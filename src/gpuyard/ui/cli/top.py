@@ -18,7 +18,8 @@ def command() -> None:
 
     ? in it shows the keys, q leaves it. It needs the package textual: pip install 'gpuyard[top]'.
     """
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) or os.environ.get("TERM", "dumb") == "dumb":
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
         raise UserError("`gpuyard top` needs a terminal", hint="in a pipe use `gpuyard queue` and `gpuyard devices`")
     try:
         from gpuyard.ui.tui.app import Top

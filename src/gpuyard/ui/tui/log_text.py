@@ -41,7 +41,8 @@ class LogText:
 
 
 def _decode(line: str) -> Text:
-    text = AnsiDecoder().decode_line(_written_last(_ORDERS.sub("", line)).expandtabs())
+    text = AnsiDecoder().decode_line(_written_last(_ORDERS.sub("", line)))
+    text.expand_tabs(8)
     if text.plain.isprintable():
         return text
     spans = text.spans

@@ -107,6 +107,7 @@ class App {
 
   onDevices(answer) {
     this.devices.show(answer);
+    if (answer.taken_at) this.timeline.hearTime(Date.parse(answer.taken_at) / 1000);
     this.told.leases =
       answer.devices?.map((device) => device.leases.map((lease) => [lease.id, lease.is_exclusive, lease.reserved_mb]));
     this.noticeChange();

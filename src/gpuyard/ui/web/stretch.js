@@ -3,6 +3,16 @@
 import {svg} from "./dom.js";
 import {clock, clockShort, duration, memory} from "./format.js";
 
+/** What the colours mean. */
+export const LEGEND = [
+  ["live", "running"],
+  ["suspended", "suspended"],
+  ["good", "succeeded"],
+  ["bad", "failed"],
+  ["oom", "out of memory"],
+  ["over", "cancelled"]
+];
+
 /** A time on the axis. */
 export const makeTick = (at) => svg("g", {}, svg("line", {y1: 0}), svg("text", {text: clockShort(at * 1000)}));
 

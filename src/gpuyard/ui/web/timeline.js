@@ -9,7 +9,7 @@ import {plural} from "./format.js";
 import {eachSecond} from "./clock.js";
 import {makeSpans} from "./spans.js";
 import {attemptTone} from "./states.js";
-import {describe, makeStretch, makeTick, open} from "./stretch.js";
+import {LEGEND, describe, makeStretch, makeTick, open} from "./stretch.js";
 import {get} from "./wire.js";
 
 const SPANS = {
@@ -20,14 +20,6 @@ const SPANS = {
 };
 const TICKS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200];
 const TICK_WIDTH = 64;
-const LEGEND = [
-  ["live", "running"],
-  ["suspended", "suspended"],
-  ["good", "succeeded"],
-  ["bad", "failed"],
-  ["oom", "out of memory"],
-  ["over", "cancelled"]
-];
 const LABELS = 64;
 const RIGHT = 2;
 const AXIS = 22;
@@ -43,6 +35,8 @@ export class Timeline {
     this.signature = "";
     this.timer = 0;
     this.rest = LEAST_MS;
+    this.ahead = Infinity;
+    this.changedAt = 0;
     this.drawing = svg("svg", {class: "lanes", role: "group", "aria-label": "What ran on which device"});
     this.layers =
       Object.fromEntries(["backs", "ticks", "moving", "labels"].map((name) => [name, svg("g", {class: name})]));
@@ -81,6 +75,7 @@ export class Timeline {
     this.span = span;
     this.origin = NaN;
     remember("timeline", span);
+    this.changedAt = this.now();
     this.load();
   }
 
@@ -89,10 +84,13 @@ export class Timeline {
     if (signature === this.signature) return;
     const isFirst = this.signature === "";
     this.signature = signature;
-    if (isFirst)
-      this.load();
-    else if (!this.timer)
-      this.timer = setTimeout(() => this.load(), this.rest);
+    this.changedAt = this.now();
+    if (isFirst) this.load();
+    else this.loadLater(this.rest);
+  }
+
+  loadLater(rest) {
+    this.timer ||= setTimeout(() => this.load(), rest);
   }
 
   /** What is told next is news, whatever it is. */
@@ -110,14 +108,20 @@ export class Timeline {
       if (span !== this.span) return;
       this.told = told;
       this.names = new Map(told.stretches.map((each) => [each.job, each.name]));
-      // The daemon's clock need not be the browser's.
-      this.ahead = Date.now() / 1000 - told.until;
+      this.hearTime(told.until);
       this.draw();
     } catch (error) {
       noteRefusal(error);
     }
     // What takes long to tell is not asked for often.
     this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (Date.now() - began)));
+    // The daemon tells the same for a while, the longer the span, so it may not have heard of the change.
+    if (this.told?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
+  }
+
+  /** The daemon's clock need not be the browser's; what it told last is the nearest to it. */
+  hearTime(then) {
+    this.ahead = Math.min(this.ahead, Date.now() / 1000 - then);
   }
 
   /** What a job is called that runs or ran of late. */
@@ -137,7 +141,7 @@ export class Timeline {
     // It stays for a while, so that what has ended stays where it was drawn.
     if (!(Math.abs(this.now() - this.origin) * this.perSecond < FAR)) this.origin = this.now();
     this.layOut();
-    this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => lane.top)].join();
+    this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
     const height = this.height + AXIS;
     set(this.drawing, "width", width);
     set(this.drawing, "height", height);

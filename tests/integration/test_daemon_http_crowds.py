@@ -1,0 +1,71 @@
+"""Streams and crowds at the daemon's socket: nobody is dropped without need, and nobody is the only one served."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.http import Limits, Request, Response, Stream
+from gpuyard.daemon.wire import Viewer
+from tests.fakes.daemon import DEADLINE_S, served
+from tests.integration.web_fixture import hear_until
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET /last HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def path(own_home: Path) -> Path:
+    return own_home / "daemon.sock"
+
+
+def streaming(begin: Callable[[Viewer], None]) -> Stream:
+    def begun(viewer: Viewer) -> Callable[[], None]:
+        begin(viewer)
+        return lambda: None
+
+    return Stream(begin=begun)
+
+
+def test_what_is_longer_than_may_be_left_unread_reaches_a_viewer_that_reads(path: Path) -> None:
+    long = b"x" * 3_000_000 + b"its end"
+    with served(path, lambda _: streaming(lambda viewer: viewer.send(long)), Limits(unread_bytes=1000)) as daemon:
+        with daemon.dial() as viewer:
+            viewer.sendall(GET)
+            assert hear_until(viewer, b"its end").endswith(b"its end")
+
+
+def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
+    def begin(viewer: Viewer) -> None:
+        viewer.send(b"x" * 3_000_000 + b"all that was")
+        asyncio.get_running_loop().call_later(1.5, viewer.send, b"what comes later")
+
+    with served(path, lambda _: streaming(begin), Limits(unread_answer_s=0.5, unread_bytes=4_000_000)) as daemon:
+        with daemon.dial() as viewer:
+            viewer.sendall(GET)
+            hear_until(viewer, b"all that was")
+            assert hear_until(viewer, b"later") == b"what comes later"
+
+
+def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) -> None:
+    is_busy, has_come = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def handle(request: Request) -> Response:
+        if not order:
+            is_busy.set()
+            has_come.wait(DEADLINE_S)
+        order.append(request.path)
+        return Response()
+
+    with served(path, handle) as daemon, daemon.dial() as greedy, daemon.dial() as modest:
+        greedy.sendall(GET * 1000)
+        assert is_busy.wait(DEADLINE_S)
+        modest.sendall(LAST)
+        has_come.set()
+        hear_until(modest, b"\r\n\r\n")
+        assert order.index("/last") < 500

@@ -1,0 +1,49 @@
+"""However much is watched, whoever else asks the daemon something is served in between."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gpuyard.daemon.events import Events
+from gpuyard.daemon.http import Request, Response
+from gpuyard.daemon.yard import Yard
+
+WATCHED = 16
+
+
+class Reader:
+    """A viewer that hears all."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.heard.append(data)
+
+
+def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
+    order: list[str] = []
+
+    def handle(request: Request) -> Response:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "somebody else")
+        order.append(request.path)
+        return Response(body=b"%d" % len(order))
+
+    async def watch() -> None:
+        yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
+        events, reader = Events(cast("Yard", yard), handle), Reader()
+        targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
+        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).begin(reader)
+        assert len(reader.heard) == WATCHED
+        order.clear()
+        (changed,) = yard.listeners
+        changed(None)
+        async with asyncio.timeout(30):
+            while len(reader.heard) < 2 * WATCHED:
+                await asyncio.sleep(0.01)
+        leave()
+
+    asyncio.run(watch())
+    assert sorted(order) == sorted([*(f"/v1/jobs/{number}" for number in range(1, WATCHED + 1)), "somebody else"])
+    assert order.index("somebody else") <= 2
