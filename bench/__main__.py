@@ -9,6 +9,7 @@ from bench.faces import bench_faces
 from bench.leases import bench_leases
 from bench.order import bench_order
 from bench.queue import bench_queue
+from bench.seen import bench_seen
 from bench.simulate import bench_simulate
 from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
@@ -85,6 +86,8 @@ elif sys.argv[1:2] == ["faces"]:
     bench_faces()
 elif sys.argv[1:2] == ["viewers"]:
     bench_viewers()
+elif sys.argv[1:2] == ["seen"]:
+    bench_seen()
 elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
 else:

@@ -124,7 +124,7 @@ def test_any_page_is_a_part_of_the_whole_list_and_all_that_match_can_be_changed_
     assert ids(yard.get("/jobs", state="held", search="lr")) == [2, 5]
     assert yard.post("/jobs/priority", where={"tag": "p5", "state": "queued"}, priority=9)["changed"] == "4 6"
     assert yard.post("/jobs/cancel", where={"search": "nothing"})["count"] == 0
-    for nonsense in ({}, {"states": "held"}, "all", {"state": "old"}):
+    for nonsense in ({}, {"states": "held"}, "all", {"state": "old"}, {"search": " "}, {"state": ","}):
         with pytest.raises(UserError):
             yard.post("/jobs/cancel", where=nonsense)
     with pytest.raises(UserError, match="order"):

@@ -15,6 +15,7 @@ from gpuyard.daemon.routing import Answer, Route, Routes
 from gpuyard.daemon.searching import Reader
 from gpuyard.daemon.yard import Yard
 from gpuyard.errors import UserError
+from gpuyard.store.search import Wanted
 
 # As many are looked up without others being served.
 _RANGES = 200
@@ -72,19 +73,19 @@ class Changes:
     async def _selections(self, body: dict[str, Any]) -> list[Selection]:
         if "where" not in body:
             return [read_selection(body.get("ids"))]
-        wanted = read_wanted(_read_where(body))
+        wanted = _read_where(body)
         ranges = await self._reader.search(lambda search: search.ranges(wanted))
         return [Selection(ranges=piece) for piece in _pieces(tuple(ranges))]
 
 
-def _read_where(body: dict[str, Any]) -> dict[str, str]:
+def _read_where(body: dict[str, Any]) -> Wanted:
     where = body["where"]
     if body.get("ids") or not isinstance(where, dict) or not set(where) <= set(_KEYS):
         raise UserError("which jobs are meant?", hint=f"say ids, or where with some of {', '.join(_KEYS)}")
-    found = {name: str(value) for name, value in where.items() if value}
-    if not found:
+    wanted = read_wanted({name: str(value) for name, value in where.items() if value})
+    if wanted.is_plain and not wanted.states:
         raise UserError("where leaves nothing out", hint='say {"ids": "all"} if all are meant')
-    return found
+    return wanted
 
 
 def _pieces(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:

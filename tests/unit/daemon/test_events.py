@@ -1,6 +1,7 @@
 """However much is watched, whoever else asks the daemon something is served in between."""
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,12 +24,13 @@ class Reader:
 
 def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
     order: list[str] = []
+    answers = itertools.count()
 
     def handle(request: Request) -> Response:
-        if not order:
+        if (nth := next(answers)) == WATCHED:  # the first that is told again
             asyncio.get_running_loop().call_soon(order.append, "somebody else")
         order.append(request.path)
-        return Response(body=b"%d" % len(order))
+        return Response(body=b"%d" % nth)
 
     async def watch() -> None:
         yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
