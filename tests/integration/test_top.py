@@ -37,6 +37,10 @@ class Screen:
     async def type(self, *keys: str) -> None:
         await self._pilot.press(*keys)
 
+    async def paste(self, text: str) -> None:
+        self._pilot.app.post_message(events.Paste(text))
+        await self._pilot.pause()
+
     async def click(self, text: str) -> None:
         line = next(number for number, line in enumerate(self.text.splitlines()) if text in line)
         await self._pilot.click(offset=(10, line))
@@ -212,6 +216,19 @@ def test_only_what_is_looked_for_is_shown(yard: Yard) -> None:
         await screen.no_longer_shows("✗ failed")
         await screen.type("slash", *"nowhere")
         await screen.shows("no job has 'nowhere'")
+
+    watch(story)
+
+
+def test_what_is_pasted_by_mistake_into_the_filter_is_not_taken(yard: Yard) -> None:
+    yard.shell(":", gpus="0", name="alpha")
+
+    async def story(screen: Screen) -> None:
+        await screen.shows("alpha", "succeeded")
+        await screen.type("slash")
+        await screen.paste("x" * 100_000)
+        await screen.type("a", "l", "p")
+        await screen.shows("only jobs with alp", "alpha")
 
     watch(story)
 

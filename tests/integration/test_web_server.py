@@ -9,6 +9,7 @@ import subprocess
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
@@ -242,6 +243,17 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Doo
 
 
 @pytest.mark.usefixtures("unmeasured")
+def test_strangers_who_stay_connected_keep_nobody_out(door: Door) -> None:
+    visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    asked = [("/v1/status", {}), ("/", {}), ("/", visit), ("/?token=wrong", {}), ("/v1/status", {"Host": "evil.example"})]
+    with contextlib.ExitStack() as stack:
+        for target, headers in asked * 28:
+            stranger = stack.enter_context(door.dial())
+            stranger.sendall(door.head("GET", target, **{"Cookie": "", **headers}))
+            hear_until(stranger, b"nothing ends so")  # it is not kept
+        assert door.get("/v1/status").status == 200
+
+
 def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> None:
     job = held_job(door.yard, "x" * 60_000)
     watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
@@ -299,6 +311,34 @@ def test_another_user_gets_nothing_even_with_the_key(door: Door) -> None:
         told = curl(ANNE, address + target)
         assert (" 403 " in told, "another user" in told) == (True, True)
     assert " 200 " in curl(0, f"{address}/v1/status")
+
+
+@pytest.mark.needs("curl")
+@as_root
+def test_another_user_gets_nothing_from_any_address_of_the_machine(door: Door) -> None:
+    told = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    others = [each.address for each in told if each.family is socket.AF_INET and not each.address.startswith("127.")]
+    for address in [*others, "127.0.0.2"]:
+        command = ["curl", "--silent", "--include", "--interface", address, "--header", f"Cookie: {door.cookie['Cookie']}"]
+        command.append(f"http://127.0.0.1:{door.port}/v1/status")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=ANNE)
+        assert ("another user" in done.stdout, " 403 " in done.stdout) == (True, True), address
+
+
+@as_root
+def test_another_user_who_knocks_all_the_time_keeps_nobody_out(door: Door) -> None:
+    with child(knock, door.port, 140) as one:
+        assert one.hear() == "knocked"
+        assert door.get("/v1/status").status == 200
+
+
+def knock(connection: Connection, port: int, times: int) -> None:
+    become(ANNE)
+    with contextlib.ExitStack() as stack:
+        for _ in range(times):
+            stack.enter_context(socket.socket()).connect(("127.0.0.1", port))
+        connection.send("knocked")
+        wait_for_word(connection)
 
 
 def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abrupt: bool) -> None:

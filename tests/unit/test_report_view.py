@@ -16,6 +16,7 @@ from gpuyard.ui.report_page import report_page
 from gpuyard.ui.report_view import report_view
 
 UNTIL = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
+DAYS = ("Mon  9", "Tue 10", "Wed 11", "Thu 12", "Fri 13", "Sat 14", "Sun 15", "Mon 16")
 HOSTILE = "<script>alert('x')</script>\x1b[31m&\"[red]"
 
 
@@ -111,6 +112,13 @@ def test_it_fits_the_terminal_and_cuts_names_rather_than_figures(columns: int) -
     (cut,) = [line for line in lines if line.startswith("a name ")]
     assert "…" in cut.split("  ")[0]
     assert " 2.0 " in cut
+    assert [line[:10] for line in lines if " Nov  " in line] == [f"{day} Nov" for day in DAYS]
+
+
+def test_rows_that_stand_for_weeks_of_years_have_their_year() -> None:
+    years = answer(ran(50), days=1000)
+    assert "\n20 Feb 2024 ·" in shown(years)
+    assert ">20 Feb 2024<" in report_page(years)
 
 
 def test_a_time_in_which_nothing_ran_is_told_in_a_sentence() -> None:

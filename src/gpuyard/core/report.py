@@ -88,7 +88,8 @@ def stretches(ran: Ran, window: Window) -> list[tuple[float, float]]:
     for paused_at, resumed_at in ran.suspended:
         if paused_at > begin:
             found.append((begin, min(paused_at, end)))
-        begin = max(begin, end if resumed_at is None else resumed_at)
+        # A clock that was set back meanwhile must not have anything count twice.
+        begin = max(begin, paused_at, end if resumed_at is None else resumed_at)
         if begin >= end:
             return found
     return [*found, (begin, end)]

@@ -4,6 +4,7 @@ Rules:
 - A connection's requests are answered one after another, in order. A handler that answers at once costs no task.
 - Nobody holds others up: who says nothing, sends half a request or does not read is let go when its time is up.
 - A client that closes its end has gone: the handler it waits for is cancelled.
+- Nobody gets to stay who was refused: those take no room from others.
 - A viewer of a stream that has fallen behind is dropped, and can come back.
 - Whatever a handler raises becomes an answer, and the daemon lives on: `UserError` 400, `EnvironmentFault` 503,
   anything else 500 and a line in the log.
@@ -96,6 +97,7 @@ class Server:
         self.handler, self.limits, self.doorkeeper, self.path = handler, limits, doorkeeper, path
         self.vet, self.fields = vet, fields
         self._open: set[_Connection] = set()
+        self._refused: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
@@ -116,7 +118,7 @@ class Server:
             self._listener = None
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
-        for connection in list(self._open):
+        for connection in [*self._open, *self._refused]:
             connection.close()
 
     def join(self, connection: "_Connection") -> None:
@@ -124,6 +126,13 @@ class Server:
 
     def leave(self, connection: "_Connection") -> None:
         self._open.discard(connection)
+        self._refused.discard(connection)
+
+    def may_linger(self, connection: "_Connection") -> bool:
+        """Of one that was refused: whether there is time for it to read why."""
+        self._open.discard(connection)
+        self._refused.add(connection)
+        return len(self._refused) <= self.limits.connections
 
 
 async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
@@ -227,6 +236,10 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.write(data)
 
+    def end(self) -> None:
+        """Of a stream."""
+        self._end()
+
     def close(self) -> None:
         """After what is being answered at this moment; a handler that is awaited is cancelled."""
         if self._is_handling:
@@ -259,24 +272,30 @@ class _Connection(asyncio.Protocol):
         self._go_on()
 
     def _await_more(self) -> None:
-        if not self._is_vetted and (awaited := self._parser.awaited) is not None:
-            try:
-                self._server.vet(awaited)
-            except Refused as refused:
-                self._refuse(refused)
-                return
-            self._is_vetted = True
+        if not self._is_vetted and (awaited := self._parser.awaited) is not None and not self._vet(awaited):
+            return
         if self._parser.awaits_consent:
             self._transport.write(CONTINUE)
         if self._parser.is_amid_request and self._timer is None:
             self._allow(self._server.limits.half_request_s, self._refuse_half)
         self._transport.resume_reading()
 
+    def _vet(self, request: Request) -> bool:
+        try:
+            self._server.vet(request)
+        except Refused as refused:
+            self._refuse(refused, has_body=request.method != "HEAD")
+            return False
+        self._is_vetted = True
+        return True
+
     def _refuse_half(self) -> None:
         self._refuse(Refused(408, "the rest of the request did not come in time"))
 
     def _handle(self, request: Request) -> None:
         is_last = self._parser.is_last
+        if not self._is_vetted and not self._vet(request):
+            return
         self._is_handling, self._is_vetted = True, False
         try:
             answer = self._server.handler(request)
@@ -310,7 +329,7 @@ class _Connection(asyncio.Protocol):
         if isinstance(response, Stream):
             self._begin_stream(response, has_body=request.method != "HEAD")
             return
-        is_last = is_last or self._is_over
+        is_last = is_last or response.is_last or self._is_over
         has_body, fields = request.method != "HEAD", self._server.fields
         self._transport.write(render(response, is_last=is_last, has_body=has_body, fields=fields))
         if is_last:
@@ -325,10 +344,13 @@ class _Connection(asyncio.Protocol):
         else:
             self._end()
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: Refused, *, has_body: bool = True) -> None:
         self._is_over = True
+        if not self._server.may_linger(self):
+            self._transport.abort()
+            return
         response = error_response(refused.status, refused.message, refused.hint, refused.headers)
-        self._transport.write(render(response, is_last=True, fields=self._server.fields))
+        self._transport.write(render(response, is_last=True, has_body=has_body, fields=self._server.fields))
         self._transport.write_eof()
         self._allow(self._server.limits.refused_s, self._transport.abort)
 

@@ -125,6 +125,7 @@ class _Follower:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the log of job %d cannot be followed", self._job_id, exc_info=error)
             self._send({"error": str(error), "hint": None})
+            self._viewer.end()
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
@@ -140,6 +141,7 @@ class _Follower:
                 continue
             if ends_here and not self._goes_on(is_last=is_last):
                 self._send({"over": True})
+                self._viewer.end()
                 return
             if loop.time() > spoke_at + _HEARTBEAT_S:
                 spoke_at = loop.time()

@@ -26,6 +26,8 @@ _LONGEST_COMMAND = 300
 _CPU = "CPU"
 # How many places there are in a picture of it, and how long it may be the same.
 _PLACES, _STAYS_MOST_S = 1200.0, 60.0
+# Of how many spans it is kept for the next who asks: each may be a megabyte.
+_MOST_TOLD = 16
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -76,7 +78,8 @@ class Timeline:
     async def _until_now(self, span_s: float) -> Response:
         """No more often than could be seen: those who watch a whole hour need not be told of each second."""
         now, stays_s = time.time(), min(_STAYS_MOST_S, span_s / _PLACES)
-        self._told = {each: told for each, told in self._told.items() if now - _STAYS_MOST_S < told[0] <= now}
+        recent = [(each, told) for each, told in self._told.items() if now - _STAYS_MOST_S < told[0] <= now]
+        self._told = dict(recent[-_MOST_TOLD:])
         if span_s not in self._told or now - self._told[span_s][0] > stays_s:
             self._told[span_s] = now, await self._between(now - span_s, now)
         return self._told[span_s][1]

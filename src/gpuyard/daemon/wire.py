@@ -51,6 +51,7 @@ class Response(Struct, frozen=True, kw_only=True):
     body: bytes = b""
     content_type: str = "application/json"
     headers: Fields = ()
+    is_last: bool = False  # whether the connection ends with it
 
 
 class Viewer(Protocol):
@@ -58,6 +59,10 @@ class Viewer(Protocol):
 
     def send(self, data: bytes) -> None:
         """Does not wait: a viewer that has stopped reading is let go."""
+        ...
+
+    def end(self) -> None:
+        """There is nothing more to come; what was sent is still to be read."""
         ...
 
 

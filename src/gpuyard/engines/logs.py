@@ -10,7 +10,8 @@ emptied: what is written in the microseconds between the two is gone, and more o
 can be copied.
 
 A reader holds a shared lock on the log while it reads, and whoever cuts an exclusive one, so that nobody sees the text
-in both files or in neither. Writers know nothing of it.
+in both files or in neither. Writers know nothing of it; but one may lock its own output for as long as it likes
+(`flock 1`), so a reader waits for a moment, and then does without.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from typing import Self
 _COLLAPSE_RANGE = 0x08
 _CHUNK = 1 << 16
 _POLL_S = 0.05
+_LOCK_WITHIN_S = 0.25
 
 
 def name_of(job_id: int, attempt: int) -> str:
@@ -153,6 +155,17 @@ def _set_cut_so_far(path: Path, count: int) -> None:
         os.close(descriptor)
 
 
+def _lock_for_reading(descriptor: int) -> None:
+    deadline = time.monotonic() + _LOCK_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S / 10)
+        else:
+            return
+
+
 def _open_if_there(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -209,7 +222,7 @@ class Kept:
         self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._old = -1
         try:
-            fcntl.flock(self._log, fcntl.LOCK_SH)
+            _lock_for_reading(self._log)
             self._cut = _cut_so_far(path)
             self._old = _open_if_there(_old(path))
             self.first = self._cut - (os.fstat(self._old).st_size if self._old >= 0 else 0)

@@ -149,11 +149,11 @@ def _bar(value: float, most: float) -> str:
 def _picture(report: dict[str, Any]) -> Iterator[str]:
     if not report["box"]["devices"]:
         return
-    rows = report["picture"]["rows"]
+    rows, days = report["picture"]["rows"], report["picture"]["days_per_row"]
     width, height = _LEFT + _HOURS * _CELL + _RIGHT, _TOP + len(rows) * _ROW + 4
     title = texts.picture_text(report)
     hours = "".join(_text(_LEFT + hour * _CELL + 2, _TOP - 8, f"{hour:02}") for hour in range(0, _HOURS, 3))
-    drawn = "\n".join(_row(row, _TOP + number * _ROW) for number, row in enumerate(rows))
+    drawn = "\n".join(_row(row, days, _TOP + number * _ROW) for number, row in enumerate(rows))
     yield (
         f'<h2>{escape(title)}</h2>\n<div class="wide"><svg class="picture" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title>\n{hours}'
@@ -162,8 +162,8 @@ def _picture(report: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _row(row: dict[str, Any], top: int) -> str:
-    day = texts.day_text(row)
+def _row(row: dict[str, Any], days: int, top: int) -> str:
+    day = texts.day_text(row, days)
     middle = top + _ROW - 8
     cells = "".join(
         _cell(percent, _LEFT + hour * _CELL, top, f"{day}, {hour:02}:00")

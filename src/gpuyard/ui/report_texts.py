@@ -131,9 +131,10 @@ def device_text(device: dict[str, Any]) -> str:
     return number if device["name"] is None else f"{number}, {clean(device['name'])}"
 
 
-def day_text(row: dict[str, Any]) -> str:
+def day_text(row: dict[str, Any], days_per_row: int) -> str:
+    """The day that a row is, or that it begins with; rows of more than a week go back for years."""
     day = date.fromisoformat(row["day"])
-    return f"{day:%a} {day.day:2} {day:%b}"
+    return f"{day:%a} {day.day:2} {day:%b}" if days_per_row <= 7 else f"{day.day:2} {day:%b %Y}"
 
 
 def picture_text(report: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def report_view(report: dict[str, Any], columns: int, *, is_unicode: bool) -> Re
         _facts(report),
         _groups(report, columns, marks),
         *_causes(report),
-        *_picture(report, marks),
+        *_picture(report, columns, marks),
         *_devices(report, marks),
     ]
     return Group(head, *(each for part in parts for each in (Text(), part)))
@@ -120,24 +120,25 @@ def _causes(report: dict[str, Any]) -> Iterator[Table]:
     yield table
 
 
-def _picture(report: dict[str, Any], marks: Marks) -> Iterator[RenderableType]:
+def _picture(report: dict[str, Any], columns: int, marks: Marks) -> Iterator[RenderableType]:
+    """In a narrow terminal it goes without its sums."""
     if not report["box"]["devices"]:
         return
-    rows = report["picture"]["rows"]
+    rows, days = report["picture"]["rows"], report["picture"]["days_per_row"]
     hours = "".join(f"{hour:<6}" for hour in range(0, 24, 3))
     yield Group(
         Text(texts.picture_text(report).upper().replace("GPUS", "GPUs"), style="dim"),
-        Text(f"{'':12}{hours} GPU-hours", style="dim"),
-        *(_row(row, marks) for row in rows),
+        Text(f"{'':12}{hours}{' GPU-hours' if columns >= _NARROW else ''}".rstrip(), style="dim"),
+        *(_row(row, days, marks, has_sum=columns >= _NARROW) for row in rows),
         Text(f"{'':12}{marks.none} none  {marks.levels[0]} few  {marks.levels[-1]} all", style="dim"),
     )
 
 
-def _row(row: dict[str, Any], marks: Marks) -> Text:
-    line = Text().append(f"{texts.day_text(row):12}", style="dim")
+def _row(row: dict[str, Any], days: int, marks: Marks, *, has_sum: bool) -> Text:
+    line = Text().append(f"{texts.day_text(row, days):12}", style="dim")
     for percent in row["used_percent"]:
         line.append(f"{_cell(percent, marks)} ", style="dim" if not percent else "green")
-    return line.append(f" {texts.hours_text(sum(row['gpu_hours'])):>9}")
+    return line.append(f" {texts.hours_text(sum(row['gpu_hours'])):>9}") if has_sum else line
 
 
 def _cell(percent: float | None, marks: Marks) -> str:

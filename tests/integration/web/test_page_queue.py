@@ -42,7 +42,7 @@ def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  
 def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/")
     page.get_by_role("searchbox").fill("part-2718")
-    _total(page, "1 job that match")
+    _total(page, "1 job that matches")
     expect(shown.row(many + 2718)).to_contain_text("echo part-2718")
     page.get_by_role("searchbox").fill("no such thing")
     expect(page.get_by_text("No job matches.")).to_be_visible()

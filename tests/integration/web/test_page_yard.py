@@ -158,10 +158,13 @@ def test_a_page_that_nobody_looks_at_listens_to_nothing(shown: Shown) -> None:  
     expect(page.locator("#connection")).to_have_text("live")
     show = "(is) => { Object.defineProperty(document, 'hidden', {configurable: true, get: () => is}); \
         document.dispatchEvent(new Event('visibilitychange')) }"
+    opened: list[str] = []
+    page.on("request", lambda request: opened.append(request.url))
     with page.expect_event("requestfailed", lambda request: "/v1/events" in request.url):
         page.evaluate(show, True)
     with page.expect_request(lambda request: "/v1/events" in request.url):
         page.evaluate(show, False)
+    assert len([url for url in opened if "/v1/events" in url]) == 1
     held = shown.yard.shell("true", hold=True, gpus=0)
     expect(shown.row(held)).to_contain_text("held")
 

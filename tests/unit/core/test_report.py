@@ -75,6 +75,12 @@ def quarters_of(each: Ran) -> set[int]:
     return {quarter for quarter in range(12) if runs(at((quarter + 0.5) / 4))}
 
 
+def test_a_clock_that_was_set_back_has_no_time_count_twice() -> None:
+    total = report_on(ran(suspended=((at(0.75), at(0.25)),))).total
+    assert total.gpu_hours == pytest.approx(1.0)
+    assert total.suspended_hours == 0.0
+
+
 @given(st.lists(attempts_(), max_size=8))
 def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: list[Ran]) -> None:
     report = report_on(*attempts)

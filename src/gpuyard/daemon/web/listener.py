@@ -18,7 +18,7 @@ DEFAULT_PORT = 8765
 _TRIED = 20
 # What the kernel keeps for a viewer that does not read comes on top of `unread_bytes`.
 _SEND_BUFFER = 256 * 1024
-LIMITS = Limits(connections=128, body_bytes=8 * 1024 * 1024)
+LIMITS = Limits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
 
 
 class Bound(Struct, frozen=True, kw_only=True):
@@ -49,6 +49,7 @@ def bind(address: str, port: int | None) -> Bound:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # some vanish without a word
             listening.bind((at, number))
             listening.listen(LIMITS.connections)
         except OSError as error:

@@ -3,9 +3,11 @@
 Cookies are a host's and not a port's: a browser shows ours to any server on 127.0.0.1, another user's among them. So a
 key is not enough where it can be told who shows it: on the machine itself only the page's own user and root get in.
 
-A socket that is closed is listed no more, or by older kernels as root's. What was sent before can still be read, so
-whoever cannot be found has gone, and is not let in. Where the list itself is missing or does not have our own socket in
-it, nothing can be told, and the key has to do.
+A socket that is closed is known no more, or to older kernels as root's. What was sent before can still be read, so
+whoever cannot be found has gone, and is not let in. Where the kernel can be asked neither directly nor by its list, or
+the list does not have our own socket in it, nothing can be told, and the key has to do.
+
+Whoever is on this machine may come from any address of it, also to 127.0.0.1.
 """
 
 import ipaddress
@@ -15,6 +17,10 @@ import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
+
+from gpuyard.daemon.web.owners import Owner, find_owner
 
 _LISTENS = "0A"
 _LISTS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -30,9 +36,19 @@ def refuse_other_users(connection: socket.socket) -> str | None:
         own, peer = connection.getsockname(), connection.getpeername()
     except OSError:
         return _GONE
-    if not is_here(plain(peer[0]), plain(own[0])):
+    theirs, ours = (plain(peer[0]), peer[1]), (plain(own[0]), own[1])
+    if not is_here(theirs[0], ours[0]) and theirs[0] not in _own_addresses():
         return None
-    return why_not(_listed(), (plain(peer[0]), peer[1]), (plain(own[0]), own[1]), os.getuid())
+    try:
+        return _judge(find_owner(theirs, ours), os.getuid())
+    except OSError:
+        return why_not(_listed(), theirs, ours, os.getuid())
+
+
+def _judge(owner: Owner | None, me: int) -> str | None:
+    if owner is None or owner.inode == 0:
+        return _GONE
+    return None if owner.uid in (me, 0) else "this page is another user's"
 
 
 def why_not(lines: Iterable[str], peer: tuple[_Address, int], own: tuple[_Address, int], me: int) -> str | None:
@@ -41,13 +57,18 @@ def why_not(lines: Iterable[str], peer: tuple[_Address, int], own: tuple[_Addres
     for _, local, remote, state, *others in map(str.split, lines):
         is_told = is_told or (state == _LISTENS and local.endswith(f":{own[1]:04X}"))
         if local in theirs and remote in ours:
-            uid, inode = int(others[3]), int(others[5])
-            return _GONE if inode == 0 else None if uid in (me, 0) else "this page is another user's"
+            return _judge(Owner(int(others[3]), int(others[5])), me)
     return _GONE if is_told else None
 
 
 def is_here(peer: _Address, own: _Address) -> bool:
-    return peer.is_loopback or peer == own
+    """Whether their addresses alone say so."""
+    return peer.is_loopback or own.is_loopback or peer == own
+
+
+def _own_addresses() -> set[_Address]:
+    told = (each for all_of_one in psutil.net_if_addrs().values() for each in all_of_one)
+    return {plain(each.address) for each in told if each.family in (socket.AF_INET, socket.AF_INET6)}
 
 
 def plain(address: str) -> _Address:

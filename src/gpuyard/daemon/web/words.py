@@ -37,4 +37,6 @@ def onward_page(headers: Fields = ()) -> Response:
 
 
 def _html(text: str, status: int, headers: Fields) -> Response:
-    return Response(status=status, body=text.encode(), content_type="text/html; charset=utf-8", headers=headers)
+    """Whoever is shown it has not shown the key, or comes again: it need not stay connected."""
+    content_type = "text/html; charset=utf-8"
+    return Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)

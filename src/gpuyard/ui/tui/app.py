@@ -30,6 +30,8 @@ from gpuyard.ui.tui.window import Row, choose, move
 
 _TOLD_FOR_S = 15.0
 _TO_AN_END = 10**9
+# Of what is searched for: what is pasted by mistake may be more than a request can have.
+_LONGEST = 1000
 
 
 class Top(App[None]):
@@ -225,7 +227,10 @@ class Top(App[None]):
         await self.push_screen(reader, self._close_page)
         async with aclosing(self._feeds.link.watch(target)) as heard:
             async for _, answer in heard:
-                lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
+                try:
+                    lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
+                except GpuyardError as error:  # the daemon has ended meanwhile; the next one's answer follows
+                    lines = [Text(clean(str(error)), "red")]
                 reader.put(pages.Paper(lines, self.size.width))
 
     def _close_page(self, _: object) -> None:

@@ -127,6 +127,7 @@ export class JobPage {
   }
 
   showWhy(why) {
+    this.lastWhy = why;
     this.why.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
     if (!this.whyParts) {
@@ -147,6 +148,7 @@ export class JobPage {
     this.gpus = new Map();
     const {devices} = await get("/devices").catch(() => ({devices: []}));
     this.gpus = new Map(devices.map((device) => [device.id, `GPU ${device.index}`]));
+    this.showWhy(this.lastWhy);
   }
 
   showStory(story) {

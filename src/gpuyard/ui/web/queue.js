@@ -104,15 +104,11 @@ export class Queue {
   showPlace(answer) {
     const {after} = this.filter;
     const last = after + answer.jobs.length;
-    const of = answer.total === null || answer.total === undefined ? "" : ` of ${count(answer.total)}`;
-    say(this.range, answer.jobs.length ? `${count(after + 1)}–${count(last)}${of}` : "");
-    const isFiltered = this.filter.state || this.filter.search;
-    say(
-      byId("queue-total"),
-      answer.total === null || answer.total === undefined ?
-        "" :
-        `${plural(answer.total, "job")}${isFiltered ? " that match" : ""}`
-    );
+    const total = answer.total ?? null;
+    const range = `${count(after + 1)}–${count(last)}${total === null ? "" : ` of ${count(total)}`}`;
+    say(this.range, answer.jobs.length ? range : "");
+    const matching = this.filter.state || this.filter.search ? ` that match${total === 1 ? "es" : ""}` : "";
+    say(byId("queue-total"), total === null ? "" : plural(total, "job") + matching);
     this.first.disabled = this.previous.disabled = after === 0;
     this.next.disabled = answer.next === null;
     byId("pages").hidden = after === 0 && answer.next === null;
