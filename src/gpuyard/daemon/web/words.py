@@ -17,7 +17,8 @@ HEADERS: Fields = (
 )
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}<title>gpuyard</title></head>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}
+<link rel="icon" href="data:,"><title>gpuyard</title></head>
 <body>{body}</body>
 </html>
 """
