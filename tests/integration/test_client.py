@@ -174,11 +174,12 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
 
 def test_the_daemon_is_stopped_and_has_ended_by_then(own_yard: Yard) -> None:
     own_yard.start()
-    with Client() as client:
+    with Client() as client, Client(start=False) as modest:
         assert client.stop() == {"stopping": True, "running": 0}
-    own_yard.await_end()
-    with pytest.raises(NoDaemon):
-        Client(start=False)
+        own_yard.await_end()
+        for ask in (modest.wait, modest.status, lambda: modest.logs(1, follow=True), lambda: Client(start=False)):
+            with pytest.raises(NoDaemon):
+                ask()
 
 
 def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(yard: Yard) -> None:
@@ -239,6 +240,16 @@ def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(yard: Ya
     yard.post("/web/stop")
     with Client(page["url"]) as client, pytest.raises(EnvironmentFault, match="no daemon answers"):
         client.status()
-    for url in (address, "ftp://127.0.0.1/?token=x", "nonsense"):
-        with pytest.raises(UserError):
+    for url in (
+        address, "ftp://127.0.0.1/?token=secret", "nonsense", "http://127.0.0.1:99999/?token=secret",
+        "http://[::1/?token=secret", f"{address}/?token=secret%0d%0aX:y",
+    ):  # fmt: skip
+        with pytest.raises(UserError) as caught:
             Client(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_over_the_page_a_token_is_taken_as_a_file_has_it(yard: Yard) -> None:
+    address, _, token = yard.post("/web", port=0)["url"].partition("/?token=")
+    with Client(address, token=f"{token}\n") as client:
+        assert client.status()["pid"]

@@ -234,14 +234,17 @@ def test_what_only_reads_is_asked_again_of_the_next_daemon(own_home: Path, stand
 
 def test_what_may_have_been_done_is_done_again_only_where_that_is_harmless(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
-        die(client.request("GET", "/")["pid"])
         with pytest.raises(EnvironmentFault, match="ended before it answered"):
-            client.request("POST", "/jobs", body=[])
-        assert running_pid(places.lock_path()) is None
-        connect(start=True).close()
-        assert client.request("POST", "/jobs", body=[])["path"] == "/jobs"
+            client.request("POST", "/die", body=[])
+        wait_until(lambda: running_pid(places.lock_path()) is None)
+        with pytest.raises(EnvironmentFault, match="ended twice"):
+            client.request("POST", "/die", body=[], is_repeatable=True)
+
+
+def test_what_a_daemon_that_has_gone_never_heard_is_asked_of_the_next(own_home: Path, stand_in: None) -> None:
+    with connect(start=True) as client:
         die(client.request("GET", "/")["pid"])
-        assert client.request("POST", "/jobs", body=[], is_repeatable=True)["path"] == "/jobs"
+        assert client.request("POST", "/jobs", body=[])["path"] == "/jobs"
 
 
 def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path, stand_in: None) -> None:

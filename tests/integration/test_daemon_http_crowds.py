@@ -1,6 +1,8 @@
 """Streams and crowds at the daemon's socket: nobody is dropped without need, and nobody is the only one served."""
 
 import asyncio
+import contextlib
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from gpuyard.daemon.http import Limits, Request, Response, Stream
 from gpuyard.daemon.wire import Viewer
-from tests.fakes.daemon import DEADLINE_S, served
+from tests.fakes.daemon import DEADLINE_S, served, wait_until
 from tests.integration.web_fixture import hear_until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -33,22 +35,22 @@ def streaming(begin: Callable[[Viewer], None]) -> Stream:
 
 def test_what_is_longer_than_may_be_left_unread_reaches_a_viewer_that_reads(path: Path) -> None:
     long = b"x" * 3_000_000 + b"its end"
-    with served(path, lambda _: streaming(lambda viewer: viewer.send(long)), Limits(unread_bytes=1000)) as daemon:
-        with daemon.dial() as viewer:
-            viewer.sendall(GET)
-            assert hear_until(viewer, b"its end").endswith(b"its end")
+    begun, limits = streaming(lambda viewer: viewer.send(long)), Limits(unread_bytes=1000)
+    with served(path, lambda _: begun, limits) as daemon, daemon.dial() as viewer:
+        viewer.sendall(GET)
+        assert hear_until(viewer, b"its end").endswith(b"its end")
 
 
 def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
     def begin(viewer: Viewer) -> None:
         viewer.send(b"x" * 3_000_000 + b"all that was")
-        asyncio.get_running_loop().call_later(1.5, viewer.send, b"what comes later")
+        asyncio.get_running_loop().call_later(2.5, viewer.send, b"what comes later")
 
-    with served(path, lambda _: streaming(begin), Limits(unread_answer_s=0.5, unread_bytes=4_000_000)) as daemon:
-        with daemon.dial() as viewer:
-            viewer.sendall(GET)
-            hear_until(viewer, b"all that was")
-            assert hear_until(viewer, b"later") == b"what comes later"
+    limits = Limits(unread_answer_s=1.0, unread_bytes=4_000_000)
+    with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
+        viewer.sendall(GET)
+        hear_until(viewer, b"all that was")
+        assert hear_until(viewer, b"later") == b"what comes later"
 
 
 def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) -> None:
@@ -69,3 +71,17 @@ def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) ->
         has_come.set()
         hear_until(modest, b"\r\n\r\n")
         assert order.index("/last") < 500
+
+
+def test_who_vanishes_while_they_are_refused_leaves_nothing_in_the_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def vanished(_: object) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", vanished)
+    with served(path, limits=Limits(connections=1)) as daemon, daemon.dial():
+        wait_until(lambda: daemon.server.connections == 1)
+        with daemon.dial() as vanishing, contextlib.suppress(ConnectionResetError):
+            hear_until(vanishing, b"nothing ends so")
+    assert caplog.text == ""

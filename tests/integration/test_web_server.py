@@ -245,7 +245,13 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Doo
 @pytest.mark.usefixtures("unmeasured")
 def test_strangers_who_stay_connected_keep_nobody_out(door: Door) -> None:
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-    asked = [("/v1/status", {}), ("/", {}), ("/", visit), ("/?token=wrong", {}), ("/v1/status", {"Host": "evil.example"})]
+    asked = [
+        ("/v1/status", {}),
+        ("/", {}),
+        ("/", visit),
+        ("/?token=wrong", {}),
+        ("/v1/status", {"Host": "evil.example"}),
+    ]
     with contextlib.ExitStack() as stack:
         for target, headers in asked * 28:
             stranger = stack.enter_context(door.dial())
@@ -319,7 +325,15 @@ def test_another_user_gets_nothing_from_any_address_of_the_machine(door: Door) -
     told = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     others = [each.address for each in told if each.family is socket.AF_INET and not each.address.startswith("127.")]
     for address in [*others, "127.0.0.2"]:
-        command = ["curl", "--silent", "--include", "--interface", address, "--header", f"Cookie: {door.cookie['Cookie']}"]
+        command = [
+            "curl",
+            "--silent",
+            "--include",
+            "--interface",
+            address,
+            "--header",
+            f"Cookie: {door.cookie['Cookie']}",
+        ]
         command.append(f"http://127.0.0.1:{door.port}/v1/status")
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=ANNE)
         assert ("another user" in done.stdout, " 403 " in done.stdout) == (True, True), address

@@ -340,6 +340,14 @@ def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
     assert " ".join(plain(lines).split()) == ("reason: " + "word " * 20).strip()
 
 
+@pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
+def test_a_command_however_long_is_wrapped_whole(text: str) -> None:
+    paper = pages.Paper([Text(f"command: {text}")], 80)
+    lines = paper.lines(0, len(paper))
+    assert max(line.cell_len for line in lines) <= 80
+    assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")
+
+
 def test_the_help_names_every_key_of_the_bottom_line() -> None:
     text = plain(pages.help_lines(ASCII))
     for key in (key for keys, _ in head_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):

@@ -249,7 +249,7 @@ class Requests:
                 for job_id in piece:
                     job = self._store.job(job_id)
                     try:
-                        if job is not None:
+                        if job is not None and (not selection.states or job.state in selection.states):
                             act(job, now)
                             changed.append(job_id)
                     except UserError as error:

@@ -26,7 +26,10 @@ class Options:
         value = self._take(name)
         if value is None:
             return []
-        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(each, bool | list | dict | None) for each in values):
+            raise UserError(f"--{name} takes a value, or a list of them")
+        return [str(each) for each in values]
 
     def flag(self, name: str) -> bool:
         value = self._take(name)

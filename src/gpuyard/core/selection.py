@@ -5,18 +5,20 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from gpuyard.core.lifecycle import JobState
 from gpuyard.errors import UserError
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """`ranges` hold their first and their last id."""
+    """`ranges` hold their first and their last id. Where there are `states`, jobs in others are not meant."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     is_all: bool = False
+    states: tuple[JobState, ...] = ()
 
     @property
     def is_empty(self) -> bool:

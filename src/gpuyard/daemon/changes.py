@@ -75,7 +75,8 @@ class Changes:
             return [read_selection(body.get("ids"))]
         wanted = _read_where(body)
         ranges = await self._reader.search(lambda search: search.ranges(wanted))
-        return [Selection(ranges=piece) for piece in _pieces(tuple(ranges))]
+        # The states are looked at again: what waited when it was found may run by now, and is not meant.
+        return [Selection(ranges=piece, states=wanted.states) for piece in _pieces(tuple(ranges))]
 
 
 def _read_where(body: dict[str, Any]) -> Wanted:

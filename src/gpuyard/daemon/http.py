@@ -12,19 +12,15 @@ Rules:
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import socket
-import stat
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
 
-from gpuyard.daemon.places import reach
+from gpuyard.daemon.own_socket import bind, refuse_other_users
 from gpuyard.daemon.wire import (
     CONTINUE,
     MAX_BODY_BYTES,
@@ -62,7 +58,6 @@ Doorkeeper = Callable[[socket.socket], str | None]
 # Raises `Refused` where nothing will come of a request, before its body is read.
 Vetting = Callable[[Request], None]
 _log = logging.getLogger(__name__)
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # As many requests that were sent ahead are answered before others have their turn: a few milliseconds.
 _IN_A_ROW = 32
 
@@ -137,8 +132,8 @@ class Server:
 
 async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
     """On a unix socket, for this user alone."""
-    listening = _bind(Path(path))
-    server = Server(handler, limits or Limits(), _refuse_other_users, Path(path))
+    listening = bind(Path(path))
+    server = Server(handler, limits or Limits(), refuse_other_users, Path(path))
     await server.start(listening)
     return server
 
@@ -351,8 +346,12 @@ class _Connection(asyncio.Protocol):
             return
         response = error_response(refused.status, refused.message, refused.hint, refused.headers)
         self._transport.write(render(response, is_last=True, has_body=has_body, fields=self._server.fields))
-        self._transport.write_eof()
-        self._allow(self._server.limits.refused_s, self._transport.abort)
+        try:
+            self._transport.write_eof()
+        except OSError:  # they have gone
+            self._transport.abort()
+        else:
+            self._allow(self._server.limits.refused_s, self._transport.abort)
 
     def _end(self) -> None:
         self._is_over = True
@@ -381,54 +380,3 @@ def failure(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.path, exc_info=error)
     message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
     return error_response(500, message, "this is a bug; daemon.log says more")
-
-
-def _refuse_other_users(connection: socket.socket) -> str | None:
-    """Where the system tells who called; elsewhere the file's mode has to do."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return None
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", told)
-    return None if uid in (os.getuid(), 0) else "this daemon is another user's"
-
-
-def _bind(path: Path) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _clear_way(path)
-        _bind_for_this_user(listening, path)
-    except OSError as error:
-        listening.close()
-        raise EnvironmentFault(
-            f"the daemon's socket {path} cannot be made: {error.strerror or error}",
-            hint="name another folder with GPUYARD_HOME",
-        ) from error
-    except EnvironmentFault:
-        listening.close()
-        raise
-    return listening
-
-
-def _bind_for_this_user(listening: socket.socket, path: Path) -> None:
-    """The file must not be open to others for a single moment, and the umask is what gives it its mode."""
-    umask = os.umask(0o177)
-    try:
-        reach(str(path), listening.bind)
-    finally:
-        os.umask(umask)
-
-
-def _clear_way(path: Path) -> None:
-    """A folder that nobody else can put a socket of theirs into, and no dead daemon's socket in it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = path.parent.stat()
-    is_open_to_others = folder.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & stat.S_ISVTX
-    if is_open_to_others or folder.st_uid not in (os.getuid(), 0):
-        raise EnvironmentFault(
-            f"in {path.parent} others could put a socket of theirs in the daemon's place",
-            hint=f"chmod go-w {path.parent}, or name a folder of your own with GPUYARD_HOME",
-        )
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise EnvironmentFault(f"{path} is in the way: it is no socket", hint="move it away")
-        path.unlink()

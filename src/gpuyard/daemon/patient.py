@@ -23,9 +23,9 @@ _ANSWER_AFTER_S = 30.0
 class PatientClient:
     """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_start: bool = True) -> None:
         # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
-        connect(start=True).close()
+        connect(start=may_start).close()
         self._client: Connection | None = None
 
     def __enter__(self) -> "Self":

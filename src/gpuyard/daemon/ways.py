@@ -84,6 +84,7 @@ class OwnSocket:
     is_near = True
 
     def __init__(self, *, may_start: bool) -> None:
+        self._may_start = may_start
         self._connection = connect(start=may_start)
         self._turns = _Turns(self._connection.close)
 
@@ -95,7 +96,7 @@ class OwnSocket:
         return answer
 
     def patient(self) -> PatientClient:
-        return PatientClient()
+        return PatientClient(may_start=self._may_start)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
@@ -118,13 +119,12 @@ class PagePort:
 
     def __init__(self, url: str, token: str | None) -> None:
         """The token may be in the URL, as `gpuyard web` prints it."""
-        parts = urlsplit(url)
-        token = token or parse_qs(parts.query).get("token", [""])[0]
-        if parts.scheme != "http" or not parts.hostname:
-            raise UserError(f"'{url}' is no address of the page", hint="it is as `gpuyard web` prints it")
+        self._host, self._port, found = _read_address(url)
+        token = (token or found).strip()  # from a file it may have the end of its line
         if not token:
             raise UserError("the page is locked with a token", hint="`gpuyard web` prints it behind the address")
-        self._host, self._port = parts.hostname, parts.port or 80
+        if not (token.isascii() and token.isprintable()):
+            raise UserError("this is no token of the page", hint="`gpuyard web` prints it behind the address")
         self._fields = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     def __enter__(self) -> Self:
@@ -173,6 +173,18 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         places.reach(places.socket_path(), self.sock.connect)
+
+
+def _read_address(url: str) -> tuple[str, int, str]:
+    """Host, port, and the token, where it has one. What it is stays unsaid in the error: the token may be in it."""
+    try:
+        parts = urlsplit(url)
+        host, port, token = parts.hostname, parts.port or 80, parse_qs(parts.query).get("token", [""])[0]
+    except ValueError:
+        host = None
+    if host is None or parts.scheme != "http":
+        raise UserError("this is no address of the page", hint="it is as `gpuyard web` prints it: http://HOST:PORT/…")
+    return host, port, token
 
 
 def _events(connection: http.client.HTTPConnection, target: str, fields: dict[str, str]) -> Iterator[Answer]:

@@ -120,6 +120,7 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"gpus": "1025"}, "--gpus 1025 is out of range"),
         ({"gpus": True}, "--gpus takes one value"),
         ({"gpus": ["1", "2"]}, "--gpus takes one value"),
+        ({"notify": [["failed"]]}, "--notify takes a value, or a list of them"),
         ({"gpus": "0", "vram": "8G"}, "--gpus 0 asks for no GPU, and other options for one"),
         ({"gpus": "0", "exclusive": True}, "--gpus 0 asks for no GPU, and other options for one"),
         ({"gpus": "0", "device": "1"}, "--gpus 0 asks for no GPU, and other options for one"),

@@ -13,13 +13,17 @@ WATCHED = 16
 
 
 class Reader:
-    """A viewer that hears all."""
+    """A viewer that hears all, and says when it has heard so much."""
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int) -> None:
         self.heard: list[bytes] = []
+        self.has_enough = asyncio.Event()
+        self._enough = enough
 
     def send(self, data: bytes) -> None:
         self.heard.append(data)
+        if len(self.heard) == self._enough:
+            self.has_enough.set()
 
     def end(self) -> None:
         self.heard.append(b"the end")
@@ -37,7 +41,7 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
 
     async def watch() -> None:
         yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
-        events, reader = Events(cast("Yard", yard), handle), Reader()
+        events, reader = Events(cast("Yard", yard), handle), Reader(2 * WATCHED)
         targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).begin(reader)
         assert len(reader.heard) == WATCHED
@@ -45,8 +49,7 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
         (changed,) = yard.listeners
         changed(None)
         async with asyncio.timeout(30):
-            while len(reader.heard) < 2 * WATCHED:
-                await asyncio.sleep(0.01)
+            await reader.has_enough.wait()
         leave()
 
     asyncio.run(watch())

@@ -93,7 +93,7 @@ class Top(App[None]):
         yield from panels
         with Horizontal(id="filter"):
             yield Static("only jobs with ")
-            yield Input(placeholder="part of a name, a tag or a command, or an id", compact=True)
+            yield Input(placeholder="part of a name, a tag or a command, or an id", max_length=_LONGEST, compact=True)
         yield keys
 
     def on_mount(self) -> None:

@@ -47,16 +47,26 @@ class Paper:
 
 def _wrap(line: Text, width: int) -> list[Text]:
     """At spaces where there are any; what goes on is set in a little further than the line."""
-    indent = len(line.plain) - len(line.plain.lstrip()) + 2
-    parts = []
-    while line.cell_len > width >= 2 * indent:
-        first = chop_cells(line.plain, width)[0]
-        space = first.rfind(" ", indent)
-        end = space if space > indent else len(first)
-        parts.append(line[:end])
-        rest = line.plain[end:]
-        line = Text(" " * indent).append_text(line[len(line.plain) - len(rest.lstrip()) :])
-    return [*parts, line]
+    lead = len(line.plain) - len(line.plain.lstrip())
+    indent = lead + 2
+    if line.cell_len <= width or width < 2 * indent:
+        return [line]
+    _, *bounds = (bound for piece in _pieces(line.plain, width, lead, indent) for bound in piece)
+    first, *others = list(line.divide(bounds))[::2]  # every other is the space between two
+    return [first, *(Text(" " * indent).append_text(other) for other in others)]
+
+
+def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int, int]]:
+    """From where to where each reaches; no more is looked at for one than may be in it: a command can be very long."""
+    begin, room = 0, width
+    while begin < len(text):
+        fits = chop_cells(text[begin : begin + 2 * width], room)[0]
+        end = begin + len(fits)
+        space = fits.rfind(" ", lead + 1 if begin == 0 else 1)
+        if end < len(text) and space > 0:
+            end = begin + space
+        yield begin, end
+        begin, room = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
 
 
 def about(job: Mapping[str, Any], story: Mapping[str, Any], width: int, letters: Letters) -> list[Text]:

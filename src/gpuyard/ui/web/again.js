@@ -17,6 +17,7 @@ export class Again {
     this.before = asTyped(job);
     for (const [name, value] of Object.entries(this.before)) this.fields.inputs[name].value = value;
     this.complaint = makeComplaint();
+    this.button = el("button", {type: "submit", class: "primary", text: "Submit again"});
     this.dialog = el(
       "dialog", {class: "wide", "aria-labelledby": "again-title", onclose: () => this.dialog.remove()}, this.makeForm()
     );
@@ -40,7 +41,7 @@ export class Again {
         "div",
         {class: "row end"},
         el("button", {type: "button", class: "quiet", text: "Close", onclick: () => this.dialog.close()}),
-        el("button", {type: "submit", class: "primary", text: "Submit again"}),
+        this.button,
       ),
     );
   }
@@ -57,6 +58,7 @@ export class Again {
 
   async send(event) {
     event.preventDefault();
+    this.button.disabled = true;
     try {
       const answer = await post(`/jobs/${this.job.id}/resubmit`, this.changes());
       this.dialog.close();
@@ -65,6 +67,8 @@ export class Again {
     } catch (error) {
       complain(this.complaint, error);
       (this.fields.mark(error.message) ?? this.command).focus();
+    } finally {
+      this.button.disabled = false;
     }
   }
 }

@@ -8,6 +8,7 @@ import {Stream, queryOf} from "./wire.js";
 
 const MOST_LINES = 5000;
 const LONGEST_LINE = 20000;
+const MOST_LETTERS = 2000000;
 const TAIL_BYTES = 262144;
 // Escape sequences: of colours and the cursor, of titles, and of a single letter.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
@@ -54,6 +55,7 @@ export class Log {
     this.lines.replaceChildren();
     this.pending = "";
     this.last = null;
+    this.letters = 0;
     say(this.note, "");
   }
 
@@ -78,14 +80,26 @@ export class Log {
   write(text) {
     const raw = (this.pending + text).split("\n");
     const lines = document.createDocumentFragment();
-    this.last?.remove();
+    this.drop(this.last);
     this.pending = cut(raw.pop());
-    for (const line of raw.slice(-MOST_LINES)) lines.append(makeLine(line));
-    this.last = this.pending ? makeLine(this.pending) : null;
+    for (const line of raw.slice(-MOST_LINES)) lines.append(this.makeLine(cut(line)));
+    this.last = this.pending ? this.makeLine(this.pending) : null;
     if (this.last) lines.append(this.last);
     this.lines.append(lines);
-    while (this.lines.childElementCount > MOST_LINES) this.lines.firstChild.remove();
+    while (this.lines.childElementCount > MOST_LINES || this.letters > MOST_LETTERS) this.drop(this.lines.firstChild);
     if (this.follows) this.lines.scrollTop = this.lines.scrollHeight;
+  }
+
+  makeLine(line) {
+    const node = el("div", {text: asShown(line) || "\u200b"});
+    this.letters += node.textContent.length;
+    return node;
+  }
+
+  drop(node) {
+    if (!node) return;
+    this.letters -= node.textContent.length;
+    node.remove();
   }
 
   onScroll() {
@@ -99,8 +113,6 @@ export class Log {
     this.lines.focus();
   }
 }
-
-const makeLine = (line) => el("div", {text: asShown(line) || "\u200b"});
 
 /** Of a line that is never ended, what was written over is forgotten. */
 function cut(line) {

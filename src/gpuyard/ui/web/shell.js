@@ -6,7 +6,9 @@ const WORD = /"([^"]*)"|'([^']*)'|([^\s"']+)/gy;
 
 export const needsShell = (line) => FOR_A_SHELL.test(withoutQuotes(line));
 
-const withoutQuotes = (line) => line.replace(/'[^']*'/g, "").replace(/"[^"$`\\]*"/g, "");
+/** What is quoted stands for itself, but for what a shell looks for between double quotes as well. */
+const withoutQuotes = (line) =>
+  line.replace(/'[^']*'|"([^"]*)"/g, (_, inner = "") => (/[$`\\]/.test(inner) ? "$" : ""));
 
 /** The words; null where a quote is left open. */
 export function asWords(line) {

@@ -1,0 +1,59 @@
+"""Parts of the page that can be asked directly: command lines as they are typed, and how much of a log is kept."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
+
+AS_WORDS = "async (line) => (await import('/static/shell.js')).asWords(line)"
+LONG_LINES = """async (id) => {
+  const {Log} = await import('/static/log.js');
+  const log = new Log(id);
+  log.close();
+  for (let line = 0; line < 200; line++) log.write('x'.repeat(60000) + '\\n');
+  log.write('the last');
+  const told = [log.lines.textContent.length, log.lines.lastChild.textContent];
+  for (let line = 0; line < 6000; line++) log.write(`${line}\\n`);
+  return [...told, log.lines.childElementCount, log.lines.lastChild.textContent];
+}"""
+
+
+def test_a_command_line_is_taken_as_a_shell_would_take_it(shown: Shown) -> None:  # noqa: F811
+    for line, words in (
+        ("""echo 'a  b' "c d"e""", ["echo", "a  b", "c de"]),
+        ("""echo "it's" 'x'""", ["echo", "it's", "x"]),
+        ("""python t.py --lr {lr} --note '$5 & more'""", ["python", "t.py", "--lr", "{lr}", "--note", "$5 & more"]),
+        ("echo 'open", None),
+    ):
+        assert shown.page.evaluate(AS_WORDS, line) == words, line
+    for line in (
+        """echo "it's" $HOME 'x'""",
+        """echo "it's $HOME" 'x'""",
+        """cat "it's" | wc 'x'""",
+        """echo "a \\" b" '$x'""",
+        "A=1 true",
+        "ls *.py",
+    ):
+        assert shown.page.evaluate(AS_WORDS, line) == ["/bin/sh", "-c", line], line
+
+
+def test_however_long_its_lines_are_only_so_much_of_a_log_is_kept(shown: Shown) -> None:  # noqa: F811
+    job = shown.yard.shell("true", gpus=0)
+    shown.yard.wait(job)
+    letters, last, lines, newest = shown.page.evaluate(LONG_LINES, job)
+    assert letters < 2_500_000
+    assert last == "the last"
+    assert (lines, newest) == (5000, "5999")
+
+
+def test_who_clicks_twice_submits_once(shown: Shown) -> None:  # noqa: F811
+    job = shown.yard.submit("true", gpus=0, name="once")
+    shown.yard.wait(job)
+    page = shown.at(f"/job/{job}")
+    shown.button("Submit again…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit again").dblclick()
+    page.wait_for_url(f"**/#/job/{job + 1}")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert [each["id"] for each in shown.yard.get("/jobs", all="1", search="once")["jobs"]] == [job + 1, job]
