@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -108,3 +109,16 @@ def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(yard: Yard)
         yard.post("/pause")
         assert awake.until("/status", lambda status: status["paused"])
     until(lambda: yard.get("/status")["viewers"] == 0, "the end of the other one")
+
+
+def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_yard: Yard) -> None:
+    broken = (
+        "import sys; from gpuyard.daemon import history, main; "
+        "history.History._changed = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
+    )
+    own_yard.start((sys.executable, "-c", broken))
+    with watching(own_yard, "/status") as watcher:
+        own_yard.submit("true")
+        assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
+    assert own_yard.daemon is not None
+    assert "a step could not be told" in own_yard.daemon.log

@@ -160,7 +160,7 @@ def test_what_waits_for_its_turn_at_the_end_is_counted_in_the_log(
         worker.put([(f"cat >> {told}", failure())])
         until(lambda: lines(told), "the first")
         worker.put([(f"cat >> {told}", failure(1)), (f"cat >> {told}", failure(2))])
-    assert _said(caplog) == ["2 notifications were not sent before the end of the daemon"]
+    assert _said(caplog) == ["not sent before the end of the daemon: 2 of the notifications"]
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:

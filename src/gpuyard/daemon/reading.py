@@ -56,9 +56,12 @@ def read_whole(text: str | None, default: int) -> int:
 
 def read_number(text: str | None, default: float) -> float:
     try:
-        return default if text is None else max(0.0, float(text))
+        number = default if text is None else float(text)
     except ValueError:
-        raise UserError(f"'{text}' is no number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"'{text}' is no number")
+    return max(0.0, number)
 
 
 def read_priority(body: dict[str, Any]) -> int:

@@ -150,8 +150,14 @@ class Yard:
             self._settled = 0
             self.finishing.tell()
         self._rest(step)
+        self._tell(step)
+
+    def _tell(self, step: Step) -> None:
         for listener in self.listeners:
-            listener(step)
+            try:
+                listener(step)
+            except Exception:  # noqa: BLE001 - who looks on must not hold up who works, nor others who look on
+                _log.exception("a step could not be told")
 
     def _step_controller(self) -> Step:
         self._follow_configuration()

@@ -160,4 +160,4 @@ class Worker:
         for sending in self._under_way.values():
             sending.end()
         if left:
-            _log.warning("%d notifications were not sent before the end of the daemon", left)
+            _log.warning("not sent before the end of the daemon: %d of the notifications", left)
