@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start thousands of programs, and none is to compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo install test types test-simulation test-slurm test-ray lint bench clean
+.PHONY: demo install test test-simulation test-slurm test-ray lint bench clean
 
 demo: install
 	scripts/demo $(BIN)/gpuyard
@@ -22,12 +22,10 @@ test: $(VENV)/.installed-dev
 	scripts/system-packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports
-	$(MAKE) --jobs 4 --output-sync=target types test-simulation test-slurm test-ray
-	$(PYTEST) $(SPREAD) --ignore tests/simulation --ignore $(CLUSTERS) --cov --cov-report=
-
-types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --jobs 3 --output-sync=target test-simulation test-slurm test-ray
+	$(PYTEST) $(SPREAD) --ignore tests/simulation --ignore $(CLUSTERS) --cov --cov-report=
 
 # Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
 test-simulation: $(VENV)/.installed-dev

@@ -165,7 +165,9 @@ class TestLooking:
     def test_a_new_daemon_finds_what_an_old_one_handed_over(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = parcel(tmp_path, "exec sleep 60", 2)
         site.submit(sent)
-        assert states(SlurmSite(SlurmSettings()), sent) == [At.PENDING] * 2
+        found = states(SlurmSite(SlurmSettings()), sent)
+        assert len(found) == 2
+        assert set(found) <= {At.PENDING, At.RUNNING}, "Slurm may have begun them by now"
 
     def test_all_parcels_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
         one, two, three = (parcel(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
