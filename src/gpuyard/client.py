@@ -186,10 +186,7 @@ class Client:
 
     def stop(self) -> Answer:
         """Ends the daemon; jobs go on, and the next one takes them over."""
-        answer = self._way.request("POST", "/stop", body={})
-        self._way.close()
-        self._way.await_end()
-        return answer
+        return self._way.stop()
 
     # The machine
 

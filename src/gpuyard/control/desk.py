@@ -51,7 +51,7 @@ class Desk:
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
-        self.uses = self.store.uses()
+        self.uses = self.store.learned.uses()
         self._last_starts.clear()
         self.lessons.forget_job()
 
@@ -362,7 +362,7 @@ class Desk:
             return
         self._noted_at = now
         for party, use in self.uses.items():
-            self.store.set_use(party, use)
+            self.store.learned.set_use(party, use)
         self.lessons.write_down()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now

@@ -92,7 +92,7 @@ class Lessons:
 
     def write_down(self) -> None:
         for fingerprint, profile in self._learned.items():
-            self._store.set_profile(fingerprint, profile)
+            self._store.learned.set_profile(fingerprint, profile)
         self._written.update(self._learned)
         self._learned.clear()
 
@@ -118,7 +118,7 @@ class Lessons:
         if fingerprint not in self._written:
             if len(self._written) >= _REMEMBERED:
                 self._written.clear()
-            self._written[fingerprint] = self._store.profile(fingerprint)
+            self._written[fingerprint] = self._store.learned.profile(fingerprint)
         return self._written[fingerprint]
 
 

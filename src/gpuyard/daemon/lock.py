@@ -21,6 +21,7 @@ from gpuyard.leases.identity import start_time
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_LOOK_S, _PAUSE_S = 2.0, 0.001
 _LONGEST_RECORD = 100
+_ENDED_WITHIN_S, _LOOK_AGAIN_S = 30.0, 0.02
 
 
 @contextlib.contextmanager
@@ -53,6 +54,18 @@ def running_pid(path: str | Path) -> int | None:
         return _recorded(descriptor)[0]
     finally:
         os.close(descriptor)
+
+
+def await_end(path: str | Path, pid: int) -> None:
+    """Of the daemon with this pid, which was told to stop; the next one may hold the lock by then."""
+    deadline = time.monotonic() + _ENDED_WITHIN_S
+    while running_pid(path) == pid:
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"the daemon (pid {pid}) has not ended after {_ENDED_WITHIN_S:.0f} s",
+                hint=f"its log says more; `kill -9 {pid}` harms no job",
+            )
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _open(path: Path) -> int:

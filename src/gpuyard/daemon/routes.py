@@ -66,7 +66,7 @@ class Routes:
             **History(yard, devices).routes(),
             **Timeline(yard, reader).routes(),
             **Reporting(yard).routes(),
-            **self._changes(),
+            **self._of_the_whole(),
             **self.web.routes(),
             ("GET", "/status"): self._status,
             ("GET", "/events"): self.events.stream,
@@ -86,7 +86,7 @@ class Routes:
         }
         self._router = Router(self.table)
 
-    def _changes(self) -> Table:
+    def _of_the_whole(self) -> Table:
         return {
             ("POST", "/pause"): lambda _: self._pause(paused=True),
             ("POST", "/unpause"): lambda _: self._pause(paused=False),

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, Protocol, Self
@@ -20,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpuyard.daemon import places
 from gpuyard.daemon.client import connect, encode, read_answer, target_of
-from gpuyard.daemon.lock import running_pid
+from gpuyard.daemon.lock import await_end
 from gpuyard.daemon.patient import PatientClient
 from gpuyard.errors import EnvironmentFault, UserError
 
@@ -30,8 +29,6 @@ Answer = dict[str, Any]
 _ANSWER_AFTER_S = 60.0
 # The daemon says in a stream that it is still there every 15 seconds.
 _SILENT_S = 60.0
-_STOPPED_AFTER_S = 30.0
-_LOOK_AGAIN_S = 0.02
 _EVENT = b"data: "
 
 
@@ -47,8 +44,8 @@ class Way(Protocol):
 
     def events(self, path: str, query: Query) -> Iterator[Answer]: ...
 
-    def await_end(self) -> None:
-        """Until the daemon, which was told to stop, has."""
+    def stop(self) -> Answer:
+        """Returns when the daemon has ended."""
         ...
 
     def close(self) -> None: ...
@@ -103,12 +100,12 @@ class OwnSocket:
             self._connection.open()  # it is started where none runs
         return _events(_UnixConnection(timeout=_SILENT_S), target_of(path, query), {})
 
-    def await_end(self) -> None:
-        deadline = time.monotonic() + _STOPPED_AFTER_S
-        while running_pid(places.lock_path()) is not None:
-            if time.monotonic() > deadline:
-                raise EnvironmentFault("the daemon has not ended", hint=f"{places.log_path()} may say why")
-            time.sleep(_LOOK_AGAIN_S)
+    def stop(self) -> Answer:
+        pid = self.request("GET", "/status")["pid"]
+        answer = self.request("POST", "/stop", body={})
+        self.close()
+        await_end(places.lock_path(), pid)
+        return answer
 
     def close(self) -> None:
         self._connection.close()
@@ -155,7 +152,7 @@ class PagePort:
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         return _events(self._connect(_SILENT_S), target_of(path, query), self._fields)
 
-    def await_end(self) -> None:
+    def stop(self) -> Answer:
         raise UserError("the daemon cannot be stopped over its page", hint="run `gpuyard daemon stop` on the machine")
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
-from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
-from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Party, Use
+from gpuyard.core.ordering import Candidate, Lane, LaneQueue
 from gpuyard.core.submission import Element
 from gpuyard.store import rows
 from gpuyard.store.database import Database
+from gpuyard.store.learned import Learned
 
 # From one lane with ready jobs to the next, by the index alone.
 _READY_LANES = """
@@ -35,6 +35,7 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._execute = database.execute
+        self.learned = Learned(database)
         self._known_arriving: set[int] | None = None
         self._has_delayed = True  # as far as we know
         self._settings: dict[str, str] | None = None
@@ -375,23 +376,6 @@ class JobStore:
     def last_start_of(self, tag: str) -> float | None:
         at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
         return at
-
-    # What was used and learned
-
-    def uses(self) -> dict[Party, Use]:
-        found = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
-        return {(user, tag): Use(seconds=seconds, at=at) for user, tag, seconds, at in found}
-
-    def set_use(self, party: Party, use: Use) -> None:
-        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
-
-    def profile(self, fingerprint: str) -> Profile | None:
-        row = self._execute("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,)).fetchone()
-        return None if row is None else rows.profile_from_text(row[0])
-
-    def set_profile(self, fingerprint: str, profile: Profile) -> None:
-        row = (fingerprint, rows.profile_to_text(profile), profile.seen_at)
-        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
         query = (

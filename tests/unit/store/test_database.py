@@ -157,8 +157,8 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
     ]  # fmt: skip
     assert catalogue.story(8) == [(1020.0, "failed", "exit status 3")]
     assert catalogue.ranges(Selection(tags=("night",))) == [(11, 13)]
-    assert store.uses() == {("me", "night"): Use(seconds=120.0, at=1030.0)}
-    assert store.profile("0123") == Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
+    assert store.learned.uses() == {("me", "night"): Use(seconds=120.0, at=1030.0)}
+    assert store.learned.profile("0123") == Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
     assert store.setting("paused") == "1"
     ready = {each.lane.priority: [job.job_id for job in each.jobs] for each in store.ready_queues()}
     assert ready[3] == [11, 12, 13]

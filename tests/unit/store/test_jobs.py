@@ -218,7 +218,8 @@ def test_what_a_step_asks_scans_no_table(shelf: Shelf) -> None:
     for act in (
         store.has_ready, store.counts, store.next_due, store.live, lambda: store.due(1.0), lambda: store.job(1),
         lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
-        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"), lambda: store.submitted("x"),
+        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.learned.profile("x"),
+        lambda: store.submitted("x"),
         lambda: store.place_in_lane(store.lane_of(2), 2), lambda: store.waits_for_more(2, 1),
         lambda: store.batch(1), lambda: store.set_batch(1, "{}"), lambda: store.last_start(1),
     ):  # fmt: skip
@@ -424,8 +425,8 @@ def test_what_was_read_of_a_change_that_was_undone_is_forgotten(shelf: Shelf) ->
 def test_use_and_profiles_are_replaced_as_they_grow(shelf: Shelf) -> None:
     learned = Profile(label="run", count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
     for seconds in (5.0, 9.0):
-        shelf.store.set_use(("me", "t"), Use(seconds=seconds, at=100.0))
-        shelf.store.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
-    assert shelf.store.uses() == {("me", "t"): Use(seconds=9.0, at=100.0)}
-    assert shelf.store.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
-    assert shelf.store.profile("g") is None
+        shelf.store.learned.set_use(("me", "t"), Use(seconds=seconds, at=100.0))
+        shelf.store.learned.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
+    assert shelf.store.learned.uses() == {("me", "t"): Use(seconds=9.0, at=100.0)}
+    assert shelf.store.learned.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
+    assert shelf.store.learned.profile("g") is None

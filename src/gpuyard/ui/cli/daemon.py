@@ -1,9 +1,6 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
-import time
-
 from gpuyard.daemon.client import Connection, NoDaemon, connect
-from gpuyard.errors import EnvironmentFault
 from gpuyard.ui.cli.options import JSON, Typed, Verb, Words
 from gpuyard.ui.cli.plain import count_text, duration_text
 from gpuyard.ui.cli.terminal import note, say, say_json
@@ -20,8 +17,6 @@ VERB = Verb(
     (JSON,),
     Words("start|stop|status|run", choices=("start", "stop", "status", "run")),
 )
-_STOPPED_AFTER_S = 30.0
-_LOOK_AGAIN_S = 0.02
 
 
 def run(typed: Typed) -> int:
@@ -41,9 +36,7 @@ def _start(typed: Typed) -> int:
 
 
 def _stop(typed: Typed) -> int:
-    from pathlib import Path
-
-    from gpuyard.daemon.lock import running_pid
+    from gpuyard.daemon.lock import await_end
     from gpuyard.daemon.places import lock_path
 
     client = _reach()
@@ -51,14 +44,7 @@ def _stop(typed: Typed) -> int:
         return _tell_absence(typed)
     status = client.request("GET", "/status")
     client.request("POST", "/stop", body={})
-    deadline = time.monotonic() + _STOPPED_AFTER_S
-    while running_pid(Path(lock_path())) == status["pid"]:
-        if time.monotonic() > deadline:
-            raise EnvironmentFault(
-                f"the daemon (pid {status['pid']}) has not ended after {_STOPPED_AFTER_S:.0f} s",
-                hint=f"its log says more; `kill -9 {status['pid']}` harms no job",
-            )
-        time.sleep(_LOOK_AGAIN_S)
+    await_end(lock_path(), status["pid"])
     running = status["under_way"]
     if typed.flag("json"):
         say_json({"running": False, "pid": status["pid"], "jobs_running": running})
