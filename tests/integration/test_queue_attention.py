@@ -1,6 +1,7 @@
 """What the daemon must not overlook: a wait that is over, time that passed without it, a file that has changed."""
 
 import stat
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from gpuyard.control.controller import Controller
 from gpuyard.control.requests import Requests
 from gpuyard.control.words import Look, Rules
+from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Claim, Host, Share, Snapshot
 from gpuyard.core.policy import Limits
-from gpuyard.core.selection import parse_selection
+from gpuyard.core.selection import Selection, parse_selection
 from gpuyard.core.submission import Asked, parse_submission
 from gpuyard.engines.local import LocalEngine
 from gpuyard.leases.book import Book
@@ -96,22 +98,40 @@ def test_a_home_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_private(t
     assert set(modes.values()) == {0o700, 0o600}
 
 
-def test_a_machine_without_devices_is_looked_at_again(tmp_path: Path) -> None:
+@pytest.fixture
+def controlled(tmp_path: Path) -> Iterator[tuple[Controller, Requests, JobStore]]:
+    """A queue whose steps the test takes itself."""
     database, _ = open_database(None)
     store, clock, me = JobStore(database), FakeClock(), this_process("queue")
     engine = LocalEngine(tmp_path / "queue")
     (tmp_path / "locks").mkdir(mode=0o700)
     rules = Rules(limits=Limits(cpu_jobs=1))
     controller = Controller(store, Book(Ledger(tmp_path / "locks"), me), engine, clock, rules=rules, me=me)
-    requests = Requests(controller, store, Catalogue(database, store), clock)
+    yield controller, Requests(controller, store, Catalogue(database, store), clock), store
+    engine.close()
+    database.close()
+
+
+def test_a_machine_without_devices_is_looked_at_again(controlled: tuple[Controller, Requests, JobStore]) -> None:
+    controller, requests, _ = controlled
     list(requests.submit(parse_submission(Asked(cwd="/", environment={}, command=("true",))), "me"))
     step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())))
     assert (step.waits_for_look, step.started) == (True, 0)
     list(requests.cancel(parse_selection("1")))
     step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
     assert not step.waits_for_look, "nobody waits any more"
-    engine.close()
-    database.close()
+
+
+def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_is(
+    controlled: tuple[Controller, Requests, JobStore],
+) -> None:
+    _, requests, store = controlled
+    asked = Asked(cwd="/", environment={}, command=("true",), options={"array": "0-2"})
+    list(requests.submit(parse_submission(asked), "me"))
+    list(requests.hold(parse_selection("2")))
+    list(requests.cancel(Selection(ranges=((1, 3),), states=(JobState.QUEUED,))))
+    states = [job.state for number in (1, 2, 3) if (job := store.job(number)) is not None]
+    assert states == [JobState.CANCELLED, JobState.HELD, JobState.CANCELLED]
 
 
 def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(yard: Yard) -> None:
