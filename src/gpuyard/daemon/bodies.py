@@ -143,6 +143,15 @@ class Words(TypedDict):
     all: NotRequired[bool]
 
 
+class Ending(TypedDict, total=False):
+    """With a `pid`, only the daemon that has it ends. `restart`: another is to be started, by the service manager where
+    there is one. `reason` goes to the log."""
+
+    pid: int
+    restart: bool
+    reason: str
+
+
 class PageWanted(TypedDict, total=False):
     """What is left out stays as it is, or is as the configuration has it."""
 

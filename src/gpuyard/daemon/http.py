@@ -20,7 +20,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from gpuyard.daemon.own_socket import bind, refuse_other_users
+from gpuyard.daemon.own_socket import FIELDS, bind, refuse_if_too_old, refuse_other_users
 from gpuyard.daemon.wire import (
     CONTINUE,
     MAX_BODY_BYTES,
@@ -106,6 +106,10 @@ class Server:
     def connections(self) -> int:
         return len(self._open)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._listener is None
+
     def close(self) -> None:
         """Nobody new gets in, handlers that are awaited are cancelled, and answers already given are still sent."""
         if self._listener is not None:
@@ -133,7 +137,7 @@ class Server:
 async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
     """On a unix socket, for this user alone."""
     listening = bind(Path(path))
-    server = Server(handler, limits or Limits(), refuse_other_users, Path(path))
+    server = Server(handler, limits or Limits(), refuse_other_users, Path(path), vet=refuse_if_too_old, fields=FIELDS)
     await server.start(listening)
     return server
 
@@ -173,6 +177,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._server.is_closed:  # it was accepted just before; what its requests need may be gone by now
+            self._is_over = True
+            self._transport.abort()
+            return
         self._server.join(self)
         limits = self._server.limits
         unwelcome = self._server.doorkeeper(self._transport.get_extra_info("socket"))

@@ -26,20 +26,28 @@ _POLL_S = 0.005
 _LAST_LINES = 10
 
 
-def start_daemon(command: Sequence[str] | None = None, *, timeout_s: float = 60.0) -> None:
-    """Returns when a daemon, this one or another's, accepts connections."""
+def start_daemon(
+    command: Sequence[str] | None = None, *, timeout_s: float = 60.0, wait_for_other_s: float = 0.0
+) -> bool:
+    """Returns when a daemon, this one or another's, accepts connections: whether one was started here.
+
+    None is before `wait_for_other_s` have passed, so that somebody else, such as a service manager, can do it.
+    """
     from gpuyard.daemon.lock import running_pid
 
-    deadline = time.monotonic() + timeout_s
+    not_before = time.monotonic() + wait_for_other_s
+    deadline = not_before + timeout_s
     log_start, pid, starts = _log_size(), None, 0
     while not _accepts():
         if time.monotonic() > deadline:
             raise _failure(f"the daemon did not answer within {timeout_s:g} s of its start", log_start)
-        if (pid is None or _has_ended(pid)) and running_pid(places.lock_path()) is None:
+        is_due = time.monotonic() >= not_before and (pid is None or _has_ended(pid))
+        if is_due and running_pid(places.lock_path()) is None:
             if starts == _MOST_STARTS:
                 raise _failure("the daemon ended as soon as it was started", log_start)
             pid, starts = _start(command or DAEMON), starts + 1
         time.sleep(_POLL_S)
+    return starts > 0
 
 
 def _accepts() -> bool:

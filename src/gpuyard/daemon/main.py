@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpuyard.clock import SystemClock
 from gpuyard.daemon import places
+from gpuyard.daemon.ending import RESTART_STATUS, Ending
 from gpuyard.daemon.http import serve
 from gpuyard.daemon.lock import hold_daemon_lock
 from gpuyard.daemon.looks import Looks
@@ -32,32 +33,43 @@ from gpuyard.leases.mutex import MUTEX
 from gpuyard.ports import Engine
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.sampler import Sampler
-from gpuyard.store.database import open_database
+from gpuyard.store.database import Database, open_database
+from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
-def run_daemon() -> int:
-    """Until it is told to stop; the exit status."""
+def run_daemon(*, is_managed: bool = False) -> int:
+    """Until it is told to stop; the exit status.
+
+    `is_managed`: it runs in the foreground, for a service manager. Then it ends with `RESTART_STATUS` where another
+    daemon is to be started, and that is left to the manager.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     try:
         _prepare_folder(Path(places.state_folder()))
         with hold_daemon_lock(places.lock_path()):
-            return asyncio.run(_serve())
+            return asyncio.run(_serve(is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve() -> int:
+async def _serve(*, is_managed: bool) -> int:
     started_at = time.time()
     folder = Path(places.state_folder())
-    clock = SystemClock()
     database, notice = open_database(folder / "queue.db")
-    me = this_process("gpuyard queue")
+    with contextlib.closing(database):
+        return await _serve_queue(database, notice, folder, started_at, is_managed=is_managed)
+
+
+async def _serve_queue(
+    database: Database, notice: str | None, folder: Path, started_at: float, *, is_managed: bool
+) -> int:
+    clock, me = SystemClock(), this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
     loop = asyncio.get_running_loop()
@@ -74,40 +86,48 @@ async def _serve() -> int:
         _log.error(notice)
         yard.notices.append(notice)
     _begin_ids_after_logs(yard, log_folders(folder))
-    stop = asyncio.Event()
+    stop: asyncio.Future[Ending] = loop.create_future()
     _stop_on_signals(stop)
-    routes = Routes(yard, stop.set, started_at)
+    routes = Routes(yard, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
     server = await serve(places.socket_path(), routes.handle)
     yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
     announcer = Announcer(yard, ledger.leases)
     await routes.web.open_as_configured(yard.notices.append)
     yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
-    _log.info("the daemon runs, pid %d, on %s", os.getpid(), places.socket_path())
+    _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), places.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again
     try:
-        return await _until_over(yard, stop)
+        ending = await _until_over(yard, stop)
+        return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
         server.close()
-        routes.web.close()
+        routes.close()
         yard.close()
         announcer.close()
-        database.close()
         _log.info("the daemon ends; jobs go on")
 
 
-async def _until_over(yard: Yard, stop: asyncio.Event) -> int:
-    yard.broken.add_done_callback(lambda _: stop.set())
-    await stop.wait()
+async def _until_over(yard: Yard, stop: "asyncio.Future[Ending]") -> Ending:
+    yard.broken.add_done_callback(lambda _: _end(stop, Ending(status=1)))
+    ending = await stop
     if yard.broken.done():
         _log.error("%s", yard.broken.result())
-        return 1
-    return 0
+        return Ending(status=1)
+    if ending.restart:
+        _log.info("the daemon ends for a restart: %s", ending.reason)
+    return ending
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
+def _end(stop: "asyncio.Future[Ending]", ending: Ending) -> None:
+    """Whoever comes first says how."""
+    if not stop.done():
+        stop.set_result(ending)
+
+
+def _stop_on_signals(stop: "asyncio.Future[Ending]") -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, _end, stop, Ending())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started us may log out
 
 

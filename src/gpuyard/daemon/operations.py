@@ -96,7 +96,7 @@ _QUEUE = (
     _post(
         "clean", "/clean", "Forget jobs that finished long ago, and their logs.", queue.Cleaned, bodies.OlderThan
     ),
-    _post("stop", "/stop", "End the daemon; jobs go on.", queue.Stopping),
+    _post("stop", "/stop", "End the daemon; jobs go on.", queue.Stopping, bodies.Ending),
 )  # fmt: skip
 
 _JOBS = (

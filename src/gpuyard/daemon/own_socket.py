@@ -1,4 +1,7 @@
-"""The daemon's own socket: a file that only its user can reach, in a folder that nobody else can put anything into."""
+"""The daemon's own socket: a file that only its user can reach, in a folder that nobody else can put anything into.
+
+Every answer on it has the daemon's version, and a request may ask for a daemon of at least some version.
+"""
 
 import contextlib
 import os
@@ -7,10 +10,26 @@ import stat
 import struct
 from pathlib import Path
 
+from gpuyard.core.versions import is_newer
+from gpuyard.daemon.client import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD
 from gpuyard.daemon.places import reach
+from gpuyard.daemon.wire import Fields, Refused, Request
 from gpuyard.errors import EnvironmentFault
+from gpuyard.version import __version__
 
+FIELDS: Fields = ((VERSION_FIELD, __version__),)
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def refuse_if_too_old(request: Request) -> None:
+    """Refuse a request that asks for a newer daemon than this one, before anything is done."""
+    wanted = request.headers.get(AT_LEAST_FIELD.lower(), __version__)
+    if wanted != __version__ and is_newer(wanted, __version__):
+        raise Refused(
+            TOO_OLD,
+            f"the daemon is version {__version__}, and at least {wanted[:100]} was asked for",
+            hint="`gpuyard daemon restart` (running jobs go on)",
+        )
 
 
 def refuse_other_users(connection: socket.socket) -> str | None:

@@ -13,6 +13,7 @@ from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Self
 
 _PATIENCE_S = 30.0
@@ -21,12 +22,16 @@ _ANSWER_AFTER_S = 30.0
 
 
 class PatientClient:
-    """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all."""
+    """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all.
 
-    def __init__(self, *, may_start: bool = True) -> None:
+    It never restarts a daemon of another version; `tell` is called with a line about it, as a Connection's.
+    """
+
+    def __init__(self, *, may_start: bool = True, tell: "Callable[[str], None] | None" = None) -> None:
         # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
         connect(start=may_start).close()
         self._client: Connection | None = None
+        self._tell = tell
 
     def __enter__(self) -> "Self":
         return self
@@ -44,7 +49,7 @@ class PatientClient:
         patience = time.monotonic() + timeout_s + _PATIENCE_S
         while True:
             try:
-                self._client = self._client or _connect()
+                self._client = self._client or _connect(self._tell)
                 answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_AFTER_S)
             except EnvironmentFault:
                 if time.monotonic() >= patience:
@@ -69,11 +74,11 @@ def has_crashed() -> bool:
         return False
 
 
-def _connect() -> Connection:
+def _connect(tell: "Callable[[str], None] | None") -> Connection:
     try:
-        return connect(start=False)
+        return connect(start=False, tell=tell)
     except NoDaemon:
         if not has_crashed():
             raise
     connect(start=True).close()
-    return connect(start=False)
+    return connect(start=False, tell=tell)

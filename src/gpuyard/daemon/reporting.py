@@ -54,6 +54,9 @@ class Reporting:
     def routes(self) -> Routes:
         return {("GET", "/report"): self._report}
 
+    def close(self) -> None:
+        self._reader.close()
+
     async def _report(self, request: Request) -> Answer:
         asked = _Asked(_read_span(request.query.get("since") or DEFAULT_SINCE), _read_by(request.query.get("by")))
         async with self._turn:

@@ -18,6 +18,7 @@ from gpuyard.daemon import batches, exporting, learned, places, tasks
 from gpuyard.daemon.changes import Changes
 from gpuyard.daemon.client import API
 from gpuyard.daemon.devices import Devices
+from gpuyard.daemon.ending import Ending, read_ending
 from gpuyard.daemon.events import Events
 from gpuyard.daemon.history import History
 from gpuyard.daemon.http import Answer as HttpAnswer
@@ -50,13 +51,18 @@ from gpuyard.version import __version__
 
 
 class Routes:
-    def __init__(self, yard: Yard, stop: Callable[[], None], started_at: float) -> None:
+    def __init__(
+        self, yard: Yard, stop: Callable[[Ending], None], started_at: float, *, is_managed: bool = False
+    ) -> None:
+        """`is_managed`: it runs in the foreground, for a service manager or a person who looks after it."""
         self._yard = yard
         self._stop = stop
         self._started_at = started_at
+        self._is_managed = is_managed
         self.events = Events(yard, self.handle)
         self.web = Web(self.handle, Path(places.state_folder()))
-        reader, devices = Reader(yard.database.path), Devices(yard)
+        self._reader, self._reporting = Reader(yard.database.path), Reporting(yard)
+        reader, devices = self._reader, Devices(yard)
         under_api: Table = {
             **Lists(yard, reader).routes(),
             **Changes(yard, reader).routes(),
@@ -65,7 +71,7 @@ class Routes:
             **devices.routes(),
             **History(yard, devices).routes(),
             **Timeline(yard, reader).routes(),
-            **Reporting(yard).routes(),
+            **self._reporting.routes(),
             **self._of_the_whole(),
             **self.web.routes(),
             ("GET", "/status"): self._status,
@@ -85,6 +91,12 @@ class Routes:
             **Metrics(yard, devices, started_at).routes(),
         }
         self._router = Router(self.table)
+
+    def close(self) -> None:
+        """Close the page and the connections that only read; the database itself stays open."""
+        self.web.close()
+        self._reader.close()
+        self._reporting.close()
 
     def _of_the_whole(self) -> Table:
         return {
@@ -124,6 +136,7 @@ class Routes:
         return {
             "pid": os.getpid(),
             "version": __version__,
+            "managed": self._is_managed,
             "started_at": iso_time(self._started_at),
             "uptime_s": time.time() - self._started_at,
             "socket": places.socket_path(),
@@ -145,8 +158,8 @@ class Routes:
         self._yard.wake()
         return {"tag": tag, "stopped": stopped}
 
-    def _end(self, _: Request) -> Answer:
-        asyncio.get_running_loop().call_soon(self._stop)
+    def _end(self, request: Request) -> Answer:
+        asyncio.get_running_loop().call_soon(self._stop, read_ending(request))
         return {"stopping": True, "running": under_way(self._yard)}
 
     async def _clean(self, request: Request) -> Answer:

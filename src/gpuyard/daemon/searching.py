@@ -33,3 +33,11 @@ class Reader:
             self._connection = open_reader(self._path)
             self._search = Search(self._connection)
         return self._connection, self._search
+
+    def close(self) -> None:
+        """Interrupt the question that is being answered, drop those that wait, and close the connection."""
+        if self._connection is not None:
+            self._connection.interrupt()
+        self._thread.shutdown(cancel_futures=True)
+        if self._connection is not None:
+            self._connection.close()

@@ -3,12 +3,16 @@
 Over its own socket it is started where none runs, and a wait goes on with the next daemon where this one has gone. Over
 the page's port it may be another machine's, to which a port is forwarded: nothing is started, and no file is near.
 
+A daemon of another version is treated as by the command line, but what the user should know is logged as a warning of
+the logger `gpuyard`. Over the page's port it is never restarted; an error names both versions.
+
 Threads may share a way: requests take turns, and whatever takes long has a connection of its own. So may a process and
 those it forks: each has its own connection, as otherwise one would read what another was answered.
 """
 
 import http.client
 import json
+import logging
 import os
 import socket
 import threading
@@ -18,10 +22,11 @@ from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
 from gpuyard.daemon import places
-from gpuyard.daemon.client import connect, encode, read_answer, target_of
+from gpuyard.daemon.client import VERSION_FIELD, connect, encode, read_answer, target_of
 from gpuyard.daemon.lock import await_end
 from gpuyard.daemon.patient import PatientClient
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.version import __version__
 
 Query = dict[str, str]
 Answer = dict[str, Any]
@@ -30,6 +35,9 @@ _ANSWER_AFTER_S = 60.0
 # The daemon says in a stream that it is still there every 15 seconds.
 _SILENT_S = 60.0
 _EVENT = b"data: "
+# They come from the gate, before anything that one version knows and another does not.
+_REFUSED_AT_GATE = (401, 403, 429)
+_log = logging.getLogger("gpuyard")
 
 
 class Way(Protocol):
@@ -82,7 +90,7 @@ class OwnSocket:
 
     def __init__(self, *, may_start: bool) -> None:
         self._may_start = may_start
-        self._connection = connect(start=may_start)
+        self._connection = connect(start=may_start, tell=_log.warning)
         self._turns = _Turns(self._connection.close)
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
@@ -93,7 +101,7 @@ class OwnSocket:
         return answer
 
     def patient(self) -> PatientClient:
-        return PatientClient(may_start=self._may_start)
+        return PatientClient(may_start=self._may_start, tell=_log.warning)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
@@ -132,16 +140,28 @@ class PagePort:
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         content = None if body is None else encode(body).encode()
+        status, told = self._exchange(method, target_of(path, query), content)
+        is_strange = status >= 400 and status not in _REFUSED_AT_GATE
+        read: Answer = read_answer(status, told, self._version() if is_strange else __version__)
+        return read
+
+    def _exchange(self, method: str, target: str, content: bytes | None = None) -> tuple[int, bytes]:
         # None is kept: the daemon may be restarted meanwhile, and whether one that broke had been heard is never known.
         with closing(self._connect(_ANSWER_AFTER_S)) as connection:
             try:
-                connection.request(method, target_of(path, query), content, self._fields)
+                connection.request(method, target, content, self._fields)
                 answer = connection.getresponse()
-                status, told = answer.status, answer.read()
+                return answer.status, answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise EnvironmentFault(f"no daemon answers at {self._host}:{self._port}: {error}", hint=_ASK) from error
-        read: Answer = read_answer(status, told)
-        return read
+
+    def _version(self) -> str:
+        """The daemon's; ours where it does not say. No head has it here: nobody without the token is told."""
+        try:
+            told: dict[str, str] = read_answer(*self._exchange("GET", target_of("/status")))
+        except GpuyardError:  # what went wrong before is told, and says more
+            return __version__
+        return told.get("version", __version__)
 
     def patient(self) -> Self:
         return self
@@ -191,7 +211,7 @@ def _events(connection: http.client.HTTPConnection, target: str, fields: dict[st
             connection.request("GET", target, headers=fields)
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                read_answer(answer.status, answer.read())
+                read_answer(answer.status, answer.read(), answer.headers.get(VERSION_FIELD, __version__))
             while line := answer.readline():
                 if line.startswith(_EVENT):
                     yield json.loads(line.removeprefix(_EVENT))

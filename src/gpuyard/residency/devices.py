@@ -17,6 +17,7 @@ from gpuyard.config import simulated_devices
 from gpuyard.core.model import Vendor
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.installation import find_installation
 from gpuyard.probes.local import snapshot
 from gpuyard.residency.memory import Memory
 from gpuyard.visibility import visible_devices
@@ -52,7 +53,10 @@ def need_numpy() -> None:
     try:
         import numpy  # noqa: F401, ICN001 - only whether it is there
     except ImportError as error:
-        raise EnvironmentFault("numpy is not installed", hint="pip install 'gpuyard[render]'") from error
+        raise EnvironmentFault(
+            "numpy is not installed: it comes with gpuyard's extra `render`",
+            hint=f"install it with: {find_installation().with_extra('render')}",
+        ) from error
 
 
 def _opened(number: int, nbytes: int, *, is_cuda: bool) -> Memory:
@@ -77,7 +81,9 @@ def torch_with_a_card(kind: str) -> Any:
     except (ImportError, OSError) as error:  # OSError: a library that its own need is missing
         if kind == "auto":
             return None
-        raise EnvironmentFault(f"PyTorch cannot be used: {error}", hint="pip install 'gpuyard[cuda]'") from error
+        raise EnvironmentFault(
+            f"PyTorch cannot be used: {error}", hint=f"install it with: {find_installation().with_extra('cuda')}"
+        ) from error
     if torch.cuda.is_available():
         return torch
     if kind == "auto":

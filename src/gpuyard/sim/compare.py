@@ -1,5 +1,6 @@
 """From a wish to figures: the trace is read or drawn, run under each policy, and measured beside the lower bound."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,10 @@ def compare(wish: Wish) -> Compared:
     quantum_s = usual_quantum_s(jobs) if wish.quantum_s is None else wish.quantum_s
     figures, last = [], []
     for policy in policies:
-        simulation = Simulation(devices, sharing, policy, quantum_s)
-        for number in range(1, wish.passes + 1):
-            passed: Passed = simulation.play(jobs)
-            figures.append(measure_pass(policy.name, number, passed, bound))
-        simulation.close()
+        with contextlib.closing(Simulation(devices, sharing, policy, quantum_s)) as simulation:
+            for number in range(1, wish.passes + 1):
+                passed: Passed = simulation.play(jobs)
+                figures.append(measure_pass(policy.name, number, passed, bound))
         last.append(Panel(passed=passed, figures=figures[-1]))
     return Compared(
         devices=wish.devices,

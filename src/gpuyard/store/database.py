@@ -99,7 +99,8 @@ def open_reader(path: Path) -> sqlite3.Connection:
     try:
         name = f"file:{quote(os.fsencode(path))}?mode=ro"
         connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA busy_timeout = 5000")
+        with _closed_on_error(connection):
+            connection.execute("PRAGMA busy_timeout = 5000")
         return connection
     except sqlite3.DatabaseError as error:
         raise fault(error) from error
@@ -108,16 +109,23 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def _opened(name: str) -> Database:
     try:
         connection = sqlite3.connect(name, isolation_level=None, cached_statements=256)
-        if name != ":memory:":
-            os.chmod(name, 0o600)
-        try:
+        with _closed_on_error(connection):
+            if name != ":memory:":
+                os.chmod(name, 0o600)
             _prepare(connection, name)
-        except BaseException:
-            connection.close()
-            raise
         return Database(connection)
     except sqlite3.DatabaseError as error:
         raise fault(error) from error
+
+
+@contextlib.contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    """Close the connection if the block raises; otherwise the caller goes on with it."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _prepare(connection: sqlite3.Connection, name: str) -> None:

@@ -1,7 +1,8 @@
-"""However much is watched, whoever else asks the daemon something is served in between."""
+"""What viewers are sent: what has changed, and never so much at once that others have to wait."""
 
 import asyncio
 import itertools
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -55,3 +56,31 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
     asyncio.run(watch())
     assert sorted(order) == sorted([*(f"/v1/jobs/{number}" for number in range(1, WATCHED + 1)), "somebody else"])
     assert order.index("somebody else") <= 2
+
+
+def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
+    answers = iter([b"1", b"1", b"2"])
+    asked: asyncio.Queue[bytes]
+
+    def handle(_: Request) -> Response:
+        body = next(answers)
+        asked.put_nowait(body)
+        return Response(body=body)
+
+    async def watch() -> list[bytes]:
+        nonlocal asked
+        asked = asyncio.Queue()
+        yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
+        events, reader = Events(cast("Yard", yard), handle), Reader(2)
+        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": "/status"})).begin(reader)
+        (changed,) = yard.listeners
+        async with asyncio.timeout(30):
+            assert await asked.get() == b"1"
+            for body in (b"1", b"2"):
+                changed(None)
+                assert await asked.get() == body
+            await reader.has_enough.wait()
+        leave()
+        return reader.heard
+
+    assert [json.loads(told.removeprefix(b"data: "))["answer"] for told in asyncio.run(watch())] == [1, 2]

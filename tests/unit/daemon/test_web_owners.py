@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from gpuyard.daemon.web.owners import End, find_owner
 from gpuyard.daemon.web.peers import refuse_other_users
 from tests.in_time import in_time
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells it")
+pytestmark = pytest.mark.linux("the kernel tells whose a socket is")
 
 
 def end_of(told: tuple[str, int]) -> End:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.pruning import ANY_FILE, has_frame, make_roots
+from tests.scale import size
 from tests.unit.leases import as_root, child
 from tests.unit.recipes import NOBODY, RUN, mounted, seen, write
 
@@ -187,7 +188,7 @@ PATTERNS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=size(40, full=150), deadline=None)
 @given(FILES, PATTERNS)
 def test_a_pattern_means_what_it_means_to_pathlib(files: dict[tuple[str, ...], bytes], pattern: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

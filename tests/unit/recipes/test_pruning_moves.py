@@ -37,6 +37,24 @@ def record_lines(roots: Roots) -> list[dict[str, Any]]:
     return [json.loads(line) for line in roots.record.read_text().splitlines()]
 
 
+@renaming
+def test_where_a_run_goes_is_on_disk_before_it_is_moved(roots: Roots, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    rename = os.rename
+
+    def note(descriptor: int) -> None:
+        there = (path for path in (roots.record, roots.output) if os.path.samestat(path.stat(), os.fstat(descriptor)))
+        synced.extend(there)
+
+    def move(source: Path, target: Path) -> None:
+        assert synced == [roots.record, roots.output]
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", move)
+    assert roots.prune().left is None
+
+
 def test_a_run_is_moved_as_it_is_and_recorded(roots: Roots) -> None:
     before, kept, earlier = seen(roots.run), seen(roots.output / "run-000018"), seen(roots.pruned / "run-000016")
     moved = roots.prune()
@@ -296,6 +314,7 @@ def test_a_copy_that_came_to_nothing_is_removed_with_what_may_not_be_written() -
 
 
 @copying
+@pytest.mark.linux("file names that are not UTF-8")
 def test_names_that_are_no_text_are_copied_and_told(roots: Roots) -> None:
     odd = os.fsdecode(b"frame-\xff.png")
     (roots.run / odd).touch()

@@ -27,6 +27,7 @@ class Standing(TypedDict):
 class Status(Standing):
     pid: int
     version: str
+    managed: bool
     started_at: Iso
     uptime_s: float
     socket: str

@@ -3,7 +3,7 @@
 from gpuyard.config import load_config
 from gpuyard.core.jobs import JobSpec
 from gpuyard.core.wishes import is_url
-from gpuyard.daemon.notifying.sending import APPRISE_MISSING, has_apprise
+from gpuyard.daemon.notifying.sending import apprise_missing, has_apprise
 from gpuyard.errors import UserError
 
 
@@ -16,7 +16,7 @@ def cautions(spec: JobSpec) -> list[str]:
     if any(wish.target is None for wish in spec.notify) and not configured:
         found.append("--notify names no target, and the configuration's [notify] has none: nobody is told")
     if any(map(is_url, targets)) and not has_apprise():
-        found.append(APPRISE_MISSING)
+        found.append(apprise_missing())
     return found
 
 

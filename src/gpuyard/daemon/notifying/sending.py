@@ -17,12 +17,10 @@ from msgspec import Struct
 
 from gpuyard.core.notifying import Message
 from gpuyard.core.wishes import is_url, redact
+from gpuyard.installation import find_installation
 
 LIMIT_S = 30.0
 LOOK_EVERY_S = 0.05
-APPRISE_MISSING = (
-    "notifications to URLs are not sent: Apprise is not installed; `pip install 'gpuyard[notify]'` installs it"
-)
 _APPRISE = (sys.executable, "-P", "-m", "gpuyard.daemon.notifying.apprise_child")
 # By this the processes of a job are known; the daemon may have been started by one.
 _NOT_FOR_CHILDREN = ("GPUYARD_QUEUE", "GPUYARD_LEASE", "GPUYARD_ATTEMPT")
@@ -37,6 +35,12 @@ class Result(Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+def apprise_missing() -> str:
+    """The words for it, with the line that installs it."""
+    how = find_installation().with_extra("notify")
+    return f"notifications to URLs are not sent: Apprise is not installed; `{how}` installs it"
+
+
 def has_apprise() -> bool:
     return importlib.util.find_spec("apprise") is not None
 
@@ -44,7 +48,7 @@ def has_apprise() -> bool:
 def send(target: str, message: Message, limit_s: float = LIMIT_S) -> Result:
     """In the foreground."""
     if is_url(target) and not has_apprise():
-        return Result(problem=APPRISE_MISSING)
+        return Result(problem=apprise_missing())
     sending = Sending(target, message, limit_s)
     try:
         while (result := sending.poll()) is None:

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from gpuyard.core.digesting import Outbox
 from gpuyard.core.notifying import Message, Occurrence
 from gpuyard.core.wishes import is_url, shown
-from gpuyard.daemon.notifying.sending import APPRISE_MISSING, LIMIT_S, LOOK_EVERY_S, Result, Sending, has_apprise
+from gpuyard.daemon.notifying.sending import (
+    LIMIT_S,
+    LOOK_EVERY_S,
+    Result,
+    Sending,
+    apprise_missing,
+    has_apprise,
+)
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
@@ -83,8 +90,9 @@ class Worker:
             return True
         if not self._lacks_apprise:
             self._lacks_apprise = True
-            _log.warning(APPRISE_MISSING)
-            self._on_notice(APPRISE_MISSING)
+            notice = apprise_missing()
+            _log.warning(notice)
+            self._on_notice(notice)
         return False
 
     # In the thread

@@ -24,7 +24,7 @@ EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 QUEUE_VERBS = {
     "cancel": "End jobs, or take them out of the queue.",
     "clean": "Forget jobs that finished long ago, and their logs.",
-    "daemon": "Start, stop or look at the daemon that runs the queue.",
+    "daemon": "Start, stop, restart or look at the daemon that runs the queue.",
     "drain": "Let what runs come to its end, and start nothing new.",
     "estimates": "List what was learned about programs, and forget it.",
     "export": "Write a script that submits what waits to Slurm or Ray.",
@@ -66,6 +66,7 @@ VERBS = {
     "sim-job": "Use a simulated GPU for a while, as a job would.",
     "simulate": "Compare policies on a trace of jobs, in simulated time.",
     "top": "Watch the GPUs and the queue live, and act on jobs with a key.",
+    "uninstall": "List every place that holds files of your gpuyard, and remove them.",
     "watch": "Follow the GPUs and the host live, and log them.",
 }
 
@@ -114,7 +115,8 @@ def _open_closed_streams() -> None:
     """Somebody may have started us without an output; what we write to it is then lost, and that is all."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(nowhere, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open to the end
 
 
 def _complain(text: str) -> None:

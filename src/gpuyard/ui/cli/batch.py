@@ -207,7 +207,8 @@ def _stop(part: Part) -> None:
     """The runs only: what comes after them is the summary."""
     from gpuyard.daemon.client import connect
 
-    connect(start=True).request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
+    with connect(start=True) as daemon:
+        daemon.request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
     note("gpuyard: what ran is told to end, and nothing more is started")
 
 

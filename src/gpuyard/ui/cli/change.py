@@ -19,7 +19,8 @@ def change(typed: Typed, verb: str, done: str, not_done: str | None = None) -> i
     if not typed.words:
         raise UserError(f"which jobs should `gpuyard {verb}` change?", hint=f"name them: {IDS}")
     ids = " ".join(typed.words)
-    answer = connect(start=True).request("POST", f"/jobs/{verb}", body={"ids": ids})
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", f"/jobs/{verb}", body={"ids": ids})
     return tell(typed, ids, answer, done, not_done or f"is not {done}")
 
 

@@ -22,7 +22,8 @@ def run(typed: Typed) -> int:
     age = typed.text("older-than")
     if age is None:
         raise UserError("which jobs should be forgotten?", hint="write it as gpuyard clean --older-than 30d")
-    answer = connect(start=True).request("POST", "/clean", body={"older_than_s": parse_duration(age)})
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/clean", body={"older_than_s": parse_duration(age)})
     if typed.flag("json"):
         say_json(answer)
     else:

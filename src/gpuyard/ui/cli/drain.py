@@ -18,11 +18,13 @@ _LOOK_AGAIN_S = 0.5
 
 
 def run(typed: Typed) -> int:
-    answer = connect(start=True).request("POST", "/drain")
-    queue = PatientClient() if typed.flag("wait") else None
-    while queue is not None and answer["running"]:
-        time.sleep(_LOOK_AGAIN_S)
-        answer["running"] = queue.get("/status")["under_way"]
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/drain")
+    if typed.flag("wait"):
+        with PatientClient() as queue:
+            while answer["running"]:
+                time.sleep(_LOOK_AGAIN_S)
+                answer["running"] = queue.get("/status")["under_way"]
     if typed.flag("json"):
         say_json(answer)
     elif answer["running"]:

@@ -58,7 +58,8 @@ def run(typed: Typed) -> int:
 
 def _list(typed: Typed) -> int:
     query = {"limit": str(_limit(typed.text("limit")))}
-    answer = connect(start=True).request("GET", "/estimates", query)
+    with connect(start=True) as daemon:
+        answer = daemon.request("GET", "/estimates", query)
     if typed.flag("json"):
         say_json(answer)
     elif answer["estimates"]:
@@ -101,7 +102,8 @@ def _forget(typed: Typed, words: list[str]) -> int:
             "which estimates should be forgotten?", hint="write gpuyard estimates forget train.py, or --all"
         )
     body = {"words": words} if words else {"all": True}
-    answer = connect(start=True).request("POST", "/estimates/forget", body=body)
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/estimates/forget", body=body)
     if typed.flag("json"):
         say_json(answer)
     else:

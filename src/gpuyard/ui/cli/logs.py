@@ -33,22 +33,23 @@ _LOOK_AGAIN_S = 0.2
 
 def run(typed: Typed) -> int:
     lines, number = _number(typed, "lines"), _number(typed, "attempt")
-    watched = _Watched(typed.words[0])
-    attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
-    if attempt is None:
-        raise UserError(_absence(watched, number), hint=f"`gpuyard show {watched.id}` says more")
-    if typed.flag("follow"):
-        _follow(watched, attempt, lines, is_last=number is not None)
-    else:
-        _print(watched, attempt, lines)
+    with PatientClient() as queue:
+        watched = _Watched(queue, typed.words[0])
+        attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
+        if attempt is None:
+            raise UserError(_absence(watched, number), hint=f"`gpuyard show {watched.id}` says more")
+        if typed.flag("follow"):
+            _follow(watched, attempt, lines, is_last=number is not None)
+        else:
+            _print(watched, attempt, lines)
     return 0
 
 
 class _Watched:
     """A job as the daemon last told of it."""
 
-    def __init__(self, word: str) -> None:
-        self._queue = PatientClient()
+    def __init__(self, queue: PatientClient, word: str) -> None:
+        self._queue = queue
         self._path = f"/jobs/{only_one(self._queue.get, word)}"
         self.look()
 

@@ -21,22 +21,22 @@ def tell_each(typed: Typed, view: str, tell: "Callable[[Answer], None]", query: 
     """Asks for this view (`/why`) of each job that is meant; JSON is a list where there are several."""
     if not typed.words:
         raise UserError("which job?", hint=f"name it, or several: {IDS}")
-    queue = connect(start=True)
+    with connect(start=True) as queue:
 
-    def ask(path: str, query: "dict[str, str] | None") -> "Any":
-        return queue.request("GET", path, query)
+        def ask(path: str, query: "dict[str, str] | None") -> "Any":
+            return queue.request("GET", path, query)
 
-    ids = _meant(ask, " ".join(typed.words))
-    answers = (ask(f"/jobs/{job_id}{view}", query) for job_id in ids)
-    if typed.flag("json"):
-        told = list(answers)
-        say_json(told[0] if len(told) == 1 else told)
+        ids = _meant(ask, " ".join(typed.words))
+        answers = (ask(f"/jobs/{job_id}{view}", query) for job_id in ids)
+        if typed.flag("json"):
+            told = list(answers)
+            say_json(told[0] if len(told) == 1 else told)
+            return 0
+        for number, answer in enumerate(answers):
+            if number:
+                say("")
+            tell(answer)
         return 0
-    for number, answer in enumerate(answers):
-        if number:
-            say("")
-        tell(answer)
-    return 0
 
 
 def only_one(ask: "Ask", word: str) -> int:

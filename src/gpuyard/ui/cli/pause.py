@@ -14,7 +14,8 @@ VERB = Verb(
 
 
 def run(typed: Typed) -> int:
-    answer = connect(start=True).request("POST", "/pause")
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/pause")
     if typed.flag("json"):
         say_json(answer)
     else:

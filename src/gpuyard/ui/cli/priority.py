@@ -25,5 +25,6 @@ def run(typed: Typed) -> int:
     except ValueError:
         raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
     meant = " ".join(ids)
-    answer = connect(start=True).request("POST", "/jobs/priority", body={"ids": meant, "priority": priority})
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/jobs/priority", body={"ids": meant, "priority": priority})
     return tell(typed, meant, answer, f"priority {priority} for", "keeps its priority")

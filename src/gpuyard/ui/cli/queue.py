@@ -92,13 +92,13 @@ def _limit(typed: str | None) -> int:
 
 def _ask(query: dict[str, str], limit: int) -> "dict[str, Any]":
     """The daemon answers a page at a time."""
-    client = connect(start=True)
-    answer: dict[str, Any] = client.request("GET", "/jobs", query={**query, "limit": str(limit)})
-    while answer["next"] is not None and len(answer["jobs"]) < limit:
-        left = str(limit - len(answer["jobs"]))
-        page = client.request("GET", "/jobs", query={**query, "limit": left, "after": str(answer["next"])})
-        answer = {**page, "jobs": answer["jobs"] + page["jobs"]}
-    return answer
+    with connect(start=True) as client:
+        answer: dict[str, Any] = client.request("GET", "/jobs", query={**query, "limit": str(limit)})
+        while answer["next"] is not None and len(answer["jobs"]) < limit:
+            left = str(limit - len(answer["jobs"]))
+            page = client.request("GET", "/jobs", query={**query, "limit": left, "after": str(answer["next"])})
+            answer = {**page, "jobs": answer["jobs"] + page["jobs"]}
+        return answer
 
 
 def _head(answer: "dict[str, Any]") -> list[str]:

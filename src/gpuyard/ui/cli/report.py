@@ -30,7 +30,8 @@ def run(typed: Typed) -> int:
     by = typed.text("by") or _BY[0]
     if by not in _BY:
         raise UserError(f"there is no report by '{by}'", hint=f"it can be by {', '.join(_BY)}")
-    answer = connect(start=True).request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
+    with connect(start=True) as daemon:
+        answer = daemon.request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
     path = typed.text("html")
     if path is not None:
         _write(path, answer)

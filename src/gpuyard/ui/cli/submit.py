@@ -87,7 +87,8 @@ def run(typed: Typed) -> int:
         "environment": dict(os.environ),
         "options": _options(typed),
     }
-    answer = connect(start=True).request("POST", "/submissions", body=body, is_repeatable=True)
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("json"):

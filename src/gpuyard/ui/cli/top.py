@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def command() -> None:
     """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
 
-    ? in it shows the keys, q leaves it. It needs the package textual: pip install 'gpuyard[top]'.
+    ? in it shows the keys, q leaves it. It needs the extra `top` of the package: the package textual.
     """
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
@@ -26,8 +26,11 @@ def command() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "textual":
             raise
+        from gpuyard.installation import find_installation
+
         raise EnvironmentFault(
-            "`gpuyard top` needs the package textual", hint="install it with: pip install 'gpuyard[top]'"
+            "`gpuyard top` needs textual, which comes with gpuyard's extra `top`",
+            hint=f"install it with: {find_installation().with_extra('top')}",
         ) from error
     _show(Top)
 
@@ -36,7 +39,8 @@ def _show(make: "type[Top]") -> None:
     from gpuyard.daemon.client import connect
     from gpuyard.ui.tui.letters import has_colour, letters_for
 
-    connect(start=True).close()
+    with connect(start=True) as daemon:
+        daemon.request("GET", "/status")  # an older daemon is restarted, or told of, while there is no screen yet
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
     make(letters_for(os.environ, sys.stdout.encoding or "")).run()

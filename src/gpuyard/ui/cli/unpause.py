@@ -8,7 +8,8 @@ VERB = Verb("""Go on after `gpuyard pause` or `gpuyard drain`: waiting jobs star
 
 
 def run(typed: Typed) -> int:
-    answer = connect(start=True).request("POST", "/unpause")
+    with connect(start=True) as daemon:
+        answer = daemon.request("POST", "/unpause")
     if typed.flag("json"):
         say_json(answer)
     else:

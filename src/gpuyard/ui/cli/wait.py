@@ -27,17 +27,17 @@ _TOLD = 20
 
 def run(typed: Typed) -> int:
     deadline = _deadline(typed.text("timeout"))
-    queue = PatientClient()
-    # The first answer names the jobs that are meant, so that later ones are no longer "everything unfinished".
-    answer = _ask(queue, " ".join(typed.words), 0.0)
-    total = answer["left"]
-    ask_s = _ASK_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_ASK_S
-    try:
-        while not answer["done"] and time.monotonic() < deadline:
-            _show_progress(answer, total)
-            answer = _ask(queue, answer["selection"], min(ask_s, max(0.0, deadline - time.monotonic())))
-    finally:
-        _clear_progress()
+    with PatientClient() as queue:
+        # The first answer names the jobs that are meant, so that later ones are no longer "everything unfinished".
+        answer = _ask(queue, " ".join(typed.words), 0.0)
+        total = answer["left"]
+        ask_s = _ASK_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_ASK_S
+        try:
+            while not answer["done"] and time.monotonic() < deadline:
+                _show_progress(answer, total)
+                answer = _ask(queue, answer["selection"], min(ask_s, max(0.0, deadline - time.monotonic())))
+        finally:
+            _clear_progress()
     if typed.flag("json"):
         say_json(answer)
     return _verdict(answer)

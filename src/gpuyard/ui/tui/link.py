@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpuyard.daemon import places
-from gpuyard.daemon.client import API, NoDaemon, NotThere, connect
+from gpuyard.daemon.client import API, VERSION_FIELD, NoDaemon, connect, read_answer
 from gpuyard.daemon.patient import has_crashed
-from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.errors import EnvironmentFault
 
 Answer = dict[str, Any]
 _ANSWER_S = 30.0
@@ -24,7 +24,6 @@ _ANSWER_S = 30.0
 _SILENT_S = 40.0
 _RETRY_S = 0.5
 _LONGEST_EVENT = 64 * 1024 * 1024
-_USERS_MISTAKES = range(400, 500)
 
 
 class Link:
@@ -78,9 +77,9 @@ class Link:
         reader, writer = await asyncio.open_unix_connection(sock=dialled, limit=_LONGEST_EVENT)
         try:
             writer.write(_render(method, path, query, body))
-            status, length = _read_head(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _ANSWER_S))
+            status, length, version = _read_head(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _ANSWER_S))
             if status >= 400:
-                raise _failure(status, await asyncio.wait_for(reader.readexactly(length or 0), _ANSWER_S))
+                read_answer(status, await asyncio.wait_for(reader.readexactly(length or 0), _ANSWER_S), version)
             yield reader, length
         finally:
             writer.close()
@@ -129,14 +128,9 @@ def _render(method: str, path: str, query: Mapping[str, str] | None, body: objec
     return f"{method} {target} HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-def _read_head(head: bytes) -> tuple[int, int | None]:
+def _read_head(head: bytes) -> tuple[int, int | None, str | None]:
+    """Status, length of the content, and the daemon's version, as far as they are told."""
     line, *fields = head.decode("latin-1").split("\r\n")
     told = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     length = told.get("content-length")
-    return int(line.split(" ")[1]), None if length is None else int(length)
-
-
-def _failure(status: int, content: bytes) -> GpuyardError:
-    said = json.loads(content) if content else {}
-    kind = NotThere if status == 404 else UserError if status in _USERS_MISTAKES else EnvironmentFault
-    return kind(said.get("error") or f"the daemon answered with status {status}", hint=said.get("hint"))
+    return int(line.split(" ")[1]), None if length is None else int(length), told.get(VERSION_FIELD.lower())

@@ -64,6 +64,20 @@ def test_it_is_stopped_by_a_thread_that_holds_no_lock_of_the_run() -> None:
         assert run.stopped.wait(DEADLINE_S)
 
 
+def test_a_run_that_had_not_begun_when_it_was_to_stop_is_told_again() -> None:
+    class Deaf(Run):
+        """It hears of nothing before it has begun, as one that waits for its lease."""
+
+        def stop(self) -> None:
+            if self.looks > 20:
+                self.stopped.set()
+
+    run = Deaf()
+    with Follower(run, lambda _: None, None) as follower:
+        follower.stop()
+        assert run.stopped.wait(DEADLINE_S)
+
+
 def test_whoever_was_shown_it_may_go_away(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
 

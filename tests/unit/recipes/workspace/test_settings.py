@@ -205,6 +205,10 @@ def test_a_folder_whose_name_is_no_name_for_a_task_gives_one_that_is(tmp_path: P
     name = loaded(odd, "").settings.task_name
     assert name.startswith("two_linesé")
     assert len(name.encode()) <= 180
+
+
+@pytest.mark.linux("file names that are not UTF-8")
+def test_a_folder_whose_name_is_no_text_gives_a_name_that_is(tmp_path: Path) -> None:
     broken = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     assert loaded(broken, "").settings.task_name == "?"
 

@@ -1,0 +1,71 @@
+"""How a command and a daemon of different versions treat each other.
+
+Rules:
+- Only a newer command restarts an older daemon, so two environments that are used in turn never restart each other's.
+- It restarts one that is idle, in the background, and that it could have started itself. In all other cases it says
+  what the user can do, and goes on.
+- A daemon that does not say its version is older: all that do not were made before versions were compared.
+- Versions that cannot be put in order (a local build, a typing mistake) are different, and neither is newer.
+"""
+
+import re
+from enum import Enum
+
+# The shapes that PEP 440 allows for released and pre-released versions; what follows a "+" is not compared.
+_SHAPE = re.compile(
+    r"v?(?P<release>\d+(?:\.\d+)*)"
+    r"(?:[-_.]?(?P<stage>a|alpha|b|beta|c|rc|pre|preview)[-_.]?(?P<stage_number>\d*))?"
+    r"(?:\.?post(?P<post>\d*))?"
+    r"(?:\.?dev(?P<dev>\d*))?"
+    r"(?:\+[a-z0-9.]+)?",
+    re.IGNORECASE,
+)
+_STAGES = {"a": 0, "alpha": 0, "b": 1, "beta": 1, "c": 2, "rc": 2, "pre": 2, "preview": 2}
+_FINAL = 3
+_LONGEST = 100
+_Key = tuple[tuple[int, ...], tuple[int, int], int, tuple[int, int]]
+
+
+class Reaction(Enum):
+    """What a command does about the daemon that answers it."""
+
+    GO_ON = "go on"
+    RESTART = "restart the daemon"
+    SAY_DAEMON_IS_OLDER = "say that the daemon is older"
+    SAY_COMMAND_IS_OLDER = "say that the command is older"
+    SAY_THEY_DIFFER = "say that the versions differ"
+
+
+def is_newer(version: str, other: str | None) -> bool:
+    """Return whether `version` comes after `other`. False where the two cannot be put in order."""
+    if other is None:
+        return True
+    key, other_key = _order(version), _order(other)
+    return key is not None and other_key is not None and key > other_key
+
+
+def react(*, command: str, daemon: str | None, may_restart: bool) -> Reaction:
+    """Return what a command of one version does about a daemon of another.
+
+    `may_restart`: the daemon is idle, in the background, and the command may start daemons.
+    """
+    if command == daemon:
+        return Reaction.GO_ON
+    if is_newer(command, daemon):
+        return Reaction.RESTART if may_restart else Reaction.SAY_DAEMON_IS_OLDER
+    assert daemon is not None, "every version is newer than none"
+    return Reaction.SAY_COMMAND_IS_OLDER if is_newer(daemon, command) else Reaction.SAY_THEY_DIFFER
+
+
+def _order(version: str) -> _Key | None:
+    match = _SHAPE.fullmatch(version) if len(version) <= _LONGEST else None
+    if match is None:
+        return None
+    numbers = [int(number) for number in match["release"].split(".")]
+    while numbers[1:] and numbers[-1] == 0:  # 0.2 and 0.2.0 are one version
+        numbers.pop()
+    stage, post, dev = match["stage"], match["post"], match["dev"]
+    # 1.0.dev1 comes before 1.0a1; so a development version of a final release counts as below all stages.
+    below = -1 if stage is None and post is None and dev is not None else _FINAL
+    rank = (below, 0) if stage is None else (_STAGES[stage.lower()], int(match["stage_number"] or 0))
+    return tuple(numbers), rank, -1 if post is None else int(post or 0), (1, 0) if dev is None else (0, int(dev or 0))

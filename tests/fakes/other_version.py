@@ -1,0 +1,42 @@
+"""The daemon and the command as another version would be: programs that change the version before anything reads it.
+
+python other_version.py 0.0.1 daemon       in the background of a test, as `start_daemon` has it
+python other_version.py 0.0.1 run          for a service manager, as `gpuyard daemon run`
+python other_version.py 0.0.1 silent       a daemon from before versions were compared: it says and checks none
+python other_version.py 0.0.1 command …    `gpuyard …`
+"""
+
+import sys
+from pathlib import Path
+
+# By its path, because a daemon is started in another working directory.
+PROGRAM = str(Path(__file__).resolve())
+
+
+def daemon_of(version: str, kind: str = "daemon") -> tuple[str, ...]:
+    return (sys.executable, "-P", PROGRAM, version, kind)
+
+
+def command_of(version: str, *words: str) -> list[str]:
+    return [sys.executable, "-P", PROGRAM, version, "command", *words]
+
+
+def _main(version: str, kind: str) -> None:
+    from gpuyard import version as module
+
+    module.__version__ = version
+    if kind == "command":
+        from gpuyard.ui.cli import main
+
+        sys.argv[1:] = sys.argv[3:]
+        main()
+    from gpuyard.daemon import http
+    from gpuyard.daemon.main import run_daemon
+
+    if kind == "silent":
+        vars(http).update(FIELDS=(), refuse_if_too_old=lambda _: None)
+    sys.exit(run_daemon(is_managed=kind == "run"))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:3])

@@ -1,0 +1,131 @@
+"""`gpuyard daemon restart`: another daemon takes the place of the one that runs, and jobs go on meanwhile."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon import restart
+from gpuyard.daemon.lock import running_pid
+from gpuyard.errors import UserError
+from gpuyard.version import __version__
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, end_what_is_left, until
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+# A service manager as far as it matters here: a unit with `Restart=on-failure`.
+MANAGER = """
+import subprocess, sys
+while subprocess.call([sys.executable, "-m", "gpuyard", "daemon", "run"]) != 0:
+    pass
+"""
+
+
+@pytest.fixture
+def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    yield own_home
+    end_what_is_left(own_home)
+
+
+@pytest.fixture
+def yard_at(home: Path) -> Iterator[Yard]:
+    yard = Yard(home)
+    yield yard
+    yard.client.close()
+
+
+def pid_in(home: Path) -> int | None:
+    return running_pid(home / "daemon.lock")
+
+
+def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Path, yard_at: Yard) -> None:
+    yard, daemon = yard_at, Daemon()
+    assert daemon.serves()
+    job, gate = yard.start_gated(gpus=0)
+    before = yard.job(job)["attempts"]
+
+    told = run("daemon", "restart")
+
+    pid = pid_in(home)
+    assert told.stdout == f"the daemon is restarted (pid {pid}, version {__version__}); 1 job still running\n"
+    assert (told.returncode, told.stderr) == (0, "")
+    assert pid != daemon.pid
+    assert daemon.wait() == 0
+    assert f"the daemon ends for a restart: `gpuyard daemon restart`, version {__version__}" in daemon.log
+    after = yard.until_state(job, "running")["attempts"]
+    assert [(each["number"], each["pid"]) for each in after] == [(each["number"], each["pid"]) for each in before]
+    gate.write_text("go\n")
+    yard.wait(job)
+    assert yard.state(job) == "succeeded"
+
+
+def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(home: Path) -> None:
+    told = run("daemon", "restart")
+    first = pid_in(home)
+    assert (told.returncode, told.stdout) == (0, f"no daemon was running; one is started (pid {first})\n")
+    second = json.loads(run("daemon", "restart", "--json").stdout)
+    assert second["replaced"] == {"pid": first, "version": __version__}
+    assert (second["pid"], second["version"], second["managed"]) == (pid_in(home), __version__, False)
+
+
+def test_the_page_is_open_again_at_the_same_address(home: Path, yard_at: Yard) -> None:
+    assert run("daemon", "start").returncode == 0
+    before = yard_at.post("/web", port=0, read_only=True)
+    assert run("daemon", "restart").returncode == 0
+    assert yard_at.get("/web") == before
+
+
+def test_many_who_restart_it_at_once_leave_one_daemon(home: Path) -> None:
+    assert run("daemon", "start").returncode == 0
+    commands = [subprocess.Popen([*GPUYARD, "daemon", "restart"], stderr=subprocess.PIPE, text=True) for _ in range(5)]
+    told = [(command.communicate(timeout=DEADLINE_S)[1], command.returncode) for command in commands]
+    assert told == [("", 0)] * 5
+    assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == pid_in(home)
+
+
+def test_a_daemon_does_not_end_where_another_is_meant(yard: Yard) -> None:
+    assert yard.daemon is not None
+    with pytest.raises(UserError, match=f"this daemon is process {yard.daemon.pid}, not 1"):
+        yard.post("/stop", pid=1, restart=True)
+    with pytest.raises(UserError, match="restart is true or false"):
+        yard.post("/stop", restart="yes")
+    assert yard.get("/status")["pid"] == yard.daemon.pid
+
+
+def test_a_service_manager_starts_the_next_one_itself(home: Path) -> None:
+    manager = subprocess.Popen([sys.executable, "-c", MANAGER], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: pid_in(home) is not None and (home / "daemon.sock").exists(), "the manager's daemon")
+        first = json.loads(run("daemon", "status", "--json").stdout)
+        told = run("daemon", "restart", "--json")
+        second = json.loads(told.stdout)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert (first["managed"], second["managed"]) == (True, True)
+        assert second["replaced"]["pid"] == first["pid"] != second["pid"]
+        # One that is stopped stays so: the manager is told that all is well.
+        assert run("daemon", "stop").returncode == 0
+        assert manager.wait(DEADLINE_S) == 0
+    finally:
+        manager.kill()
+        manager.wait()
+
+
+def test_where_no_manager_starts_the_next_one_it_runs_in_the_background(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "_MANAGER_S", 0.2)
+    daemon = Daemon((sys.executable, "-m", "gpuyard", "daemon", "run"))
+    assert daemon.serves()
+    before = restart.status_of(str(home / "daemon.sock"))
+    assert before is not None
+    notes = restart.replace_daemon(before, "a test")
+    assert daemon.wait() == 75
+    assert notes == ["its service manager did not start it again within 0 s: it runs in the background now"]
+    after = restart.status_of(str(home / "daemon.sock"))
+    assert after is not None
+    assert (after["managed"], after["pid"]) == (False, pid_in(home))

@@ -1,0 +1,287 @@
+"""A command and a daemon of different versions notice each other, and say what to do."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard import Client
+from gpuyard.daemon import other_version
+from gpuyard.daemon.client import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
+from gpuyard.daemon.http import Request, Response
+from gpuyard.daemon.lock import running_pid
+from gpuyard.daemon.other_version import lacking_keys_explained
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ui.tui.link import Link
+from gpuyard.version import __version__
+from tests.fakes.daemon import served, status_of
+from tests.fakes.other_version import command_of, daemon_of
+from tests.fakes.queue_command import GPUYARD, run
+from tests.fakes.queue_standin import Refusal, StandIn, counts, page
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, end_what_is_left
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+OLD, NEW = "0.0.1", "999.0"
+RESTARTED = f"gpuyard: restarted the daemon: it was version {OLD}, this command is version {__version__}\n"
+DAEMON_IS_OLDER = (
+    f"the daemon is version {OLD}, this command is version {__version__}: "
+    "`gpuyard daemon restart` (running jobs go on)"
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a new process, as far as it is remembered what was told."""
+    monkeypatch.setattr(other_version, "_told", set())
+
+
+@pytest.fixture
+def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    yield own_home
+    end_what_is_left(own_home)
+
+
+@pytest.fixture
+def stand_in(own_home: Path) -> Iterator[StandIn]:
+    """An older daemon that is busy."""
+    with StandIn(own_home) as daemon:
+        daemon.version = OLD
+        daemon.answers["GET /status"] = {"pid": 1, "version": OLD, "managed": False, "counts": counts(running=1)}
+        yield daemon
+
+
+def serving(version: str, kind: str = "daemon") -> Daemon:
+    daemon = Daemon(daemon_of(version, kind))
+    assert daemon.serves(), daemon.log
+    return daemon
+
+
+@pytest.fixture
+def yard_at(home: Path) -> Iterator[Yard]:
+    """A way to the daemon that says nothing of versions."""
+    yard = Yard(home)
+    yard.client.tell = lambda _: None
+    yield yard
+    yard.client.close()
+
+
+def pid_in(home: Path) -> int | None:
+    return running_pid(home / "daemon.lock")
+
+
+# A newer command
+
+
+def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(home: Path, yard_at: Yard) -> None:
+    daemon = serving(OLD)
+    held = yard_at.submit("true", gpus=0, hold=True)
+
+    told = run("submit", "--gpus", "0", "--json", "--", "true")
+
+    assert (told.returncode, told.stderr) == (0, RESTARTED)
+    assert json.loads(told.stdout)["first"] == held + 1
+    assert daemon.wait() == 0
+    assert f"for a restart: a newer command, version {__version__} in {sys.prefix}" in daemon.log
+    status = json.loads(run("daemon", "status", "--json").stdout)
+    assert (status["version"], status["pid"]) == (__version__, pid_in(home))
+    assert run("queue").stderr == ""
+
+
+def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(home: Path, yard_at: Yard) -> None:
+    daemon, yard = serving(OLD), yard_at
+    job, gate = yard.start_gated(gpus=0)
+    process = yard.job(job)["attempts"][0]["pid"]
+
+    told = run("queue", "--json")
+    assert (told.returncode, told.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
+    assert [each["id"] for each in json.loads(told.stdout)["jobs"]] == [job]
+    assert pid_in(home) == daemon.pid
+    assert run("wait", "--timeout", "0s").stderr.count(DAEMON_IS_OLDER) == 1
+    assert f"version: {OLD} (this command is {__version__})" in run("daemon", "status").stdout
+
+    told = run("daemon", "restart")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == f"the daemon is restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
+    assert daemon.wait() == 0
+    assert [each["pid"] for each in yard.job(job)["attempts"]] == [process]
+    gate.write_text("go\n")
+    yard.wait(job)
+    assert yard.state(job) == "succeeded"
+
+
+def test_many_at_once_restart_it_once_and_none_of_them_fails(home: Path) -> None:
+    daemon = serving(OLD)
+    commands = [
+        subprocess.Popen([*GPUYARD, "submit", "--hold", "--", "true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(6)
+    ]
+    told = [command.communicate(timeout=DEADLINE_S) for command in commands]
+    assert sorted(int(out) for out, _ in told) == [1, 2, 3, 4, 5, 6]
+    assert {err.decode() for _, err in told} <= {RESTARTED, ""}
+    assert daemon.wait() == 0
+    assert (home / "daemon.log").read_text().count("the daemon runs") == 1
+
+
+def test_a_daemon_that_does_not_say_its_version_is_older(home: Path) -> None:
+    daemon = serving(OLD, "silent")
+    told = run("queue")
+    assert told.stderr == (
+        f"gpuyard: restarted the daemon: it was an older version, this command is version {__version__}\n"
+    )
+    assert daemon.wait() == 0
+    assert pid_in(home) not in (None, daemon.pid)
+
+
+def test_one_that_a_service_manager_runs_is_left_to_it(home: Path) -> None:
+    daemon = serving(OLD, "run")
+    told = run("queue")
+    assert (told.returncode, told.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
+    assert pid_in(home) == daemon.pid
+    assert daemon.kill(15) == 0
+
+
+def test_what_an_older_daemon_does_not_know_names_both_versions(stand_in: StandIn) -> None:
+    stand_in.answers["POST /submissions"] = Refusal(400, "unknown option 'colour'", "see --help")
+    told = run("submit", "--", "true")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == f"gpuyard: unknown option 'colour'\n  see --help; {DAEMON_IS_OLDER}\n"
+    told = run("report")
+    assert told.stderr == f"gpuyard: no such route: GET /report\n  {DAEMON_IS_OLDER}\n"
+
+
+def test_an_answer_that_lacks_something_names_both_versions(stand_in: StandIn) -> None:
+    stand_in.answers["POST /pause"] = {"counts": {}}
+    told = run("pause")
+    assert told.returncode == 1
+    assert told.stderr == (
+        f"gpuyard: {DAEMON_IS_OLDER}\ngpuyard: the daemon's answer has no 'running'\n  {DAEMON_IS_OLDER}\n"
+    )
+
+
+def test_an_answer_of_another_version_is_else_as_any_other() -> None:
+    answer = {"jobs": [{"id": 1}], "next": None}
+    read = lacking_keys_explained(answer, OLD)
+    assert read == answer
+    assert json.dumps(read) == json.dumps(answer)
+    assert read.get("more") is None
+    with pytest.raises(EnvironmentFault, match="has no 'name'"):
+        read["jobs"][0]["name"]
+
+
+def test_one_that_cannot_say_how_it_stands_is_not_restarted(stand_in: StandIn) -> None:
+    del stand_in.answers["GET /status"]
+    stand_in.answers["GET /jobs"] = page()
+    assert run("queue").stderr == f"gpuyard: {DAEMON_IS_OLDER}\n"
+
+
+# An older command
+
+
+def test_an_older_command_never_restarts_a_newer_daemon_and_says_which_one_is_to_be_upgraded(home: Path) -> None:
+    assert run("daemon", "start").returncode == 0
+    pid = pid_in(home)
+    for words in (["queue"], ["submit", "--hold", "--", "true"]):
+        told = subprocess.run(command_of(OLD, *words), capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        assert told.stderr.startswith(
+            f"gpuyard: the daemon is version {__version__}, this command is version {OLD} (in {sys.prefix}): upgrade it"
+        )
+        assert told.stderr.count("\n") == 1
+        assert run("queue").stderr == ""
+    refused = subprocess.run(
+        command_of(OLD, "daemon", "restart"), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert refused.returncode == 2
+    assert f"would put version {OLD} in its place" in refused.stderr
+    assert pid_in(home) == pid
+
+
+def test_versions_that_cannot_be_ordered_are_named_and_nothing_is_restarted(stand_in: StandIn) -> None:
+    stand_in.version = "banana"
+    stand_in.answers["GET /jobs"] = page()
+    told = run("queue")
+    assert told.stderr.startswith(f"gpuyard: the daemon is version banana, this command is version {__version__}: ")
+    assert [each.route for each in stand_in.asked] == ["GET /jobs"]
+
+
+# Scripts and screens
+
+
+def test_a_script_is_told_by_a_warning_in_its_log(stand_in: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    stand_in.answers["GET /jobs"] = page()
+    with caplog.at_level(logging.WARNING, "gpuyard"), Client() as client:
+        client.queue()
+        client.queue()
+    assert caplog.messages == [DAEMON_IS_OLDER]
+
+
+def test_over_the_pages_port_an_error_names_both_versions(home: Path, yard_at: Yard) -> None:
+    daemon = serving(OLD)
+    url = yard_at.post("/web", port=0)["url"]
+    with Client(url) as client:
+        assert client.status()["version"] == OLD
+        with pytest.raises(NotThere, match="no job 99") as raised:
+            client.show(99)
+        assert DAEMON_IS_OLDER in str(raised.value.hint)
+    assert pid_in(home) == daemon.pid
+    assert daemon.kill(15) == 0
+
+
+def test_top_says_it_where_something_is_not_known(stand_in: StandIn) -> None:
+    async def ask() -> None:
+        await Link(lambda _: None).ask("GET", "/tomorrow")
+
+    with pytest.raises(NotThere) as raised:
+        asyncio.run(ask())
+    assert raised.value.hint == DAEMON_IS_OLDER
+
+
+def test_the_page_tells_its_version_to_nobody_without_the_token(yard: Yard) -> None:
+    url = yard.post("/web", port=0)["url"].partition("?")[0]
+    told = subprocess.run(
+        [sys.executable, "-c", _ASK_PLAINLY, url], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert "401" in told.stdout
+    assert "gpuyard-version" not in told.stdout.lower()
+    assert __version__ not in told.stdout
+
+
+_ASK_PLAINLY = """
+import http.client, sys
+connection = http.client.HTTPConnection(sys.argv[1].split("/")[2])
+connection.request("GET", "/v1/status")
+answer = connection.getresponse()
+print(answer.status, answer.getheaders(), answer.read())
+"""
+
+
+# On the wire
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [(NEW, 412), (__version__, 200), (OLD, 200), ("banana", 200), ("9" * 5000, 200), ("", 200)],
+)
+def test_a_request_for_a_newer_daemon_is_refused_before_anything_is_done(
+    own_home: Path, wanted: str, status: int
+) -> None:
+    done: list[Request] = []
+
+    def note(request: Request) -> Response:
+        done.append(request)
+        return Response(body=b"{}")
+
+    with served(own_home / "daemon.sock", note) as daemon:
+        head = f"POST /v1/submissions HTTP/1.1\r\n{AT_LEAST_FIELD}: {wanted}\r\nConnection: close\r\n"
+        # Of the one that is refused, the body never comes.
+        length = "Content-Length: 5\r\n\r\n" if status == TOO_OLD else "Content-Length: 2\r\n\r\n{}"
+        answer = daemon.say((head + length).encode())
+    assert status_of(answer) == status
+    assert f"{VERSION_FIELD}: {__version__}".encode() in answer
+    assert len(done) == (0 if status == TOO_OLD else 1)

@@ -1,0 +1,144 @@
+"""`gpuyard uninstall`: with a real queue, and what may still be using it."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.daemon.lock import running_pid
+from gpuyard.installation import find_installation
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.conftest import Script
+from tests.integration.queue_fixture import end_what_is_left, is_gone
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home with a gpuyard where the platform's conventions put it."""
+    home = tmp_path / "user"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    for name in ("GPUYARD_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    yield home
+    end_what_is_left(state_of(home))
+
+
+def state_of(user: Path) -> Path:
+    return user / ".local/state/gpuyard"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+
+
+def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_removed(user: Path) -> None:
+    for words in (
+        ["submit", "--vram", "1G", "--", *GPUYARD, "sim-job", "--vram", "1G", "--seconds", "0"],
+        [
+            "batch",
+            "--count",
+            "2",
+            "--gpus",
+            "0",
+            "--max-cpu",
+            "100",
+            "--min-free-mem-mb",
+            "1",
+            "--",
+            "echo",
+            "{seed}",
+        ],
+        ["web", "--port", "0"],
+        ["submit", "--hold", "--", "true"],
+    ):
+        assert run(*words).returncode == 0
+    pid = running_pid(state_of(user) / "daemon.lock")
+    assert pid is not None
+    before = files_in(user)
+
+    told = run("uninstall")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "first: jobs run or wait (1 held); `gpuyard cancel all`" in told.stdout
+    assert "Nothing was removed. `gpuyard uninstall --yes` removes these files." in told.stdout
+    assert told.stdout.endswith(f"The package itself is removed with: {find_installation().remove}\n")
+    dry = json.loads(run("uninstall", "--dry-run", "--json").stdout)
+    assert (dry["removed"], dry["stays"], dry["then"]) == (False, [], find_installation().remove)
+    assert sum(place["files"] for place in dry["places"]) >= len(before)
+
+    refused = run("uninstall", "--yes")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "gpuyard: nothing is removed: jobs run or wait (1 held)\n"
+        "  `gpuyard cancel all` and then `gpuyard wait` end them, or wait for them\n"
+    )
+    assert set(before) <= set(files_in(user))
+    assert running_pid(state_of(user) / "daemon.lock") == pid
+
+    assert run("cancel", "all").returncode == 0
+    gone = run("uninstall", "--yes")
+    assert (gone.returncode, gone.stderr) == (0, "")
+    assert gone.stdout.endswith(f"now remove the package itself: {find_installation().remove}\n")
+    assert is_gone(pid)
+    assert files_in(user) == []
+    assert not state_of(user).exists()
+
+
+def test_it_is_refused_while_a_script_holds_a_gpu(user: Path, script: Script) -> None:
+    holder = script(num_gpus=1)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    told = run("uninstall", "--yes")
+    assert told.returncode == 1
+    assert f"programs of yours hold GPUs or wait for them (pid {holder.pid})" in told.stderr
+    assert [name for name in files_in(user / ".gpu_locks") if name.endswith(".lease")] != []
+    holder.communicate("\n")
+    assert run("uninstall", "--yes").returncode == 0
+    assert files_in(user) == []
+
+
+def test_the_unit_is_stopped_before_its_file_is_removed(
+    user: Path, tmp_path: Path, tools: Callable[[str, str], Path]
+) -> None:
+    calls = tmp_path / "calls"
+    unit = user / ".config/systemd/user/gpuyard.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/x/gpuyard daemon run\n")
+    tools(
+        "systemctl",
+        f"import os, sys\ncalls, unit = {str(calls)!r}, {str(unit)!r}\n"
+        "print(sys.argv[1:], os.path.exists(unit), file=open(calls, 'a'))",
+    )
+    assert run("uninstall").returncode == 0
+    assert not calls.exists()
+    assert run("uninstall", "--yes").returncode == 0
+    assert calls.read_text().splitlines() == [
+        "['--user', 'disable', '--now', 'gpuyard.service'] True",
+        "['--user', 'daemon-reload'] False",
+    ]
+    tools("systemctl", "raise SystemExit('no bus')")
+    unit.write_text("[Service]\nExecStart=/x/gpuyard daemon run\n")
+    told = run("uninstall", "--yes")
+    assert told.returncode == 1
+    assert "`systemctl --user disable --now gpuyard.service` did not work: no bus" in told.stderr
+    assert not unit.exists()
+
+
+def test_both_options_at_once_are_a_mistake(user: Path) -> None:
+    told = run("uninstall", "--yes", "--dry-run")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == "gpuyard: --dry-run and --yes are opposites\n  give one of them\n"
+
+
+def test_the_home_folder_is_refused(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_HOME", str(user))
+    (user / "daemon.log").write_text("mine")
+    told = run("uninstall", "--yes")
+    assert told.returncode == 2
+    assert f"GPUYARD_HOME is {user}, which is your home folder or holds it: nothing is removed there" in told.stderr
+    assert files_in(user) == [str(user / "daemon.log")]

@@ -1,0 +1,201 @@
+"""The daemon's loop in this process: what makes it step, who is woken by a step, and what does not stop it."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuyard.control.words import Look, Step
+from gpuyard.core.model import Device, Holder, Host, Snapshot, Vendor
+from gpuyard.core.selection import Selection
+from gpuyard.core.submission import Asked, parse_submission
+from gpuyard.daemon import yard as loop_module
+from gpuyard.daemon.intake import Intake
+from gpuyard.daemon.looks import Looks
+from gpuyard.daemon.pieces import in_pieces
+from gpuyard.daemon.waiting import Waiting
+from gpuyard.daemon.yard import Yard
+from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.errors import StoreFault
+from gpuyard.leases.book import Book
+from gpuyard.leases.identity import this_process
+from gpuyard.leases.ledger import open_ledger
+from gpuyard.store.database import open_database
+from tests.fakes.clock import FakeClock
+from tests.unit.leases import take
+
+DEADLINE_S = 30.0
+CARD = Device(
+    id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24576.0, memory_used_mb=0.0, memory_free_mb=24576.0
+)
+SOMEBODY = Holder(uid=os.getuid(), user="me", pid=1)
+
+
+class Bench:
+    """A loop, whether it has asked for a look, and its steps as they are done."""
+
+    def __init__(self, yard: Yard, clock: FakeClock) -> None:
+        self.yard = yard
+        self.clock = clock
+        self.steps: asyncio.Queue[Step] = asyncio.Queue()
+        self.look_asked = asyncio.Event()
+        yard.listeners.append(self.steps.put_nowait)
+
+    async def step(self) -> Step:
+        """The next one that is done."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.steps.get()
+
+    async def submit(self, *, token: str = "", **options: object) -> int:
+        """The id of the job. Each time by a newcomer: nothing but the database remembers what was sent before."""
+        asked = Asked(cwd="/", environment={}, command=("true",), options=options, token=token)
+        return int((await Intake(self.yard).take(parse_submission(asked)))["first"])
+
+
+@contextlib.asynccontextmanager
+async def bench(home: Path) -> AsyncIterator[Bench]:
+    """A loop that has done its first step. It sees a machine with one card, and is paused, so that nothing starts."""
+    clock, me = FakeClock(), this_process("test")
+    database, _ = open_database(home / "queue.db")
+    engine = LocalEngine(home)
+    suspender = LocalSuspender(home / "suspending", engine.queue)
+    yard = Yard(database, Book(open_ledger(), me), engine, clock, me, suspender=suspender)
+    yard.requests.set_paused(paused=True)
+    there = Bench(yard, clock)
+    latest = Look(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
+
+    async def fresh(within_s: float) -> Look:
+        return latest
+
+    looks: Any = SimpleNamespace(
+        latest=latest, age=lambda: 0.0, request=there.look_asked.set, fresh=fresh, close=lambda: None
+    )
+    yard.start(cast("Looks", looks))
+    try:
+        await there.step()
+        yield there
+    finally:
+        yard.close()
+        database.close()
+
+
+def play(home: Path, story: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def told() -> None:
+        async with bench(home) as there:
+            await story(there)
+
+    home.mkdir()
+    asyncio.run(told())
+
+
+def test_a_submission_is_followed_by_a_step(own_home: Path) -> None:
+    async def story(there: Bench) -> None:
+        await there.submit(gpus=0)
+        await there.step()
+
+    play(own_home, story)
+
+
+def test_a_submission_that_is_sent_again_counts_once(own_home: Path) -> None:
+    async def story(there: Bench) -> None:
+        first = await there.submit(token="sent twice", gpus=0)
+        assert await there.submit(token="sent twice", gpus=0) == first
+        assert await there.submit(token="another", gpus=0) == first + 1
+        assert there.yard.catalogue.last_id() == first + 1
+
+    play(own_home, story)
+
+
+def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home: Path) -> None:
+    async def story(there: Bench) -> None:
+        yard, job = there.yard, await there.submit(gpus=0)
+        await there.step()
+        waiting = Waiting(yard.catalogue, yard.store, [(job, job)])
+        waits = asyncio.create_task(yard.finishing.wait(waiting, timeout_s=10 * DEADLINE_S))
+        await asyncio.sleep(0)
+        await in_pieces(yard.requests.cancel(Selection(ranges=((job, job),))))
+        yard.wake()
+        async with asyncio.timeout(DEADLINE_S):
+            await waits
+        assert waiting.answer()["done"]
+
+    play(own_home, story)
+
+
+def test_a_listener_that_fails_keeps_neither_others_nor_the_next_step_from_going_on(own_home: Path) -> None:
+    async def story(there: Bench) -> None:
+        def fail(_: Step) -> None:
+            raise ZeroDivisionError
+
+        there.yard.listeners.insert(0, fail)
+        for _ in range(2):
+            there.yard.wake()
+            await there.step()
+
+    play(own_home, story)
+
+
+def test_a_changed_configuration_counts_from_then_on_and_one_that_cannot_be_read_changes_nothing(
+    own_home: Path,
+) -> None:
+    async def story(there: Bench) -> None:
+        followed: list[int] = []
+        there.yard.followers.append(lambda: followed.append(there.yard.controller.rules.limits.cpu_jobs))
+        for at, said in enumerate(("cpu_jobs = 7", "cpu_jobs =", "cpu_jobs = 9"), 1):
+            (own_home / "config.toml").write_text(f"[queue]\n{said}\n")
+            os.utime(own_home / "config.toml", (at, at))  # changes of one moment would be one
+            there.clock.time += 60.0
+            there.yard.wake()
+            await there.step()
+        assert followed == [7, 9]
+
+    play(own_home, story)
+
+
+def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(there: Bench) -> None:
+        yard = there.yard
+        faults = [StoreFault("the disk is full"), StoreFault("it is damaged", is_damage=True)]
+        monkeypatch.setattr(loop_module, "_TRY_AGAIN_S", 0.0)
+        step = yard.controller.step
+
+        def fail_at_first(look: Look, **options: bool) -> Step:
+            if faults:
+                raise faults.pop(0)
+            return step(look, **options)
+
+        monkeypatch.setattr(yard.controller, "step", fail_at_first)
+        yard.wake()
+        async with asyncio.timeout(DEADLINE_S):
+            told = await yard.broken
+        assert told.is_damage
+        assert yard.trouble == "the disk is full"
+
+    play(own_home, story)
+
+
+def test_the_end_of_somebody_elses_lease_is_noticed_at_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_LOOK_AGAIN_S", 10 * DEADLINE_S)
+
+    async def story(there: Bench) -> None:
+        yard = there.yard
+        held = yard.ledger.claim(SOMEBODY, take("G0"), DEADLINE_S)
+        assert held is not None
+        yard.requests.set_paused(paused=False)
+        await there.submit()
+        step = await there.step()
+        assert step.waits_for_room
+        there.look_asked.clear()
+        held.release()
+        async with asyncio.timeout(DEADLINE_S):
+            await there.look_asked.wait()
+
+    play(own_home, story)

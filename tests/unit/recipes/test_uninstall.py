@@ -1,0 +1,350 @@
+"""Every place with files of gpuyard's is found and emptied, and nothing else is touched."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.jobs import JobSpec
+from gpuyard.core.model import Need
+from gpuyard.core.tasks import Task
+from gpuyard.daemon.lock import hold_daemon_lock
+from gpuyard.engines import logs
+from gpuyard.engines.outpost.parcels import Parcels
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ports import Launch
+from gpuyard.recipes.batch import default_root
+from gpuyard.recipes.uninstall import run
+from gpuyard.recipes.uninstall.places import Found, find
+from gpuyard.recipes.uninstall.removal import Problem, measure, remove
+from gpuyard.store.database import open_database
+from gpuyard.store.jobs import JobStore
+from tests.unit.leases import as_root
+
+pytestmark = pytest.mark.linux("the folders of a user by the conventions of Linux")
+
+SOMEBODY = 65534
+Tools = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a user whose gpuyard is where the platform's conventions put it."""
+    home = tmp_path / "user"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("GPUYARD_HOME", "GPUYARD_LOCK_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return home
+
+
+@pytest.fixture
+def state(user: Path) -> Path:
+    folder = user / ".local/state/gpuyard"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def files_in(folder: Path) -> list[str]:
+    """All that is not a folder."""
+    found = (os.path.join(place, name) for place, folders, names in os.walk(folder) for name in [*folders, *names])
+    return sorted(os.path.relpath(path, folder) for path in found if os.path.islink(path) or not os.path.isdir(path))
+
+
+def removed() -> list[Problem]:
+    return remove(find().places)
+
+
+def stays(found: Found) -> dict[str, str]:
+    return {each.path: each.why for each in found.stays}
+
+
+def record_task(state: Path, workspace: Path, log_dir: Path) -> None:
+    """A task of a workspace, as the queue's database has it."""
+    task = Task(
+        workspace=str(workspace), config="a", owner="t/a", marker=str(workspace / "out/a"), record="/r",
+        log=f"{log_dir}/train_logs/a.log", other_log=f"{log_dir}/train_logs/t_a.log",
+        scheduler_log=f"{log_dir}/T_scheduler.log",
+    )  # fmt: skip
+    database, _ = open_database(state / "queue.db")
+    with contextlib.closing(database):
+        spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), task=task)
+        with database.transaction():
+            JobStore(database).add_spec(spec)
+
+
+# What is found
+
+
+def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user: Path, state: Path) -> None:
+    for name in ("daemon.lock", "daemon.log", "web.token", "journal", "name", "queue.db.damaged-20260102T030405-wal"):
+        write(state / name)
+    open_database(state / "queue.db")[0].close()
+    for suffix in ("", ".1", ".cut"):
+        write(logs.path_of(state / "logs", 17, 2).with_name(f"{logs.name_of(17, 2)}{suffix}"))
+    write(Path(default_root("batch"), "run-000001/frames/1.png"))
+    write(state / "keepers/log")
+    write(state / "keepers/123.sock")
+    write(state / "sessions/17.1.sock")
+    write(state / "suspending/17.1.lock")
+    write(state / "simulated/lock")
+    write(state / "simulated/1-aa.share")
+    launch = Launch(job_id=1, attempt=1, command=("true",), cwd="/", environment={})
+    Parcels(state / "slurm").write("0123456789ab", [(launch, "/log")])
+    write(user / ".config/gpuyard/config.toml", "")
+    for name in ("mutex", "a.lease", "b.ticket", ".c.lease"):
+        write(user / ".gpu_locks" / name)
+    (user / ".gpu_locks").chmod(0o700)
+
+    found = find()
+    assert found.stays == ()
+    assert sum(measure(place).files for place in found.places) == len(files_in(user))
+    assert remove(found.places) == []
+    assert files_in(user) == []
+    assert not state.exists()
+    assert not (user / ".gpu_locks").exists()
+    assert not (user / ".config/gpuyard").exists()
+    assert find() == Found(places=(), stays=())
+
+
+def test_with_a_home_of_its_own_all_of_it_is_removed(own_home: Path) -> None:
+    for name in ("config.toml", "queue.db-wal", "daemon.log", "locks/mutex", "locks/a.lease", "logs/1.1.log"):
+        write(own_home / name, "")
+    (own_home / "locks").chmod(0o700)
+    assert removed() == []
+    assert not own_home.exists()
+
+
+def test_what_gpuyard_did_not_make_stays_and_is_named(state: Path) -> None:
+    mine = [write(state / "notes.txt"), write(state / "logs/train.log"), write(state / "logs/1.1.log.bak")]
+    write(state / "logs/1.1.log")
+    found = find()
+    assert stays(found) == dict.fromkeys(map(str, mine), "not made by gpuyard")
+    assert remove(found.places) == []
+    assert files_in(state) == ["logs/1.1.log.bak", "logs/train.log", "notes.txt"]
+
+
+def test_logs_of_workspaces_are_removed_and_the_workspaces_stay(user: Path, state: Path, tmp_path: Path) -> None:
+    inside, outside, log_dir = user / "sweep", user / "other", tmp_path / "tmp"
+    record_task(state, inside, inside / "logs")
+    record_task(state, outside, log_dir)
+    kept = [write(inside / "logs/train_logs/a.log"), write(outside / "out/a_completed.txt")]
+    kept += [write(log_dir / "train_logs/another.log"), write(log_dir / "U_scheduler.log")]
+    gone = [write(log_dir / "train_logs/a.log"), write(log_dir / "T_scheduler.log")]
+
+    found = find()
+    why = "a workspace: its configs, results and markers are yours"
+    assert stays(found) == {
+        str(inside): why, str(outside): why, str(log_dir / "train_logs/another.log"): "not made by gpuyard",
+    }  # fmt: skip
+    assert remove(found.places) == []
+    assert [path.exists() for path in (*kept, *gone)] == [True] * 4 + [False] * 2
+
+
+def test_of_a_folder_that_nodes_see_only_this_queues_part_is_removed(user: Path, state: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    write(user / ".config/gpuyard/config.toml", f"[slurm]\nfolder = '{shared}'\n")
+    write(state / "name", "queue-0123abcd")
+    write(shared / "queue-0123abcd/logs/1.1.log")
+    write(shared / "queue-0123abcd/slurm/parcels/0123456789ab/parcel.json")
+    write(shared / "queue-ffffffff/logs/1.1.log")
+    assert removed() == []
+    assert files_in(shared) == ["queue-ffffffff/logs/1.1.log"]
+    assert not (shared / "queue-0123abcd").exists()
+
+
+def test_a_name_that_leads_out_of_that_folder_is_not_believed(user: Path, state: Path, tmp_path: Path) -> None:
+    write(user / ".config/gpuyard/config.toml", f"[ray]\nfolder = '{tmp_path / 'shared'}'\n")
+    write(state / "name", "../user")
+    write(user / "logs/1.1.log")
+    assert removed() == []
+    assert (user / "logs/1.1.log").exists()
+
+
+def test_what_other_programs_were_told_is_removed_or_named(user: Path, tools: Tools) -> None:
+    units = user / ".config/systemd/user"
+    write(units / "gpuyard.service", "[Service]\nExecStart=/x/gpuyard daemon run\n")
+    write(units / "other.service")
+    (units / "default.target.wants").mkdir()
+    (units / "default.target.wants/gpuyard.service").symlink_to(units / "gpuyard.service")
+    write(user / ".config/fish/completions/gpuyard.fish", "set -lx _GPUYARD_COMPLETE fish_complete\n")
+    write(user / ".bashrc", 'eval "$(gpuyard completion bash)"\n')
+    tools("crontab", "print('@reboot /x/gpuyard daemon start')")
+    left = tmp_folder(user) / "gpuyard-conda-ab12"
+    write(left / "activate.sh")
+
+    found = find()
+    assert stays(found) == {
+        str(user / ".bashrc"): "has a line with `gpuyard completion`: remove it by hand",
+        "crontab": "has a line that starts gpuyard: remove it with `crontab -e`",
+    }
+    assert remove(found.places) == []
+    assert files_in(user) == [".bashrc", ".config/systemd/user/other.service"]
+    assert not left.exists()
+
+
+def test_a_unit_of_that_name_which_starts_something_else_stays(user: Path) -> None:
+    unit = write(user / ".config/systemd/user/gpuyard.service", "[Service]\nExecStart=/bin/true\n")
+    assert removed() == []
+    assert unit.exists()
+
+
+def tmp_folder(user: Path) -> Path:
+    return user.parent / "tmp"
+
+
+# What is never touched
+
+
+def test_symbolic_links_are_removed_as_links(state: Path, tmp_path: Path) -> None:
+    treasure = write(tmp_path / "treasure/gold")
+    logs_elsewhere = write(tmp_path / "disk/1.1.log")
+    (state / "queue.db-wal").symlink_to(treasure)
+    (state / "logs").symlink_to(logs_elsewhere.parent)
+    run_folder = Path(default_root("b"))
+    run_folder.mkdir(parents=True)
+    (run_folder / "data").symlink_to(treasure.parent)
+    found = find()
+    assert f"a link to {logs_elsewhere.parent}, which stays" in [place.what for place in found.places]
+    assert remove(found.places) == []
+    assert treasure.exists()
+    assert logs_elsewhere.exists()
+    assert not state.exists()
+
+
+def test_of_a_state_folder_that_is_a_link_the_target_stays_and_is_named(user: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk/gpuyard"
+    write(target / "daemon.log")
+    link = user / ".local/state/gpuyard"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    found = find()
+    assert stays(found) == {str(target): f"{link} is a link to it: remove it by hand"}
+    assert remove(found.places) == []
+    assert not os.path.lexists(link)
+    assert (target / "daemon.log").exists()
+
+
+def test_a_folder_that_becomes_a_link_after_it_was_listed_is_not_followed(state: Path, tmp_path: Path) -> None:
+    write(state / "logs/1.1.log")
+    found = find()
+    (state / "logs").rename(tmp_path / "elsewhere")
+    (state / "logs").symlink_to(tmp_path / "elsewhere")
+    assert [each.path for each in remove(found.places)] == [str(state / "logs")]
+    assert (tmp_path / "elsewhere/1.1.log").exists()
+
+
+@as_root
+def test_what_belongs_to_other_users_stays_with_the_folders_it_is_in(state: Path) -> None:
+    theirs = write(Path(default_root("b"), "deep/theirs"))
+    mine = write(theirs.with_name("mine"))
+    theirs_in_logs = write(state / "logs/1.1.log")
+    for path in (theirs, theirs_in_logs):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    problems = removed()
+    assert {each.path: each.why for each in problems} == dict.fromkeys(
+        [str(theirs), str(theirs_in_logs)], f"belongs to user {SOMEBODY}"
+    )
+    assert (theirs.exists(), theirs_in_logs.exists(), mine.exists()) == (True, True, False)
+
+
+@as_root
+def test_in_a_directory_that_users_share_only_ones_own_leases_go(
+    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "leases"
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(shared))
+    write(shared / "mutex")
+    write(shared / "mine.lease")
+    os.chown(write(shared / "theirs.lease"), SOMEBODY, SOMEBODY)
+    shared.chmod(0o1777)
+    assert removed() == []
+    assert files_in(shared) == ["mutex", "theirs.lease"]
+
+
+@as_root
+def test_a_state_folder_of_another_users_is_left_alone(state: Path) -> None:
+    write(state / "daemon.log")
+    os.chown(state, SOMEBODY, SOMEBODY)
+    found = find()
+    assert found.places == ()
+    assert "belongs to another user" in stays(found)[str(state)]
+
+
+def test_a_folder_that_others_can_write_to_is_emptied_but_not_removed(own_home: Path) -> None:
+    write(own_home / "daemon.log")
+    own_home.chmod(0o1777)
+    assert removed() == []
+    assert files_in(own_home) == []
+    assert stat.S_IMODE(own_home.stat().st_mode) == 0o1777
+
+
+@pytest.mark.parametrize("place", ["", "..", "../.."])
+def test_the_home_folder_and_whatever_holds_it_are_refused(
+    user: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write(user / "daemon.log")
+    monkeypatch.setenv("GPUYARD_HOME", str(user / place))
+    with pytest.raises(UserError, match="is your home folder or holds it"):
+        find()
+    assert (user / "daemon.log").exists()
+
+
+@pytest.mark.parametrize("variable", ["GPUYARD_HOME", "GPUYARD_LOCK_DIR"])
+def test_the_root_and_a_link_to_the_home_are_refused(
+    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "link").symlink_to(user)
+    for place in ("/", str(tmp_path / "link"), str(user)):
+        monkeypatch.setenv(variable, place)
+        with pytest.raises(UserError, match="is your home folder or holds it"):
+            find()
+
+
+def test_what_is_too_deep_is_told_and_stays(state: Path) -> None:
+    deep = Path(default_root("b"), *["d"] * 220)
+    deep.mkdir(parents=True)
+    [problem] = removed()
+    assert problem.why == "is more than 200 folders deep"
+    assert deep.is_dir()
+
+
+# What stands in the way
+
+
+def test_a_database_that_cannot_be_read_stops_it_and_is_named(state: Path) -> None:
+    path = write(state / "queue.db", "no database at all" * 100)
+    with pytest.raises(EnvironmentFault, match="whether jobs run or wait is not known") as raised:
+        run.uninstall()
+    assert str(path) in str(raised.value.hint)
+    assert path.exists()
+
+
+def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) -> None:
+    log = write(state / "daemon.log")
+    with (
+        hold_daemon_lock(state / "daemon.lock"),
+        pytest.raises(EnvironmentFault, match=f"the daemon already runs .pid {os.getpid()}., as it was started again"),
+    ):
+        run.uninstall()
+    assert log.exists()
+    assert run.uninstall() == []
+    assert not state.exists()
+
+
+def test_where_there_is_nothing_nothing_is_made(user: Path) -> None:
+    assert run.hindrances() == []
+    assert run.uninstall() == []
+    assert list(user.iterdir()) == []
