@@ -1,0 +1,131 @@
+"""`scripts/docs-site`: pages that are written for GitHub become pages of the docs site."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = "scripts/docs-site"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project with a copy of the script."""
+    add(tmp_path, SCRIPT, (Path(__file__).parents[2] / SCRIPT).read_text(encoding="utf-8"))
+    add(tmp_path, "README.md", "[guide](docs/how-to/queue.md)\n")
+    add(tmp_path, "docs/how-to/queue.md", "# Queue\n")
+    add(tmp_path, "docs/adr/index.md", "# Decisions\n")
+    add(tmp_path, "docs/images/page.png", "")
+    add(tmp_path, "src/code.py", "")
+    return tmp_path
+
+
+def add(project: Path, name: str, text: str) -> None:
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(text, encoding="utf-8")
+
+
+def problems(project: Path, step: str) -> str:
+    """Run one step of the script. Return what it complains about, "" if it succeeds."""
+    command = [sys.executable, str(project / SCRIPT), step]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert bool(done.returncode) == bool(done.stderr), done
+    return done.stderr
+
+
+def prepared(project: Path, page: str) -> str:
+    assert problems(project, "prepare") == ""
+    return (project / "build/docs" / page).read_text(encoding="utf-8")
+
+
+def test_a_page_at_the_root_of_the_repository_fits_its_place_on_the_site(project: Path) -> None:
+    unchanged = [
+        "[mail](mailto:a@b.c), [web](https://a.b/c#d), [here](#d)",
+        "```python\ncalls[0](event)\n```",
+    ]
+    changed = {
+        "[a](docs/how-to/queue.md#submit)": "[a](../how-to/queue.md#submit)",
+        "[decisions](docs/adr/)": "[decisions](../adr/index.md)",
+        "![page](docs/images/page.png)": "![page](../images/page.png)",
+        "[itself](CONTRIBUTING.md)": "[itself](contributing.md)",
+        "[two\nlines](docs/adr/index.md)": "[two\nlines](../adr/index.md)",
+        "[code](src/code.py) and a [folder](src/)": "code and a folder",
+        "| `start\\|stop` | a \\| b |": "| `start|stop` | a \\| b |",
+    }
+    add(project, "CONTRIBUTING.md", "\n".join([*unchanged, *changed]))
+    assert prepared(project, "project/contributing.md") == "\n".join([*unchanged, *changed.values()])
+
+
+def test_a_page_in_docs_links_to_pages_outside_of_it(project: Path) -> None:
+    add(project, "SECURITY.md", "# Security\n")
+    add(project, "docs/how-to/queue.md", "[who may](../../SECURITY.md), [why](../adr/index.md)\n")
+    assert prepared(project, "how-to/queue.md") == "[who may](../project/security.md), [why](../adr/index.md)\n"
+
+
+def test_a_link_to_a_missing_file_is_a_problem(project: Path) -> None:
+    for page in ("README.md", "ARCHITECTURE.md", "docs/how-to/queue.md"):
+        add(project, page, "[gone](gone.md)\n")
+    add(project, "docs/adr/index.md", "![gone](gone.png)\n")
+    assert problems(project, "prepare").splitlines() == [
+        "docs: docs/adr/index.md: gone.png does not exist",
+        "docs: docs/how-to/queue.md: gone.md does not exist",
+        "docs: ARCHITECTURE.md: gone.md does not exist",
+        "docs: README.md: gone.md does not exist",
+    ]
+
+
+def test_an_image_that_the_site_does_not_have_is_a_problem(project: Path) -> None:
+    add(project, "src/logo.png", "")
+    add(project, "ARCHITECTURE.md", "![logo](src/logo.png)\n")
+    assert "ARCHITECTURE.md: the image src/logo.png is not in docs/" in problems(project, "prepare")
+
+
+def test_a_state_diagram_is_shown_as_a_table(project: Path) -> None:
+    diagram = (
+        "stateDiagram-v2\n    held --> queued: release\n    held --> cancelled: cancel, stop\n    cancelled --> [*]"
+    )
+    add(project, "ARCHITECTURE.md", f"# Life\n\n```mermaid\n{diagram}\n```\n\nend\n")
+    page = prepared(project, "architecture.md")
+    assert "| **held** | queued (release), cancelled (cancel, stop) |\n\nend" in page
+    assert "mermaid" not in page
+
+
+def test_a_diagram_that_the_site_cannot_show_is_a_problem(project: Path) -> None:
+    add(project, "docs/how-to/queue.md", "```mermaid\ngraph TD\n    a --> b: c\n```\n")
+    assert "docs/how-to/queue.md: the site can show no diagram" in problems(project, "prepare")
+
+
+def build(project: Path, page: str) -> None:
+    """Write a site of two pages of which the first has a navigation."""
+    link = '<a class="md-nav__link" href="{}">x</a>'
+    add(project, "site/index.html", "".join(map(link.format, ["", "#top", "./how-to/queue/"])))
+    add(project, "site/how-to/queue/index.html", page)
+
+
+def test_a_site_with_all_pages_in_its_navigation_and_all_files_of_its_own_is_fine(project: Path) -> None:
+    build(project, '<script src="../../app.js"></script><a href="https://a.b/">elsewhere</a>')
+    assert problems(project, "check") == ""
+
+
+def test_a_page_that_is_not_in_the_navigation_is_a_problem(project: Path) -> None:
+    build(project, "")
+    add(project, "site/lost/index.html", "")
+    assert problems(project, "check") == "docs: lost is not in the navigation: add it to nav in zensical.toml\n"
+
+
+def test_an_entry_of_the_navigation_without_a_page_is_a_problem(project: Path) -> None:
+    build(project, "")
+    (project / "site/how-to/queue/index.html").unlink()
+    assert problems(project, "check") == "docs: how-to/queue does not exist: remove it from nav in zensical.toml\n"
+
+
+def test_a_page_that_loads_from_another_host_is_a_problem(project: Path) -> None:
+    build(project, '<script src="https://a.b/x.js"></script><link href="//a.b/x.css"><img src="http://a.b/x.png">')
+    told = problems(project, "check")
+    for address in ("https://a.b/x.js", "//a.b/x.css", "http://a.b/x.png"):
+        assert f"docs: how-to/queue loads {address}: " in told
+
+
+def test_a_site_that_was_not_built_is_a_problem(project: Path) -> None:
+    assert "run make docs" in problems(project, "check")
