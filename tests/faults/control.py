@@ -1,0 +1,184 @@
+"""Faults of the controller: what is recorded, what engines and the ledger are asked for, and in which order."""
+
+from tests.faults.fault import Fault
+
+_CONTROL = "src/gpuyard/control"
+_STORIES = "tests/simulation/test_stories.py"
+_MEMORY = "tests/simulation/test_memory_stories.py"
+_FAULTS = "tests/integration/test_queue_faults.py"
+
+FAULTS = (
+    Fault(
+        id="control-programs-begin-before-the-commit",
+        file=f"{_CONTROL}/controller.py",
+        old=(
+            "                started = self._start(look, now, granted) if may_start else self._wait_for_look(now)\n"
+            "        except"
+        ),
+        new=(
+            "                started = self._start(look, now, granted) if may_start else self._wait_for_look(now)\n"
+            "                self.engines.begin()\n"
+            "        except"
+        ),
+        breaks="A daemon that dies at the wrong moment has started a job that its database says is still queued.",
+        near=("tests/simulation/test_crashes.py",),
+    ),
+    Fault(
+        id="control-lease-kept-by-the-daemon",
+        file=f"{_CONTROL}/controller.py",
+        old="        for held in granted:\n            held.leave()\n",
+        new="",
+        breaks="The GPU of a job that has ended stays taken until the daemon ends.",
+        near=(_STORIES,),
+    ),
+    Fault(
+        id="control-lease-of-a-failed-step-kept",
+        file=f"{_CONTROL}/controller.py",
+        old="            for held in granted:\n                held.release()\n            raise\n",
+        new="            raise\n",
+        breaks="A GPU that was granted in a step which could not be written down stays taken until the daemon ends.",
+        near=("tests/simulation/test_crashes.py",),
+    ),
+    Fault(
+        id="control-killed-gently",
+        file=f"{_CONTROL}/controller.py",
+        old="                self.engines.signal(attempt, signal.SIGKILL)\n",
+        new="                self.engines.signal(attempt, signal.SIGTERM)\n",
+        breaks="A program that ignores SIGTERM runs on after it was cancelled or its time is up.",
+        near=(f"{_STORIES}::test_a_cancelled_job_that_ignores_the_request_is_killed_after_its_grace",),
+    ),
+    Fault(
+        id="control-time-limit-runs-while-suspended",
+        file=f"{_CONTROL}/controller.py",
+        old="            is_running = live.job.state is JobState.RUNNING  #",
+        new="            is_running = live.job.state is not JobState.STOPPING  #",
+        breaks="A suspended job is ended for a time limit in which it did not run.",
+        near=(f"{_MEMORY}::test_the_time_of_a_suspended_job_does_not_run",),
+    ),
+    Fault(
+        id="control-half-a-submission-stays",
+        file=f"{_CONTROL}/controller.py",
+        old="            self._store.drop_incomplete()\n",
+        new="",
+        breaks="Jobs of a submission that was never acknowledged stay in the queue after a crash.",
+        near=("tests/simulation/test_crashes.py",),
+    ),
+    Fault(
+        id="control-lost-program-runs-on",
+        file=f"{_CONTROL}/ending.py",
+        old="if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:",
+        new="if attempt.stopping is not None:",
+        breaks="A program whose keeper died runs on beside the next attempt of its job.",
+        near=(
+            "tests/simulation/test_crashes.py",
+            f"{_FAULTS}::test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again",
+        ),
+    ),
+    Fault(
+        id="control-ends-lost-with-a-failed-step",
+        file=f"{_CONTROL}/ending.py",
+        old="        if not self._unrecorded:  #",
+        new="        if True:  #",
+        breaks="An end that could not be written down because the disk was full is never written down.",
+        near=(
+            _STORIES,
+            f"{_FAULTS}::test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room",
+        ),
+    ),
+    Fault(
+        id="control-news-of-what-was-taken-back",
+        file=f"{_CONTROL}/desk.py",
+        old="            del self.news[known:]\n",
+        new="",
+        breaks="People are notified of an end that was rolled back, and then of the same end again.",
+        near=("tests/unit/control/test_news.py",),
+    ),
+    Fault(
+        id="control-retry-without-a-pause",
+        file=f"{_CONTROL}/desk.py",
+        old="due_at=now + verdict.delay_s if state is JobState.DELAYED else None,",
+        new="due_at=now if state is JobState.DELAYED else None,",
+        breaks="A job that fails at once uses up all its retries within a second.",
+        near=(f"{_STORIES}::test_a_job_that_fails_is_tried_again_after_pauses_that_double",),
+    ),
+    Fault(
+        id="control-rerun-with-the-same-memory",
+        file=f"{_CONTROL}/desk.py",
+        old="            self.store.grow(job.id, verdict.growth)\n",
+        new="",
+        breaks="A job that ran out of memory is run again with the same memory, for ever.",
+        near=(_MEMORY,),
+    ),
+    Fault(
+        id="control-preempted-success-runs-again",
+        file=f"{_CONTROL}/desk.py",
+        old="return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
+        new="return False",
+        breaks="A job that succeeded just as it was to make room for another is run a second time.",
+        near=("tests/unit/control/test_ends.py",),
+    ),
+    Fault(
+        id="control-resumed-without-a-lease",
+        file=f"{_CONTROL}/moving.py",
+        old="if key in self._asked or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
+        new="if key in self._asked:",
+        breaks="After a crash a suspended job is brought back to a GPU whose memory others have by now.",
+        near=("tests/unit/control/test_ends.py",),
+    ),
+    Fault(
+        id="control-room-given-away-before-it-is-left",
+        file=f"{_CONTROL}/moving.py",
+        old="if each.job.state is JobState.SUSPENDED and each.attempt.lease_id in live",
+        new="if each.job.state in PARKED and each.attempt.lease_id in live",
+        breaks="The memory of a job that is being suspended is given to another while it is still taken.",
+        near=(_MEMORY,),
+    ),
+    Fault(
+        id="control-refused-by-a-cluster-offered-at-once",
+        file=f"{_CONTROL}/handover.py",
+        old="if now < until},",
+        new="if now > until},",
+        breaks="A job that a cluster refuses is handed over again at every step.",
+        near=("tests/unit/control/test_handover.py",),
+    ),
+    Fault(
+        id="control-lost-node-costs-a-retry",
+        file=f"{_CONTROL}/handover.py",
+        old="            return after_loss(job)\n",
+        new="            return None\n",
+        breaks="A job whose cluster node died counts as failed, and is not run again.",
+        near=("tests/unit/control/test_handover.py",),
+    ),
+    Fault(
+        id="control-estimates-not-written-down",
+        file=f"{_CONTROL}/lessons.py",
+        old="            self._store.learned.set_profile(fingerprint, profile)\n",
+        new="            pass\n",
+        breaks="All that was learned of memory and time is gone when the daemon is started again.",
+        near=("tests/unit/control/test_lessons.py",),
+    ),
+    Fault(
+        id="control-token-not-looked-up",
+        file=f"{_CONTROL}/requests.py",
+        old="before = self._store.submitted(submission.token) if submission.token else None",
+        new="before = None",
+        breaks="A submission that a client sends again after a crash is refused, or runs twice.",
+        near=("tests/unit/daemon/test_loop.py",),
+    ),
+    Fault(
+        id="control-dependants-of-a-large-submission-forgotten",
+        file=f"{_CONTROL}/requests.py",
+        old="                    self._desk.settle_dependants(other.job_id, self._clock.now())\n",
+        new="                    pass\n",
+        breaks="A large array waits for ever for a job that ended while the array was being submitted.",
+        near=(_STORIES, "tests/simulation/test_crashes.py"),
+    ),
+    Fault(
+        id="control-place-in-line-kept-after-a-start",
+        file=f"{_CONTROL}/lining.py",
+        old="        if head is None or has_started:\n",
+        new="        if head is None:\n",
+        breaks="The queue is served again and again before scripts that have waited longer.",
+        near=("tests/unit/control/test_lining.py",),
+    ),
+)

@@ -1,0 +1,258 @@
+"""Faults of the daemon: its lock, its sockets and who gets in, its loop, its client, its notifications."""
+
+from tests.faults.fault import Fault
+
+_DAEMON = "src/gpuyard/daemon"
+_GATE = "tests/unit/daemon/test_web_gate.py"
+_LOOP = "tests/unit/daemon/test_loop.py"
+_TESTS = "tests/integration"
+_FAULTS = "tests/integration/test_queue_faults.py"
+
+FAULTS = (
+    # One daemon, for one user
+    Fault(
+        id="daemon-two-at-once",
+        file=f"{_DAEMON}/lock.py",
+        old="    while not _take(descriptor, fcntl.LOCK_EX):\n",
+        new="    while not _take(descriptor, fcntl.LOCK_SH):\n",
+        breaks="Two daemons serve one queue, and start every job twice.",
+        near=(f"{_TESTS}/test_daemon_lock.py",),
+    ),
+    Fault(
+        id="daemon-other-users-are-served",
+        file=f"{_DAEMON}/own_socket.py",
+        old="    return None if uid in (os.getuid(), 0) else",
+        new="    return None if uid >= 0 else",
+        breaks="Any user of the machine runs commands as the owner of the queue.",
+        near=(f"{_TESTS}/test_daemon_http.py::test_another_user_is_not_served",),
+    ),
+    Fault(
+        id="daemon-socket-open-to-all",
+        file=f"{_DAEMON}/own_socket.py",
+        old="    umask = os.umask(0o177)\n",
+        new="    umask = os.umask(0o000)\n",
+        breaks="The daemon's socket can be opened by everybody, and only one check is left.",
+        near=(f"{_TESTS}/test_daemon_http.py::test_the_socket_is_its_owners_alone_whatever_the_umask",),
+    ),
+    # The page's lock
+    Fault(
+        id="daemon-host-unchecked",
+        file=f"{_DAEMON}/web/gate.py",
+        old="    if not _is_ours(host, terms):\n",
+        new="    if not host:\n",
+        breaks="A website whose name is made to lead to 127.0.0.1 reads and changes the queue.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-origin-unchecked",
+        file=f"{_DAEMON}/web/gate.py",
+        old='    if request.headers.get("origin", f"http://{host}") != f"http://{host}":\n',
+        new='    if request.headers.get("origin") == "null":\n',
+        breaks="Another website sends changes to the queue through the user's browser.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-any-token-will-do",
+        file=f"{_DAEMON}/web/gate.py",
+        old="return Credential.TOKEN if _is_same(token, terms.token) else Credential.WRONG_TOKEN",
+        new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
+        breaks="Whoever shows any token at all gets in.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-watching-needs-no-right",
+        file=f"{_DAEMON}/web/gate.py",
+        old="            _check_right(as_request(target), terms)\n",
+        new="            as_request(target)\n",
+        breaks="A page that is for looking only shows the variables of jobs to whoever watches them.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-read-only-page-changes-jobs",
+        file=f"{_DAEMON}/web/gate.py",
+        old='    if terms.is_read_only and request.method == "POST":\n',
+        new='    if terms.is_read_only and request.method == "PUT":\n',
+        breaks="A page that is for looking only cancels jobs.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-forms-change-the-queue",
+        file=f"{_DAEMON}/web/gate.py",
+        old='    if _JSON.fullmatch(told.get("content-type", "")) is None:\n',
+        new='    if "content-type" not in told:\n',
+        breaks="A form on another website submits jobs.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-page-of-another-user",
+        file=f"{_DAEMON}/web/peers.py",
+        old="    return None if owner.uid in (me, 0) else",
+        new="    return None if owner.uid >= 0 else",
+        breaks="Another user of the machine who gets hold of the cookie uses the page.",
+        near=(_GATE,),
+    ),
+    Fault(
+        id="daemon-token-file-for-all",
+        file=f"{_DAEMON}/web/key.py",
+        old="os.O_EXCL, 0o600)",
+        new="os.O_EXCL, 0o644)",
+        breaks="Every user of the machine reads the page's token.",
+        near=(_GATE,),
+    ),
+    # Clients that hold others up
+    Fault(
+        id="daemon-body-limit-unread",
+        file=f"{_DAEMON}/wire.py",
+        old="    if len(value) > 18 or int(value) > most_bytes:\n",
+        new="    if len(value) > 18:\n",
+        breaks="One request fills the daemon's memory.",
+        near=(f"{_TESTS}/test_daemon_http.py::test_what_is_too_long_or_of_unknown_length_is_refused",),
+    ),
+    Fault(
+        id="daemon-silent-clients-stay",
+        file=f"{_DAEMON}/http.py",
+        old="            self._allow(limits.silent_s, self._transport.abort)\n",
+        new="            self._allow_any_time()\n",
+        breaks="Clients that say nothing use up all connections, and nobody is answered any more.",
+        near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_when_their_time_is_up",),
+    ),
+    Fault(
+        id="daemon-slow-viewer-fills-memory",
+        file=f"{_DAEMON}/http.py",
+        old="        if self._transport.get_write_buffer_size() > self._server.limits.unread_bytes:\n",
+        new="        if self._transport.get_write_buffer_size() < 0:\n",
+        breaks="A browser that is put to sleep makes the daemon keep all it was to be told.",
+        near=(
+            f"{_TESTS}/test_daemon_http_crowds.py",
+            f"{_TESTS}/test_events.py::test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on",
+        ),
+    ),
+    Fault(
+        id="daemon-handler-of-a-gone-client-goes-on",
+        file=f"{_DAEMON}/http.py",
+        old="        if self._task is not None:\n            self._task.cancel()\n        if self._end_stream",
+        new="        if self._end_stream",
+        breaks="Every interrupted `gpuyard wait` leaves a task behind in the daemon.",
+        near=(f"{_TESTS}/test_daemon_http.py::test_the_handler_of_a_client_that_goes_away_is_cancelled",),
+    ),
+    # The loop
+    Fault(
+        id="daemon-submission-wakes-nobody",
+        file=f"{_DAEMON}/intake.py",
+        old="        yard.wake()\n",
+        new="",
+        breaks="A job that is submitted to an idle queue starts only when something else happens.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-waiters-are-not-woken",
+        file=f"{_DAEMON}/yard.py",
+        old="            self.finishing.tell()\n",
+        new="",
+        breaks="`gpuyard wait` returns up to half a minute after the last job has ended.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-failing-listener-stops-the-queue",
+        file=f"{_DAEMON}/yard.py",
+        old="            except Exception:  # noqa: BLE001 - who looks on",
+        new="            except OSError:  # who looks on",
+        breaks="A bug in the metrics or the notifications keeps jobs from starting.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-configuration-is-not-followed",
+        file=f"{_DAEMON}/yard.py",
+        old="        if stamp != self._configuration:\n",
+        new="        if stamp == self._configuration:\n",
+        breaks="A changed configuration counts only after the daemon was started again.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-damaged-database-is-used-on",
+        file=f"{_DAEMON}/yard.py",
+        old="        if error.is_damage:\n            self.give_up(error)\n",
+        new="        if error.is_damage:\n            self._pause(str(error))\n",
+        breaks="A daemon whose database is damaged tries again for ever in place of setting it aside.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-ledger-is-not-watched",
+        file=f"{_DAEMON}/yard.py",
+        old="        self._loop.add_reader(notice.fileno(), self._ledger_changed)\n",
+        new="",
+        breaks="A job that waits for a script's GPU starts a second after the script has ended, and not at once.",
+        near=(_LOOP,),
+    ),
+    Fault(
+        id="daemon-same-submission-twice-under-way",
+        file=f"{_DAEMON}/intake.py",
+        old="        task = self._arriving.get(token) if token else None\n",
+        new="        task = None\n",
+        breaks="A large submission that a client sends again while it is still being taken in fails.",
+        near=(f"{_TESTS}/test_queue_clients.py::test_the_same_large_submission_from_two_clients_at_once_counts_once",),
+    ),
+    Fault(
+        id="daemon-unchanged-answers-are-sent-again",
+        file=f"{_DAEMON}/events.py",
+        old="        if told != self._told.get(target):\n",
+        new="        if told:\n",
+        breaks="Every viewer is sent the whole queue twice a second though nothing has changed.",
+        near=("tests/unit/daemon/test_events.py",),
+    ),
+    Fault(
+        id="daemon-new-jobs-get-old-logs",
+        file=f"{_DAEMON}/main.py",
+        old="            yard.store.begin_ids_after(highest)\n",
+        new="            pass\n",
+        breaks="After a damaged database was set aside, new jobs append to the logs of older ones.",
+        near=(
+            f"{_TESTS}/test_queue_faults.py::test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_left_alone",
+        ),
+    ),
+    # The client
+    Fault(
+        id="daemon-client-repeats-what-may-be-done",
+        file=f"{_DAEMON}/client.py",
+        old="            if not may_repeat:\n",
+        new="            if not may_repeat and not message:\n",
+        breaks="A change whose answer got lost is made twice.",
+        near=(f"{_TESTS}/test_daemon_client.py",),
+    ),
+    Fault(
+        id="daemon-client-reads-the-last-answer",
+        file=f"{_DAEMON}/client.py",
+        old="            if not is_kept:  #",
+        new="            if self._socket is None:  #",
+        breaks="A request after one that timed out is answered with the earlier one's answer.",
+        near=(f"{_TESTS}/test_daemon_client.py",),
+    ),
+    Fault(
+        id="daemon-in-its-starters-session",
+        file=f"{_DAEMON}/launch.py",
+        old="                start_new_session=True,\n",
+        new="",
+        breaks="Ctrl-C in the shell that started the daemon ends it.",
+        near=(f"{_TESTS}/test_daemon_client.py",),
+    ),
+    # Notifications
+    Fault(
+        id="daemon-notification-hangs",
+        file=f"{_DAEMON}/notifying/sending.py",
+        old="        if status is None and time.monotonic() < self._deadline:\n",
+        new="        if status is None:\n",
+        breaks="A notification command that hangs is never ended, and no later one is sent.",
+        near=(f"{_TESTS}/test_notifying.py::test_a_command_that_hangs_is_ended_with_all_that_it_started",),
+    ),
+    Fault(
+        id="daemon-notification-tells-its-secret",
+        file=f"{_DAEMON}/notifying/sending.py",
+        old="        said = redact(last, self.target) if is_url(self.target) else last\n",
+        new="        said = last\n",
+        breaks="The daemon's log shows the secret of a notification's URL.",
+        near=(
+            f"{_TESTS}/test_notifying.py::test_a_service_that_fails_twice_is_told_of_without_its_secrets",
+            f"{_TESTS}/test_notifying.py::test_what_a_service_says_of_its_address_is_not_repeated",
+        ),
+    ),
+)

@@ -1,0 +1,73 @@
+"""Faults of what looks at the machine: tools, fallbacks, figures, the host's limits, simulated devices."""
+
+from tests.faults.fault import Fault
+
+_PROBES = "src/gpuyard/probes"
+_TESTS = "tests/unit/probes"
+
+FAULTS = (
+    Fault(
+        id="probes-tools-children-are-left",
+        file=f"{_PROBES}/tool.py",
+        old="        os.killpg(process.pid, signal.SIGKILL)\n",
+        new="        process.kill()\n",
+        breaks="A vendor's tool that hangs leaves its children behind at every look.",
+        near=(f"{_TESTS}/test_tool.py",),
+    ),
+    Fault(
+        id="probes-hung-tool-is-waited-for",
+        file=f"{_PROBES}/tool.py",
+        old="        while selector.get_map() and (left := deadline - time.monotonic()) > 0:\n",
+        new="        while selector.get_map() and (left := deadline - time.monotonic() + 30.0) > 0:\n",
+        breaks="A tool that hangs holds the look at all GPUs up for half a minute.",
+        near=(f"{_TESTS}/test_tool.py",),
+    ),
+    Fault(
+        id="probes-vanished-gpu-is-forgotten",
+        file=f"{_PROBES}/chain.py",
+        old="        gone = tuple(self._gone(rung, reading.devices))\n",
+        new="        gone = ()\n",
+        breaks="A GPU that fell off the bus is not shown as unhealthy but not at all.",
+        near=(f"{_TESTS}/test_chain.py",),
+    ),
+    Fault(
+        id="probes-missing-register-is-a-figure",
+        file=f"{_PROBES}/figures.py",
+        old="return (value, unit) if math.isfinite(value) and value not in _SENTINELS else None",
+        new="return (value, unit) if math.isfinite(value) else None",
+        breaks="A register that is not there is shown as 65535 degrees, and holds jobs back.",
+        near=(f"{_TESTS}/test_figures.py",),
+    ),
+    Fault(
+        id="probes-gigabytes-of-a-thousand",
+        file=f"{_PROBES}/figures.py",
+        old='    "gib": 1024.0,\n',
+        new='    "gib": 1000.0,\n',
+        breaks="A card whose tool prints GiB is taken for smaller than it is.",
+        near=(f"{_TESTS}/test_figures.py",),
+    ),
+    Fault(
+        id="probes-loosest-memory-limit-wins",
+        file=f"{_PROBES}/host.py",
+        old="        if total is None or limit.size < total:\n",
+        new="        if total is None or limit.size > total:\n",
+        breaks="In a container jobs are started by the memory of the whole machine, and killed.",
+        near=(f"{_TESTS}/test_host.py",),
+    ),
+    Fault(
+        id="probes-failed-probe-never-rests",
+        file=f"{_PROBES}/backoff.py",
+        old="min(_LONGEST_S, 2.0 ** (self._failures - 1))",
+        new="0.0",
+        breaks="A tool that fails is started again at every look.",
+        near=(f"{_TESTS}/test_backoff.py",),
+    ),
+    Fault(
+        id="probes-shares-without-a-lock",
+        file="src/gpuyard/shares.py",
+        old="            fcntl.flock(descriptor, fcntl.LOCK_EX)\n            yield\n",
+        new="            yield\n",
+        breaks="Two processes are given the same memory of a simulated GPU.",
+        near=("tests/unit/test_shares.py",),
+    ),
+)

@@ -1,0 +1,73 @@
+"""Faults of assets in VRAM and RAM: loans, budgets, streams, outputs."""
+
+from tests.faults.fault import Fault
+
+_RESIDENCY = "src/gpuyard/residency"
+_TESTS = "tests/unit/residency"
+
+FAULTS = (
+    Fault(
+        id="residency-held-scene-is-evicted",
+        file=f"{_RESIDENCY}/plan.py",
+        old="            if stage is Stage.THERE\n            and key not in self._state.held\n",
+        new="            if stage is Stage.THERE\n",
+        breaks="A scene is dropped from VRAM while a renderer reads it.",
+        near=(f"{_TESTS}/test_plan.py",),
+    ),
+    Fault(
+        id="residency-loan-is-not-given-back",
+        file=f"{_RESIDENCY}/scenes.py",
+        old="        finally:\n            self._tiers.give_back(loan)\n",
+        new="        finally:\n            pass\n",
+        breaks="A render stops for good when all scene slots were used once.",
+        near=(f"{_TESTS}/test_hardships.py::test_more_scenes_than_slots_are_rendered_by_turns",),
+    ),
+    Fault(
+        id="residency-budget-is-exceeded",
+        file=f"{_RESIDENCY}/plan.py",
+        old="        if self._missing(asset).is_more_than_nothing:\n            return False\n",
+        new="",
+        breaks="A render takes more VRAM than its budget, and others run out.",
+        near=(f"{_TESTS}/test_plan.py",),
+    ),
+    Fault(
+        id="residency-frame-in-use-is-overwritten",
+        file=f"{_RESIDENCY}/streaming.py",
+        old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
+        new="        slot = self._slots[0]\n",
+        breaks="The next frame of a streamed actor is written over the one that is being rendered.",
+        near=(f"{_TESTS}/test_streaming.py",),
+    ),
+    Fault(
+        id="residency-changed-file-is-read",
+        file=f"{_RESIDENCY}/files.py",
+        old="    if now != before:\n",
+        new="    if now.nbytes != before.nbytes:\n",
+        breaks="Labels are rendered from a file that was changed in the middle of the run.",
+        near=(f"{_TESTS}/test_ply.py",),
+    ),
+    Fault(
+        id="residency-two-runs-in-one-folder",
+        file=f"{_RESIDENCY}/outputs.py",
+        old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        breaks="A second run empties the folder in which the first one is rendering.",
+        near=(f"{_TESTS}/test_outputs.py",),
+    ),
+    Fault(
+        id="residency-output-named-before-it-is-on-disk",
+        file=f"{_RESIDENCY}/outputs.py",
+        old="                _flush(folder)\n                folder.rename(path)\n",
+        new="                folder.rename(path)\n",
+        breaks="After a power failure --resume keeps outputs that are empty.",
+        near=(f"{_TESTS}/test_outputs.py",),
+    ),
+    Fault(
+        id="residency-out-of-memory-is-not-tried-again",
+        file=f"{_RESIDENCY}/ladder.py",
+        old="        for rung in (tiers.drop_idle_actors, tiers.evict_idle_scene):\n",
+        new="        for rung in (tiers.drop_idle_actors,):\n",
+        breaks="A renderer that runs out of memory skips labels that would fit without the idle scenes.",
+        near=(f"{_TESTS}/test_tiers.py",),
+    ),
+)

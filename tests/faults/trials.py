@@ -1,0 +1,132 @@
+"""Trials: which test catches a fault, and how far one has to go for it.
+
+A fault is tried on its `near` tests first, then on all that `make test` runs, then on all that `make test-full` runs.
+A test catches a fault when it fails, and fails again alone: so a test that failed by chance does not count.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.faults.fault import Fault
+from tests.faults.sandbox import Run, Sandbox
+
+CLUSTERS = "tests/integration/clusters"
+TEST_TIMEOUT_S = 60
+_FULL = "GPUYARD_FULL"
+_RUN_TIMEOUT_S = 7200.0
+_PASSED, _FAILED, _INTERRUPTED, _NONE_CHOSEN = 0, 1, 2, 5
+_MOST_BY_CHANCE = 3
+THE_WHOLE_RUN = "the run as a whole"
+
+
+class Stage(StrEnum):
+    """How far a trial goes, in this order."""
+
+    NEAR = "near"
+    TEST = "test"
+    FULL = "full"
+
+
+STAGES = tuple(Stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """`caught` is the stage in which `test` noticed the fault, None where no test did up to the stage `tried`.
+
+    `by_chance` are tests that failed once and passed when they were run again alone.
+    """
+
+    id: str
+    digest: str
+    tried: Stage
+    caught: Stage | None = None
+    test: str | None = None
+    seconds: float = 0.0
+    by_chance: tuple[str, ...] = ()
+
+
+class BrokenRun(Exception):
+    """pytest itself could not work, which says nothing about a fault."""
+
+
+class Trials:
+    """`workers` is how many processes share the tests of a large run; 0 runs them in one."""
+
+    def __init__(self, sandbox: Sandbox, workers: int) -> None:
+        self._sandbox = sandbox
+        self._spread = ("--numprocesses", str(workers), "--dist", "worksteal") if workers else ()
+
+    def check(self, faults: Sequence[Fault]) -> list[str]:
+        """Return the near tests that fail without any fault."""
+        near = {test for fault in faults for test in fault.near}
+        return self._failures(Stage.NEAR, *self._spread, *sorted(near))
+
+    def judge(self, fault: Fault, up_to: Stage, before: Result | None = None) -> Result:
+        """Try the stages up to that one; those that `before` tells of are not tried again."""
+        began = time.monotonic()
+        by_chance = [] if before is None else list(before.by_chance)
+        first = 0 if before is None else STAGES.index(before.tried) + 1
+        stage, test = up_to, None
+        with self._sandbox.planted(fault):
+            for stage in STAGES[first : STAGES.index(up_to) + 1]:
+                test = self._catch(fault, stage, by_chance)
+                if test is not None:
+                    break
+        return Result(
+            id=fault.id,
+            digest=fault.digest,
+            tried=stage,
+            caught=None if test is None else stage,
+            test=test,
+            seconds=round((0.0 if before is None else before.seconds) + time.monotonic() - began, 1),
+            by_chance=tuple(by_chance),
+        )
+
+    def _catch(self, fault: Fault, stage: Stage, by_chance: list[str]) -> str | None:
+        for chosen in self._runs(fault, stage):
+            for _ in range(_MOST_BY_CHANCE):
+                others = (f"--deselect={test}" for test in by_chance)
+                failed = self._failures(stage, "--exitfirst", *others, *chosen)
+                if not failed:
+                    break
+                if failed[0] == THE_WHOLE_RUN or self._failures(stage, failed[0]):
+                    return failed[0]
+                by_chance.append(failed[0])
+        return None
+
+    def _runs(self, fault: Fault, stage: Stage) -> Iterator[Sequence[str]]:
+        """What pytest is called with, once for each. Tests on one cluster share a process, so they are not spread."""
+        if stage is Stage.NEAR:
+            yield fault.near
+            return
+        yield (*self._spread, f"--ignore={CLUSTERS}", "tests")
+        yield (f"{CLUSTERS}/slurm",)
+        yield (f"{CLUSTERS}/ray",)
+
+    def _failures(self, stage: Stage, *chosen: str) -> list[str]:
+        """Return the ids of failing tests, the first first. A run that does not end in time fails as a whole."""
+        is_full = stage is Stage.FULL
+        which = () if is_full else ("-m", "not full")
+        run = self._sandbox.pytest(
+            *("-q", "--tb=no", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", *which, *chosen),
+            timeout_s=_RUN_TIMEOUT_S,
+            environment=_environment(is_full=is_full),
+        )
+        return failures_of(run)
+
+
+def _environment(*, is_full: bool) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if name != _FULL}
+    return {**ours, _FULL: "1"} if is_full else ours
+
+
+def failures_of(run: Run) -> list[str]:
+    if run.status in (_PASSED, _NONE_CHOSEN):
+        return []
+    if run.status not in (_FAILED, _INTERRUPTED, None):
+        raise BrokenRun(f"pytest ended with status {run.status}:\n{run.output[-3000:]}")
+    return run.failed or [THE_WHOLE_RUN]

@@ -1,0 +1,24 @@
+"""Faults of what people type and look at."""
+
+from tests.faults.fault import Fault
+
+_UI = "src/gpuyard/ui"
+
+FAULTS = (
+    Fault(
+        id="ui-wait-hides-failures",
+        file=f"{_UI}/cli/wait.py",
+        old='    return 1 if answer["failed_count"] else 0\n',
+        new="    return 0\n",
+        breaks="A script that waits for jobs goes on as if those that failed had succeeded.",
+        near=("tests/integration/test_queue_cli_waiting.py::test_wait_says_which_have_failed_and_when_the_time_is_up",),
+    ),
+    Fault(
+        id="ui-names-are-taken-for-html",
+        file=f"{_UI}/web/dom.js",
+        old="      node.textContent = value;\n",
+        new="      node.innerHTML = value;\n",
+        breaks="The name of a job runs as a script in the page of whoever looks at it.",
+        near=("tests/integration/web/test_page_queue.py::test_names_and_commands_are_text_whatever_they_look_like",),
+    ),
+)
