@@ -2,38 +2,38 @@
 PYTHON ?= $(shell scripts/find-python)
 VENV := .venv
 BIN := $(VENV)/bin
-# Many tests wait for other processes: one more than there are cores keeps all of them busy.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-SPREAD := --numprocesses $(WORKERS) --dist worksteal
-CLUSTERS := tests/integration/clusters
-PYTEST := $(BIN)/pytest --quiet --tb=short -rfE
+# The environment is made anew when PYTHON names another version than the one in it: `make PYTHON=python3.13 test`.
+MADE := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(VENV)/.python-*)))
+ifeq ($(MADE),)
+MADE := $(VENV)/.python-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Debian keeps Slurm's daemons where ordinary users do not look for programs.
+export PATH := $(PATH):/usr/sbin
 # Tests start thousands of programs, and none is to compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo install test test-simulation test-slurm test-ray lint bench clean
+.PHONY: demo install test test-full test-unit check lint docs bench dist clean
 
 demo: install
 	scripts/demo $(BIN)/gpuyard
 
 install: $(VENV)/.installed
 
-test: $(VENV)/.installed-dev
+# What CI runs. `make test-full` adds all seeds, long runs and the coverage of started programs.
+test test-full: %: $(VENV)/.installed-dev check docs
 	scripts/system-packages
+	$(BIN)/python scripts/run-tests $(if $(filter test-full,$@),--full)
+
+# What needs no other programs: for systems other than Linux, and for a quick look.
+test-unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --quiet --tb=short -rfE -m "not full" tests/unit tests/contract
+
+check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) --jobs 3 --output-sync=target test-simulation test-slurm test-ray
-	$(PYTEST) $(SPREAD) --ignore tests/simulation --ignore $(CLUSTERS) --cov --cov-report=
-
-# Measuring makes the simulation, which is Python and nothing else, take twice as long; what it covers others cover too.
-test-simulation: $(VENV)/.installed-dev
-	$(PYTEST) $(SPREAD) tests/simulation
-
-# All tests of a kind share one cluster, and so a process. They mostly wait for it.
-test-slurm test-ray: test-%: $(VENV)/.installed-dev
-	$(PYTEST) $(CLUSTERS)/$*
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -41,20 +41,38 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site is made anew in site/; `python -m http.server --directory site` shows it.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python scripts/docs-site prepare
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python scripts/docs-site check
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench
 
+# Wheel and source distribution, in dist/.
+dist: $(VENV)/.installed-dist
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf dist site build/docs .cache $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(MADE):
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml $(MADE)
 	$(BIN)/python -m pip install --quiet --editable '.[top]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+$(VENV)/.installed-dist: pyproject.toml $(MADE)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group dist
 	touch $@

@@ -7,17 +7,21 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.preloaded import preloaded
+from tests.scale import size
+
 # How long an example takes says something about the machine, nothing about the code. CI repeats itself; others explore.
 settings.register_profile(
     "gpuyard",
     deadline=None,
+    max_examples=size(30, full=100),
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=os.environ.get("CI") == "true",
 )
@@ -26,6 +30,13 @@ settings.load_profile("gpuyard")
 # Whoever runs the tests in the background of a script has them ignore Ctrl-C, and all programs they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork Python programs from one that has imported gpuyard. Unit tests start few, and look at how they start."""
+    with contextlib.nullcontext() if "unit" in request.path.parts else preloaded():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +78,9 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("linux"):
+        if sys.platform != "linux":
+            pytest.skip(f"only on Linux: {marker.args[0]}")
     for marker in item.iter_markers("needs"):
         missing = [name for name in marker.args if shutil.which(name) is None]
         if missing and os.environ.get("CI") == "true":

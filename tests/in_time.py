@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
 import pytest
 
 T = TypeVar("T")
 _TRIES = 6
+_END_S = 90.0
 
 
 def in_time(bound_s: float, act: Callable[[], T]) -> T:
@@ -20,3 +22,19 @@ def in_time(bound_s: float, act: Callable[[], T]) -> T:
         if took[-1] < bound_s:
             return result
     pytest.fail(f"it took {took} s, and not under {bound_s} s")
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait until a process has ended, whoever its parent is: it is gone, or a zombie that waits for its parent."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        try:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return
+            process.wait(0.05)
+        except psutil.NoSuchProcess:
+            return
+        except psutil.TimeoutExpired:
+            continue
+    pytest.fail(f"the process {pid} does not end")

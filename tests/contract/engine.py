@@ -84,7 +84,7 @@ class Programs:
         return 0
 
 
-def until(is_so: Callable[[], object], what: str, every_s: float = 0.005) -> None:
+def until(is_so: Callable[[], object], what: str, every_s: float = 0.02) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"never came: {what}"

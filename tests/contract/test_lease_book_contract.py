@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from gpuyard.leases.folder import prepare
 from gpuyard.leases.identity import start_time
 from gpuyard.leases.ledger import Ledger
 from gpuyard.ports import HeldClaim, LeaseBook, Wanted
+from tests.in_time import wait_until_gone
 from tests.simulation.leases import SimulatedBook
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
@@ -82,7 +82,7 @@ class FolderPlace:
                 child.wait(DEADLINE_S)
         if pid in self._others:
             self._others.remove(pid)
-            _wait_until_gone(pid)
+            wait_until_gone(pid)  # its locks go with it
 
     def die(self) -> int:
         call = [sys.executable, "-c", _DAEMON, str(self._folder)]
@@ -105,16 +105,6 @@ class FolderPlace:
         for pid in self._others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _wait_until_gone(pid: int) -> None:
-    """No child of ours: its locks are gone once its process has none any more."""
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
-        try:
-            assert select.select([handle], [], [], DEADLINE_S)[0]
-        finally:
-            os.close(handle)
 
 
 class SimulatedPlace:

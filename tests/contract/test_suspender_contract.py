@@ -81,7 +81,7 @@ class LocalPlace:
         deadline = time.monotonic() + DEADLINE_S
         while not (news := suspender.moved()):
             assert time.monotonic() < deadline, "nothing came out"
-            select.select([suspender.fileno()], [], [], 0.5)
+            select.select([suspender.fileno()] if suspender.fileno() >= 0 else [], [], [], 0.5)
         return news[0]
 
     def used_mb(self) -> float:

@@ -30,7 +30,7 @@ from gpuyard.errors import GpuyardError
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 DEADLINE_S = 90.0
-_POLL_S = 0.005
+_POLL_S = 0.02
 
 
 class Served(NamedTuple):

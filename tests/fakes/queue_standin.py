@@ -4,12 +4,12 @@ import http.server
 import json
 import socketserver
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from gpuyard.daemon.client import API
+from gpuyard.daemon.client import API, VERSION_FIELD
+from gpuyard.version import __version__
 
 Answer = Any
 STATES = (
@@ -38,13 +38,14 @@ class StandIn:
     def __init__(self, home: Path, answers: dict[str, Answer] | None = None) -> None:
         self.path = home / "daemon.sock"
         self.answers = answers or {}
+        self.version: str | None = __version__
         self.asked: list[Asked] = []
         self._server: socketserver.BaseServer | None = None
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         self.path.unlink(missing_ok=True)
-        self._server = _Server(str(self.path), _handler(self._answer))
+        self._server = _Server(str(self.path), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
         return self
 
@@ -54,7 +55,7 @@ class StandIn:
         self._server.server_close()
         self.path.unlink()
 
-    def _answer(self, asked: Asked) -> Answer:
+    def answer(self, asked: Asked) -> Answer:
         self.asked.append(asked)
         answer = self.answers.get(asked.route, Refusal(404, f"no such route: {asked.route}"))
         return answer(asked) if callable(answer) else answer
@@ -64,13 +65,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-def _handler(answer: Callable[[Asked], Answer]) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(daemon: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def _respond(self) -> None:
             url = urlsplit(self.path)
             content = self.rfile.read(int(self.headers["Content-Length"]))
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            told = answer(
+            told = daemon.answer(
                 Asked(f"{self.command} {url.path.removeprefix(API)}", query, json.loads(content) if content else None)
             )
             status = 200
@@ -78,6 +79,8 @@ def _handler(answer: Callable[[Asked], Answer]) -> type[http.server.BaseHTTPRequ
                 status, told = told.status, {"error": told.error, "hint": told.hint}
             body = json.dumps(told).encode()
             self.send_response(status)
+            if daemon.version is not None:
+                self.send_header(VERSION_FIELD, daemon.version)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Connection", "close")
             self.end_headers()

@@ -71,7 +71,7 @@ def wait_for(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"never came: {what}"
-        select.select([], [], [], 0.005)
+        select.select([], [], [], 0.02)
 
 
 def outcomes(engine: LocalEngine, count: int = 1) -> dict[int, Outcome]:

@@ -31,7 +31,7 @@ def until(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"never came: {what}"
-        select.select([], [], [], 0.005)
+        select.select([], [], [], 0.02)
 
 
 def is_gone(pid: int) -> bool:

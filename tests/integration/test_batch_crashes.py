@@ -19,6 +19,7 @@ from gpuyard.recipes.finish import Summary, read_summary
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import DEADLINE_S, is_gone, until
 from tests.integration.sim_view_fixture import Batch, make_batch, put_sim_view  # noqa: F401 - fixtures are found where they are named
+from tests.scale import some
 
 RUNS, AT_ONCE, KILLS, SEED = 8, 2, 3, 6
 TAKES = ("--seconds", "0.3")
@@ -79,10 +80,8 @@ def check_each_once(batch: Batch, summary: Summary | None) -> None:
     assert frames == [3] * RUNS
 
 
-@pytest.mark.parametrize("victims", [("daemon",), ("command",), ("daemon", "command")], ids=" and ".join)
-def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(
-    left_alone: Batch, victims: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("victims", ["daemon and command", *some(["daemon", "command"])])
+def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(left_alone: Batch, victims: str) -> None:
     """Before the first run begins, and then after so many have begun: the moments are a seed's."""
     it, dice = left_alone, random.Random(f"{SEED} {victims}")
     moments = [0, *sorted(dice.sample(range(1, RUNS), KILLS - 1))]

@@ -23,6 +23,7 @@ from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are fo
     percent_of,
     put_sim_view,
 )
+from tests.scale import some
 
 Hogs = Callable[..., Hog]
 # What a row of the sample log says, and the bound it has to keep.
@@ -49,6 +50,7 @@ def held_rows(batch: Batch, words: str) -> list[dict[str, Any]]:
     return [row for row in batch.rows("sample") if words in (row["held_by"] or "")]
 
 
+@pytest.mark.full
 def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one(batch: Batch) -> None:
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
@@ -80,7 +82,7 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", some(GATES, 0))
 def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_guards(batch: Batch, gate: str) -> None:
     takes, bounds, words = GATES[gate]
     batch.yard.home.mkdir(mode=0o700)

@@ -23,7 +23,6 @@ from tests.unit.probes.samples_nvidia import XML
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 # On such a page every block goes on where the last one ended; a test of its own runs it as a whole:
 # `test_workspace_tutorial.py` and `test_render_example.py`.
 STORY = "<!-- one story -->"
@@ -84,16 +83,6 @@ def end_queue() -> None:
                 pass
             client.request("POST", "/stop", body={})
         until(lambda: is_gone(pid), "the end of the daemon")
-
-
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/render/README.md"))],
-    ids=lambda page: page.name,
-)
-def test_a_link_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
 
 
 def test_the_reference_names_every_command_and_option() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import stat
 import sys
@@ -13,7 +14,7 @@ import pytest
 from gpuyard.core.jobs import OutcomeKind
 from gpuyard.engines.local import LocalEngine
 from gpuyard.ports import Launch
-from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outcomes
+from tests.integration.engine_fixture import DEADLINE_S, launch_of, log_of, outcome_of, outcomes, wait_for
 
 # What runs
 
@@ -58,6 +59,20 @@ def test_many_at_once_all_begin_and_are_all_told_of(engine: LocalEngine, folder:
     told = outcomes(engine, count)
     assert {job_id: outcome.status for job_id, outcome in told.items()} == {n: n % 100 for n in range(1, count + 1)}
     assert [log_of(folder, n) for n in range(1, count + 1)] == [f"{n}\n" for n in range(1, count + 1)]
+
+
+def test_while_there_is_more_to_be_told_its_descriptor_is_readable(engine: LocalEngine, folder: Path) -> None:
+    """Of many that end together only some are told at once."""
+    count = 8
+    for job_id in range(1, count + 1):
+        engine.prepare(launch_of(job_id, "true"), None)
+    engine.begin()
+    wait_for(lambda: (folder / "journal").read_bytes().count(b" 0 ") == count, "the ends of all")
+    told: list[int] = []
+    while len(told) < count:
+        assert select.select([engine.fileno()], [], [], DEADLINE_S)[0], f"{len(told)} of {count} were told"
+        told += [one.job_id for one in engine.ended()]
+    assert sorted(told) == list(range(1, count + 1))
 
 
 def test_a_program_named_like_a_builtin_is_the_program(engine: LocalEngine, tmp_path: Path) -> None:

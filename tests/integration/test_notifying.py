@@ -19,8 +19,9 @@ from gpuyard.core.model import Need
 from gpuyard.core.notifying import Message, Occurrence
 from gpuyard.core.wishes import Event
 from gpuyard.daemon.notifying import worker as working
-from gpuyard.daemon.notifying.sending import APPRISE_MISSING, send
+from gpuyard.daemon.notifying.sending import apprise_missing, send
 from gpuyard.daemon.notifying.worker import Worker
+from gpuyard.installation import find_installation
 from tests.fakes.queue_command import run
 from tests.in_time import in_time
 from tests.integration.queue_fixture import is_gone, until
@@ -265,8 +266,8 @@ def test_where_apprise_is_missing_that_is_told_once_with_what_to_install(
         for count in (1, 2):
             worker.put([("ntfy://topic", failure()), (f"cat >> {told}", failure())])
             until(lambda count=count: len(lines(told)) == count, "the other target")  # type: ignore[misc]
-    assert notices == [APPRISE_MISSING] == _said(caplog)
-    assert "pip install 'gpuyard[notify]'" in str(send("ntfy://topic", MESSAGE).problem)
+    assert notices == [apprise_missing()] == _said(caplog)
+    assert find_installation().with_extra("notify") in str(send("ntfy://topic", MESSAGE).problem)
 
 
 # By hand

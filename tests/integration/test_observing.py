@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from gpuyard.control.desk import Desk
 from gpuyard.control.observing import Observer
@@ -33,7 +33,8 @@ def program(lease_id: str | None) -> Iterator[int]:
         process.wait()
 
 
-def a_desk_with(*lease_ids: str) -> Desk:
+@contextmanager
+def a_desk_with(*lease_ids: str) -> Iterator[Desk]:
     database, _ = open_database(None)
     store = JobStore(database)
     spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(), learns_memory=True)
@@ -56,15 +57,20 @@ def a_desk_with(*lease_ids: str) -> Desk:
             )
     desk = Desk(store)
     desk.reload()
-    return desk
+    with closing(database):
+        yield desk
 
 
 def test_a_process_that_no_longer_says_whose_it_is_counts_for_no_job() -> None:
     """As one that is ending: its memory is still there, its environment is not, and the daemon is its ancestor."""
     me = this_process("gpuyard queue")
-    desk = a_desk_with("one", "two")
-    observer = Observer(desk, Book(open_ledger(), me), me)
-    with program("one") as first, program("two") as second, program(None) as ending:
+    with (
+        a_desk_with("one", "two") as desk,
+        program("one") as first,
+        program("two") as second,
+        program(None) as ending,
+    ):
+        observer = Observer(desk, Book(open_ledger(), me), me)
         held = {first: 1000.0, second: 2000.0, ending: 40_000.0}
         device = Device(
             id="G0", vendor=Vendor.NVIDIA, memory_total_mb=80_000.0, memory_used_mb=43_000.0, memory_free_mb=37_000.0,

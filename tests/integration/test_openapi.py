@@ -53,7 +53,7 @@ def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home:
             engine, me = LocalEngine(own_home), this_process("test")
             suspender = LocalSuspender(own_home / "suspending", engine.queue)
             loop = Loop(database, Book(open_ledger(), me), engine, SystemClock(), me, suspender=suspender)
-            return set(Routes(loop, lambda: None, 0.0).table)
+            return set(Routes(loop, lambda _: None, 0.0).table)
 
     own_home.mkdir()
     described = {(each.method, each.path) for each in OPERATIONS.values() if not each.is_of_page}

@@ -66,6 +66,7 @@ def test_a_folder_that_is_no_parcel_is_left_alone(post: Post) -> None:
 def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None:
     """The folder was changed while it was out there: that is told, and all waits until it is set back."""
     [attempt] = post.hand_over(post.waiting(1))
+    post.until_runs(1)  # its supervisor has found the folder where it was
     post.until(lambda: post.seen, "where it is")
     known = replace(attempt, site_id=post.seen[-1].site_id, log=str(post.folder / "shared" / "logs" / "1.1.log"))
     shared = post.folder / "shared"

@@ -140,3 +140,11 @@ def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(yard: Yard) -> 
     gate.write_text("go\n")
     yard.start()
     assert yard.wait(job_id)["succeeded"] == 1
+
+
+def test_a_daemon_that_has_searched_and_reported_leaves_its_database_as_one_file(yard: Yard) -> None:
+    yard.wait(yard.submit("true", gpus=0))
+    assert yard.get("/jobs", search="true")["total"] == 1
+    assert yard.get("/report")["total"]["jobs"] == 1
+    yard.stop()
+    assert [each.name for each in yard.home.glob("queue.db*")] == ["queue.db"]

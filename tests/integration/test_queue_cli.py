@@ -102,7 +102,7 @@ def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daem
         (["clean"], "--older-than 30d"),
         (["clean", "--older-than", "long"], "10m"),
         (["wait", "--timeout", "soon"], "10m"),
-        (["daemon", "restart"], "'start', 'stop', 'status', 'run'"),
+        (["daemon", "reload"], "'start', 'stop', 'restart', 'status', 'run'"),
         (["pause", "17"], "17"),
         (["submti", "--", "true"], "did you mean `gpuyard submit`?"),
     ],

@@ -45,6 +45,7 @@ def type_block(language: str, code: str, folder: Path) -> str:
     return told.stdout
 
 
+@pytest.mark.full
 def test_the_example_renders_the_same_pictures_with_all_in_memory_and_with_half_of_it(tmp_path: Path) -> None:
     folder = tmp_path / "render"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "set", "out"))

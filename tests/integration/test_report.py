@@ -1,5 +1,6 @@
 """`gpuyard report`: a real daemon, real jobs, and figures that agree with what the queue says of them."""
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -66,7 +67,7 @@ def test_a_report_agrees_with_the_queue(yard: Yard, tmp_path: Path) -> None:
             for cause in total["causes"]] == [
         ("failed", 3, None, 2, 0), ("out-of-memory", None, "device", 1, 1),
     ]  # fmt: skip
-    with sqlite3.connect(yard.home / "queue.db") as database:
+    with contextlib.closing(sqlite3.connect(yard.home / "queue.db")) as database:
         (ran_s,) = database.execute("SELECT sum(ended_at - started_at) FROM attempts WHERE devices <> ''").fetchone()
     assert total["gpu_hours"] * 3600 == pytest.approx(ran_s)
     assert sum(sum(row["gpu_hours"]) for row in answer["picture"]["rows"]) == pytest.approx(total["gpu_hours"])

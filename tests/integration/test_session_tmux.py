@@ -12,6 +12,7 @@ import pytest
 from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
 from tests.integration.session_fixture import OwnTmux, Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures
 from tests.integration.terminal import Terminal
+from tests.scale import size
 
 pytestmark = pytest.mark.needs("tmux")
 unmeasured = pytest.mark.usefixtures("unmeasured")
@@ -315,6 +316,7 @@ def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(t
     assert tmux.sessions() == []
 
 
+@pytest.mark.full
 def test_a_session_that_nobody_came_to_show_is_opened_again(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
     """As where tmux dies before the viewer is there: the first one is never made."""
     (tmp_path / "bin").mkdir()
@@ -383,12 +385,13 @@ def last_of(path: str) -> bytes:
         return file.read()
 
 
-FLOOD = "echo up; read x; yes 0123456789 | head -c 50600000; echo the end; read x"
+FLOOD_LINES = size(500_000, full=4_600_000)
+FLOOD = f"echo up; read x; yes 0123456789 | head -c {FLOOD_LINES * 11}; echo the end; read x"
 
 
 def wait_for_all_of_it(task: Task) -> None:
     wait_for(lambda: last_of(task.spec["log"]).endswith(b"the end\n"), "the end of the output")
-    assert Path(task.spec["log"]).read_bytes().count(b"0123456789\n") == 4_600_000
+    assert Path(task.spec["log"]).read_bytes().count(b"0123456789\n") == FLOOD_LINES
 
 
 @unmeasured

@@ -168,6 +168,7 @@ def test_a_suspended_job_that_is_killed_leaves_nothing(
     assert not list(devices.folder.glob("*.share"))
 
 
+@pytest.mark.full
 def test_nobody_is_stopped_who_holds_the_lock_of_all_shares(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:

@@ -15,6 +15,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from gpuyard.daemon.lock import running_pid
+from gpuyard.installation import find_installation
 from gpuyard.ui.tui.app import Top
 from gpuyard.ui.tui.letters import UNICODE
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
@@ -371,4 +372,4 @@ def test_without_textual_it_says_what_to_install() -> None:
     status, said = terminal.end()
     terminal.close()
     assert status == 1
-    assert "pip install 'gpuyard[top]'" in said
+    assert find_installation().with_extra("top") in said

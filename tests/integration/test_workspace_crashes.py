@@ -17,6 +17,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     make_workspaces,
     until,
 )
+from tests.scale import some
 
 pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
@@ -82,7 +83,7 @@ VICTIMS: dict[str, Callable[[Workspace], int]] = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", some(VICTIMS, 2))
 def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
     victim: str, workspaces: Workspaces, own_yard: Yard
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
     assert len(once.starts()) == 1
 
 
+@pytest.mark.full
 def test_what_was_killed_is_run_again_by_the_next_start(workspace: Workspace) -> None:
     workspace.add_gated("exp")
     workspace.do("start")

@@ -121,6 +121,7 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, t
     assert "exp2 completed" in (old / "old logs/OLD_TASK_scheduler.log").read_text()
 
 
+@pytest.mark.full
 def test_the_old_way_to_call_the_scheduler_works_with_any_configuration(old: Path, own_yard: Yard) -> None:
     own_yard.start()
     shell(BIN / "setup_workspace.sh", old, "--force", cwd=old.parent)

@@ -67,6 +67,7 @@ def test_configs_with_hostile_names_run_as_data(workspaces: Workspaces) -> None:
     assert pwned(workspaces.place) == []
 
 
+@pytest.mark.full
 def test_one_of_them_can_be_chosen_also_where_there_is_a_comma_or_a_dash_in_it(workspace: Workspace) -> None:
     workspace.configure(sessions="none")
     workspace.add("a,b", "a", "b", "-rf", "--rerun", ".hidden")
@@ -127,6 +128,7 @@ def test_a_config_whose_name_would_break_a_line_is_refused_before_anything_start
     assert own_yard.counts() == {}
 
 
+@pytest.mark.full
 def test_a_workspace_is_found_from_anywhere_and_through_a_link(workspace: Workspace, tmp_path: Path) -> None:
     link = tmp_path / "a link; touch pwned"
     link.symlink_to(workspace.folder)

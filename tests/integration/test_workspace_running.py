@@ -65,6 +65,7 @@ def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspa
     assert "1 task ended" in workspace.do("kill-all")
 
 
+@pytest.mark.full
 def test_what_runs_can_be_ended_though_the_settings_have_a_mistake_by_now(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     workspace.do("start")
@@ -159,6 +160,7 @@ def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) ->
     assert workspace.log("late").count("it did not converge") == 2
 
 
+@pytest.mark.full
 @unmeasured
 def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs_it_again(workspace: Workspace) -> None:
     workspace.add("exp1", fails=1)
@@ -171,6 +173,7 @@ def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs
     assert workspace.until_over()["exp1"]["state"] == "completed"
 
 
+@pytest.mark.full
 def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: Workspace, own_yard: Yard) -> None:
     workspace.configure(gpu_count=1)
     workspace.add_gated("first", memory_mb=8 * 1024)
@@ -218,6 +221,7 @@ def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
     assert {row["attempt"] for row in rows.values()} == {1}
 
 
+@pytest.mark.full
 @unmeasured
 def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_yard: Yard) -> None:
     """Even where it then ends with status 0."""

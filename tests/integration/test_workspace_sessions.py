@@ -62,6 +62,7 @@ def test_a_session_of_somebody_elses_with_that_name_is_left_alone(workspace: Wor
     assert workspace.tmux.sessions() == ["T_exp1_gpu0", "T_scheduler"]
 
 
+@pytest.mark.full
 def test_the_schedulers_session_shows_how_the_sweep_stands(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     assert "To watch them:  tmux attach -t T_scheduler\n" in workspace.do("start", "exp1")
@@ -121,6 +122,7 @@ def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspa
     assert "3 of 3 done" in workspace.do("status")
 
 
+@pytest.mark.full
 def test_tasks_go_on_where_nobody_looks(workspace: Workspace, workspaces: Workspaces) -> None:
     """The daemon and the terminal that they were started from are gone."""
     workspace.add_gated("exp1")

@@ -61,6 +61,7 @@ def test_starts_are_as_far_apart_as_the_workspace_says(workspace: Workspace) -> 
     assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started
 
 
+@pytest.mark.full
 def test_a_task_runs_in_its_conda_environment(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_yard: Y
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_config_of_higher_priority_goes_before_the_others(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
     workspace.add_gated("exp1", "exp2")
@@ -144,6 +146,7 @@ def test_a_config_of_higher_priority_goes_before_the_others(workspace: Workspace
 # Logs and sessions
 
 
+@pytest.mark.full
 def test_without_logging_there_are_no_logs_but_that_of_the_queue(workspace: Workspace) -> None:
     workspace.configure(enable_logging=False)
     workspace.add("exp1")
@@ -183,6 +186,7 @@ def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Works
     assert "a symbolic link waits there" in row["note"]
 
 
+@pytest.mark.full
 def test_sessions_are_closed_where_that_is_asked_for_but_for_that_of_a_task_that_failed(workspace: Workspace) -> None:
     workspace.configure(cleanup_on_complete=True)
     workspace.add("good")
@@ -192,6 +196,7 @@ def test_sessions_are_closed_where_that_is_asked_for_but_for_that_of_a_task_that
     until(lambda: workspace.session_names() == left, "the end of the scheduler's session, too")
 
 
+@pytest.mark.full
 def test_without_sessions_everything_else_works(workspace: Workspace) -> None:
     workspace.configure(sessions="none")
     workspace.add("exp1", "exp2")

@@ -62,6 +62,7 @@ def test_all_configs_are_spread_evenly_and_a_gpu_that_is_done_early_takes_the_ne
     assert Counter(each["config"] for each in workspace.starts()) == dict.fromkeys(configs, 1)
 
 
+@pytest.mark.full
 def test_three_gpus_have_numbers_of_tasks_that_differ_by_one_at_most(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_eight_configs_run_at_once_on_two_gpus_that_take_four_each_and_two_more_
     assert workspace.markers() == set(configs)
 
 
+@pytest.mark.full
 def test_three_workspaces_with_the_same_names_in_them_do_not_meet(workspaces: Workspaces) -> None:
     shared = str(workspaces.place / "logs of all")
     one, two, three = (workspaces.make(name, log_dir=shared, vram="3G") for name in ("one", "two", "three"))

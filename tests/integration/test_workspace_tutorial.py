@@ -26,6 +26,7 @@ def typed() -> list[str]:
     return [line[2:] for line in lines]
 
 
+@pytest.mark.full
 def test_the_tutorial_leads_to_a_finished_sweep_and_leaves_nothing_running(
     tmux: OwnTmux,
     own_home: Path,

@@ -1,6 +1,5 @@
 """Crews: so many on a device, spread evenly and started apart, in crowds and across the deaths of daemons."""
 
-import os
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -11,12 +10,13 @@ from msgspec.structs import replace
 
 from gpuyard.core import policy
 from gpuyard.core.crew import Crew
+from tests.scale import seeds
 from tests.simulation.clients import Operation, operations
 from tests.simulation.natures import wild_nature
 from tests.simulation.play import WITHIN_S, Play, Played, Script
 from tests.simulation.test_stories import play, submit
 
-SEEDS = int(os.environ.get("GPUYARD_SEEDS", "30"))
+SEEDS = seeds(10, full=30)
 AT_ONCE = 10
 Crews = dict[str, Crew]
 

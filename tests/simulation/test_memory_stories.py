@@ -7,10 +7,10 @@ import pytest
 
 from gpuyard.core.ordering import AGEING_S
 from gpuyard.core.submission import Asked
+from tests.scale import seeds, size
 from tests.simulation.clients import Operation
 from tests.simulation.natures import EVERYTHING, Nature, NatureOf
 from tests.simulation.play import Play, Played, Script
-from tests.simulation.test_crashes import SEEDS
 
 GB = 1024.0
 
@@ -280,7 +280,7 @@ def test_one_that_cannot_be_suspended_is_stopped_and_queued_again_for_an_urgent_
 
 def test_one_whose_suspension_fails_and_that_is_displaced_at_the_same_moment_is_not_forgotten() -> None:
     natures = known(long=steady(20, 100.0), urgent=steady(20, 30.0))
-    for late in range(40):
+    for late in range(0, 40, size(8, full=1)):
         urgent = run(10 + late / 20, "urgent", "b", "urgent", preempt=True)
         played = play(natures, run(0, "long", "a", "long"), ask(10, "suspend"), urgent, moves_fail=1.0)
         assert set(played.states.values()) == {"succeeded"}
@@ -329,7 +329,7 @@ def test_nobody_is_forgotten_wherever_the_daemon_dies_in_a_story_with_suspension
     assert told(undisturbed, "out of memory")
     passed = undisturbed.passed
     assert {name for name, _ in passed} >= {"suspender.suspend", "suspender.resume", "suspender.moved"}
-    for place in range(0, len(passed), 1 if SEEDS > 1000 else 17):
+    for place in range(0, len(passed), 1 if seeds(0, full=0) > 1000 else size(67, full=17)):
         played = displaced(frozenset({place}))
         assert set(played.states.values()) == {"succeeded"}, f"after a crash at {place}, {passed[place]}"
         assert sum(what[0] == 2 for what in told(played, "begins")) == 1, f"at {place} it lost what it had done"

@@ -1,6 +1,5 @@
 """Whole runs with real threads, over random manifests and budgets: every label ends once, and no budget is exceeded."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -10,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.residency_runs import PAGE, Shelf, check_all_told, check_within_budgets, play
+from tests.scale import seeds
 
 SCENES = (20, 40, 60, 100, 160, 250)  # splats of 248 bytes
 ACTORS = ((300,), (200, 250), (20, 900, 30), (150,) * 6, (400,) * 8, (1500, 10))
 LARGEST = 150 * 1024
-EXAMPLES = int(os.environ.get("GPUYARD_SEEDS", "30"))
+EXAMPLES = seeds(30, full=30)
 
 
 @pytest.fixture(scope="module")

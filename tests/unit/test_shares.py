@@ -1,5 +1,6 @@
 """A share of a simulated device that another process suspends."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -52,6 +53,13 @@ def tell(owner: Owner) -> None:
     assert owner.stdin is not None
     owner.stdin.write("\n")
     owner.stdin.flush()
+
+
+def test_one_process_at_a_time_reads_and_changes_shares(devices: SimulatedDevices) -> None:
+    with devices.shares.locked(), devices.shares.lock_path.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with devices.shares.locked():
+        pass
 
 
 def used_mb(devices: SimulatedDevices) -> float | None:

@@ -21,6 +21,7 @@ def _total(page: Page, text: str) -> None:
     expect(page.locator("#queue-total")).to_have_text(text)
 
 
+@pytest.mark.full
 def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/?state=held")
     _total(page, f"{MANY:,} jobs that match")
@@ -39,6 +40,7 @@ def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  
     expect(shown.row(many)).to_be_visible()
 
 
+@pytest.mark.full
 def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/")
     page.get_by_role("searchbox").fill("part-2718")

@@ -109,6 +109,7 @@ def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at
     expect(page.get_by_role("heading", name=f"eval · job {packed[1]}")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_suspended_stretch_is_hatched_and_others_go_on(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
@@ -233,6 +234,7 @@ def test_the_page_comes_back_by_itself_when_the_daemon_does(
     expect(shown.row(held)).to_be_visible()
 
 
+@pytest.mark.full
 def test_who_may_only_look_is_shown_nothing_to_do(yard: Yard, page: Page) -> None:
     held = yard.shell("true", hold=True, gpus=0)
     yard.post("/pause")

@@ -1,5 +1,7 @@
 """What happens to jobs is news once it is committed, and only then."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from gpuyard.control.desk import Desk
@@ -12,8 +14,10 @@ FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.db.close()
 
 
 @pytest.fixture

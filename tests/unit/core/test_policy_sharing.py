@@ -17,6 +17,7 @@ from gpuyard.core.policy import LOOK_AHEAD, Plan, View, decide
 from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import ReasonKind, plain
 from gpuyard.core.sizing import settled_shares
+from tests.scale import size
 from tests.unit.core.test_policy import NOW, hold_of, kinds_of, queue, started, view
 from tests.unit.test_placement import CARD, GB, card, lease, machine, shared
 
@@ -154,7 +155,7 @@ class Ledger:
 verbs = st.sampled_from(["start", "start", "start", "grow", "grow", "shrink", "stranger", "settle", "suspend", "end"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=size(80, full=300))
 @given(st.lists(st.tuples(verbs, st.integers(0, 5), st.floats(0.0, 1.0)), max_size=40))
 def test_charged_memory_never_exceeds_a_card_whatever_happens_in_which_order(
     story: list[tuple[str, int, float]],

@@ -1,10 +1,10 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Job, JobSpec, OnReboot
+from gpuyard.core.jobs import Attempt, Job, JobSpec, OnReboot, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import JobEvent, JobState, can
 from gpuyard.core.model import Need
-from gpuyard.core.recovery import after_reboot, died_with_the_machine
+from gpuyard.core.recovery import after_reboot, died_with_the_machine, ended_before_reboot
 
 SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=17, spec=SPEC, state=JobState.RUNNING, priority=0, user="u", submitted_at=0.0)
@@ -23,6 +23,12 @@ def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
 ) -> None:
     attempt = Attempt(job_id=1, number=1, pid=9, boot_id=of_attempt, started_at=0.0)
     assert died_with_the_machine(attempt, now) is died
+
+
+@pytest.mark.parametrize("kind", OutcomeKind)
+def test_of_what_ended_before_a_reboot_only_success_and_no_beginning_are_believed(kind: OutcomeKind) -> None:
+    is_believed = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)
+    assert ended_before_reboot(Outcome(kind=kind)) is is_believed
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def test_it_is_the_one_that_asking_all_would_find(among: list[Room], need: Need,
     assert Shelf(among).best(need, packing) is the_best(need, packing, among)
 
 
+def test_exactly_as_much_as_is_free_is_enough() -> None:
+    room = Room(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
+    assert Shelf([room]).best(Need(memory_mb=8000.0, is_exclusive=False), Packing()) is room
+    assert Shelf([room]).best(Need(memory_mb=8000.1, is_exclusive=False), Packing()) is None
+
+
 @given(rooms(), needs, packings, promises(), st.integers(0, 5))
 def test_a_room_that_has_changed_is_known_as_it_is_now(
     among: list[Room], need: Need, packing: Packing, promise: Promise, place: int

@@ -272,6 +272,14 @@ def test_one_that_has_been_flat_for_long_is_given_what_it_uses_with_a_wide_margi
     assert small[0].memory_mb == 100.0 + GB
 
 
+@pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
+def test_one_that_shares_its_card_never_settles_for_more_than_it_had(reserved_gb: int, settled_gb: int) -> None:
+    """Whoever joined it was promised the rest."""
+    had = Share(device_id="G0", memory_mb=reserved_gb * GB, is_exclusive=False)
+    shares = settled_shares(attempt(Usage(peaks_mb={"G0": 8 * GB})), (had,), CARDS, 300.0, SETTLE_S)
+    assert shares == (Share(device_id="G0", memory_mb=settled_gb * GB, is_exclusive=False),)
+
+
 @pytest.mark.parametrize(
     ("usage", "ran_s"),
     [

@@ -34,6 +34,7 @@ def test_progress_that_goes_back_to_the_beginning_of_its_line_stays_as_it_is(tmp
     assert written(tmp_path / "log", [b"10%\r", b"20%\r", b"done\r\n"]) == b"10%\r20%\rdone\n"
 
 
+@pytest.mark.linux("/dev/full")
 def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     output = Output(descriptor, "/logs/exp1.log")

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases import ledger as ledger_module
 from gpuyard.leases.identity import this_process, user_name
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.lockfile import take_over
+from gpuyard.leases.mutex import hold_mutex
 from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_word
 
 A_RECORD = b'{"holder": {"uid": 0, "user": "root", "pid": 1}, "shares": [{"device_id": "G0"}]}'
@@ -111,6 +113,33 @@ def test_a_lease_that_would_not_be_read_is_refused_not_granted_unseen(ledger: Le
     with pytest.raises(EnvironmentFault, match="cannot be written: File too large"):
         ledger.claim(ME, take(*(f"G{number}" for number in range(10_000))), DEADLINE_S)
     assert names(ledger.folder) == ["mutex"]
+
+
+def test_of_several_claims_all_are_granted_or_none(ledger: Ledger) -> None:
+    one, too_large = take("G0")((), ()), take(*(f"G{number}" for number in range(10_000)))((), ())
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        ledger.claim_all(lambda leases, tickets: [(ME, one), (ME, too_large)], DEADLINE_S)
+    assert ledger.leases() == ()
+    assert names(ledger.folder) == ["mutex"]
+
+
+def test_who_only_reads_waits_for_whoever_changes_something(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see whether a file is held one has to try its lock, and for that moment it seems held to everybody else."""
+    monkeypatch.setattr(ledger_module, "_READING_TIMEOUT_S", 0.0)
+    with hold_mutex(ledger.folder, DEADLINE_S), pytest.raises(EnvironmentFault, match="was busy"):
+        ledger.leases()
+    assert ledger.leases() == ()
+
+
+@as_root
+def test_a_dead_lease_of_another_user_is_not_used_again_for_ones_own(ledger: Ledger) -> None:
+    """Whose file it is says whose lease it is."""
+    (ledger.folder / "theirs.lease").write_bytes(A_RECORD)
+    os.chown(ledger.folder / "theirs.lease", 4242, 4242)
+    lease = ledger.claim(ME, take("G0"), DEADLINE_S)
+    assert lease is not None
+    assert [seen.holder.uid for seen in ledger.leases()] == [ME.uid]
+    lease.release()
 
 
 @pytest.mark.parametrize(

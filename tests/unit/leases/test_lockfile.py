@@ -1,7 +1,7 @@
 import contextlib
+import errno
 import fcntl
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -13,6 +13,7 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead, take_over
+from tests.in_time import wait_until_gone
 from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
@@ -109,15 +110,23 @@ def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> No
         assert held(tmp_path, may_clean=True) == []
 
 
-def wait_until_gone(pid: int) -> None:
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([watched], [], [], DEADLINE_S)[0], "it does not end"
-    finally:
-        os.close(watched)
+def keep_it_from_a_fork(connection: Connection, path: Path) -> None:
+    file = LockFile(path, b"", is_inherited=False)
+    pid = os.fork()
+    if pid:
+        connection.send(pid)
+    wait_for_word(connection)
+    file.release()
+
+
+def test_a_fork_does_not_keep_what_is_its_parents_alone(tmp_path: Path) -> None:
+    """So it is with a place in the line: nobody behind it would ever be served."""
+    with child(keep_it_from_a_fork, tmp_path / "a.lease") as parent:
+        fork = parent.hear()
+        assert len(held(tmp_path)) == 1
+        parent.kill()
+        assert held(tmp_path) == []
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_a_program_that_inherits_the_descriptor_keeps_the_file_when_its_parent_leaves(tmp_path: Path) -> None:
@@ -228,6 +237,24 @@ def test_a_file_that_its_maker_never_finished_is_no_lease_and_is_cleared_away(tm
     (tmp_path / ".a.lease").write_text("half a rec")
     assert held(tmp_path, may_clean=True) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    really_open = os.open
+
+    def open_no_more(path: str, *others: int) -> int:
+        if path.endswith(".lease"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really_open(path, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_no_more)
+        with pytest.raises(OSError, match="Too many open files"):
+            held(tmp_path)
+    file.release()
 
 
 def test_a_record_nobody_would_read_to_its_end_is_not_written(tmp_path: Path) -> None:

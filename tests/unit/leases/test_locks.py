@@ -37,6 +37,7 @@ def test_a_lock_of_the_owners_own_process_is_the_owners(tmp_path: Path) -> None:
 
 
 @as_root
+@pytest.mark.linux("/proc tells whose a process is")
 def test_a_lock_of_another_user_is_not_the_owners(tmp_path: Path, nobodys_pid: int) -> None:
     assert not is_held(table_of(tmp_path, nobodys_pid), uid=1000)
     assert is_held(table_of(tmp_path, nobodys_pid), uid=NOBODY)

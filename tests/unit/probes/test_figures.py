@@ -35,7 +35,8 @@ def test_figures_are_read_with_and_without_units(raw: Any, value: float) -> None
 @pytest.mark.parametrize(
     ("raw", "unit", "value"),
     [("8192 MiB", "B", 8192), ("12868124672", "B", 12272), ("294.04mb", "B", 294.04), (30576, "MB", 30576),
-     ({"value": 2097152, "unit": "B"}, "MB", 2), ("1 GB", "B", 1024), ("2048 KiB", "B", 2)],
+     ({"value": 2097152, "unit": "B"}, "MB", 2), ("1 GB", "B", 1024), ("2 GiB", "B", 2048),
+     ("2048 KiB", "B", 2)],
 )  # fmt: skip
 def test_memory_comes_in_mb_whatever_its_unit(raw: Any, unit: str, value: float) -> None:
     assert figures.megabytes(raw, unit) == pytest.approx(value)

@@ -12,6 +12,7 @@ from gpuyard.core.model import Reading
 from gpuyard.core.shape import snapshot_as_dict
 from gpuyard.errors import ProbeError
 from gpuyard.probes.replay import TOOLS, parser_of, replay
+from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
 
 SYNTHETIC = {
@@ -77,14 +78,14 @@ def test_every_synthetic_sample_is_read(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=size(30, full=150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutated_output_gives_devices_or_a_probe_error(tool: str, data: st.DataObject) -> None:
     check(tool, data.draw(mutated(tool)))
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=size(15, full=50), deadline=None)
 @given(text=st.text(max_size=300))
 def test_any_text_gives_devices_or_a_probe_error(tool: str, text: str) -> None:
     check(tool, text)

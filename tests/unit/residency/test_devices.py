@@ -13,6 +13,7 @@ from gpuyard import api
 from gpuyard.config import lease_dir
 from gpuyard.core.model import Device, Host, Lease, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.installation import find_installation
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes import local
 from gpuyard.residency import devices
@@ -158,7 +159,7 @@ def test_simulated_gpus_have_no_cuda() -> None:
 def test_cuda_without_pytorch_says_what_to_install() -> None:
     with pytest.raises(EnvironmentFault, match="PyTorch cannot be used") as caught, open_device(BUDGET, "cuda"):
         pass
-    assert caught.value.hint == "pip install 'gpuyard[cuda]'"
+    assert caught.value.hint == f"install it with: {find_installation().with_extra('cuda')}"
 
 
 def test_cuda_without_a_card_says_that_none_is_seen(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_without_numpy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(EnvironmentFault, match="numpy is not installed") as caught, open_device(BUDGET):
         pass
-    assert caught.value.hint == "pip install 'gpuyard[render]'"
+    assert caught.value.hint == f"install it with: {find_installation().with_extra('render')}"
 
 
 @pytest.mark.parametrize(("nbytes", "kind", "says"), [

@@ -9,6 +9,7 @@ import pytest
 from gpuyard.residency.model import Budgets
 from gpuyard.residency.order import choose_order
 from gpuyard.residency.units import Unit
+from tests.scale import some
 from tests.unit.residency.world import (
     Case,
     Pick,
@@ -86,7 +87,7 @@ def play_one_kind(seed: int, slots: int, ram: int, pick: Pick, *, is_scene: bool
 
 
 @pytest.mark.parametrize("is_scene", [True, False], ids=["scenes", "actors"])
-@pytest.mark.parametrize("pick", [moving_first, working_first])
+@pytest.mark.parametrize("pick", some([moving_first, working_first], 1))
 def test_of_one_kind_hardly_more_is_moved_than_the_known_future_asks_for(pick: Pick, is_scene: bool) -> None:
     """What changes places between the tiers takes one place of the RAM."""
     sums = sums_of_one_kind(ROOMS, pick, is_scene=is_scene)
@@ -94,7 +95,7 @@ def test_of_one_kind_hardly_more_is_moved_than_the_known_future_asks_for(pick: P
     assert sums.read <= 1.05 * sums.fewest_read
 
 
-@pytest.mark.parametrize("pick", [moving_first, working_first])
+@pytest.mark.parametrize("pick", some([moving_first, working_first], 1))
 def test_where_ram_holds_hardly_more_than_vram_some_more_is_read(pick: Pick) -> None:
     sums = sums_of_one_kind(NARROW, pick, is_scene=True)
     assert sums.uploaded <= 1.08 * sums.fewest_uploaded
@@ -127,7 +128,7 @@ def fewest_of_both(units: Sequence[Unit], slots: int, actors: int, ram: int) -> 
     return uploads, fewest([key for each in units for key in (each.scene, each.actor)], slots + actors + ram - 2)
 
 
-@pytest.mark.parametrize(("pick", "more_read"), [(moving_first, 1.05), (working_first, 1.15)])
+@pytest.mark.parametrize(("pick", "more_read"), some([(moving_first, 1.05), (working_first, 1.15)], 1))
 def test_of_both_kinds_hardly_more_is_moved_than_the_known_future_asks_for(pick: Pick, more_read: float) -> None:
     """Where nothing can be read ahead of time, what is read at the last moment takes a place that others need."""
     sums = Sums()
@@ -139,7 +140,7 @@ def test_of_both_kinds_hardly_more_is_moved_than_the_known_future_asks_for(pick:
     assert sums.read <= more_read * sums.fewest_read
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", some([1, 2, 4], 1))
 def test_the_chosen_order_moves_far_less_than_a_shuffled_one(workers: int) -> None:
     shuffled = both_kinds(3, 3, 6, product(10, 10, 7), workers)
     chosen = choose_order(shuffled.units, shuffled.assets, shuffled.budgets, workers=workers)
@@ -152,7 +153,7 @@ def test_the_chosen_order_moves_far_less_than_a_shuffled_one(workers: int) -> No
 PICKS: list[Callable[[int], Pick]] = [at_random, lambda _: moving_first]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", some([2, 4], 0))
 def test_several_workers_move_little_more_than_one_in_the_chosen_order(workers: int) -> None:
     units = product(10, 10, 3)
     alone = both_kinds(5, 5, 8, units)

@@ -47,6 +47,13 @@ def test_many_streams_at_once_do_not_drive_scenes_out(shelf: Shelf, tmp_path: Pa
     assert played.status.moved.uploaded <= 2 * sum(map(shelf.nbytes, shelf.scenes))
 
 
+def test_more_scenes_than_slots_are_rendered_by_turns(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(number, None) for number in range(6)]
+    played = play(units, tmp_path / "out", vram=MB, ram=MB, workers=2, scene_slots=2)
+    check_all_told(units, played, shelf)
+    assert played.status.rendered == len(units)
+
+
 @pytest.mark.parametrize("frames", [1, 3])
 def test_a_loader_may_make_arrays_of_an_empty_file(tmp_path: Path, frames: int) -> None:
     for number in range(frames):

@@ -1,6 +1,5 @@
 """The plan: its rules one by one, and in any world whatever."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpuyard.residency.model import (
 from gpuyard.residency.plan import plan
 from gpuyard.residency.room import cannot_fit, limits_of
 from gpuyard.residency.state import Plan, State
+from tests.scale import seeds
 from tests.unit.residency.world import (
     Case,
     Pick,
@@ -36,7 +36,7 @@ from tests.unit.residency.world import (
     working_first,
 )
 
-WORLDS = int(os.environ.get("GPUYARD_SEEDS", "150"))
+WORLDS = seeds(60, full=150)
 THERE, COMING, LEAVING = Stage.THERE, Stage.COMING, Stage.LEAVING
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,11 +281,12 @@ def _as_nobody() -> Iterator[None]:
         os.seteuid(me)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there is no file here that is known to fail")
+@pytest.mark.linux("a file that is known to fail")
 def test_a_disk_that_fails_is_told() -> None:
     assert problem_with("/proc/self/mem") == "it cannot be read: Input/output error"
 
 
+@pytest.mark.linux("file names that are not UTF-8")
 def test_a_message_can_be_written_down_whatever_the_file_is_called(tmp_path: Path) -> None:
     with pytest.raises(AssetError) as caught:
         describe(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.ply"))

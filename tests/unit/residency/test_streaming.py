@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from gpuyard.residency.actors import ActorCache, Frames
 from gpuyard.residency.tiers import Tiers
 from gpuyard.residency.units import Unit
 from tests.residency_files import points
-from tests.residency_runs import PAGE, Shelf, WatchedMemory, WatchedPool, checksum, columns_of, tiers_over
+from tests.residency_runs import DEADLINE_S, PAGE, Shelf, WatchedMemory, WatchedPool, checksum, columns_of, tiers_over
 
 FRAMES = (40, 270, 10, 200, 90, 260, 150)
 VRAM = 12_000  # two frames, and not all
@@ -83,6 +85,29 @@ def test_what_was_got_of_earlier_frames_stays_as_it_was(frames: Frames) -> None:
         table = right(number)
         assert np.array_equal(x, table["x"])
         assert np.array_equal(yz, np.stack([table["y"], table["z"]], axis=1))
+
+
+class LateCopies(WatchedMemory):
+    """Copies what is picked of a frame only when the frame after it has arrived, too."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self._uploads = threading.Semaphore(0)
+
+    def upload(self, *given: Any, **said: Any) -> None:
+        super().upload(*given, **said)
+        self._uploads.release()
+
+    def clone(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        for _ in range(2):
+            assert self._uploads.acquire(timeout=DEADLINE_S), "the next frame is not brought ahead of time"
+        return super().clone(array)
+
+
+@pytest.mark.parametrize("ram", [RAM, LITTLE_RAM], ids=["from RAM", "from disk"])
+def test_the_next_frame_is_not_brought_over_the_one_in_use(shelf: Shelf, ram: int) -> None:
+    with streaming(shelf, ram, LateCopies(VRAM)) as (frames, *_):
+        assert np.array_equal(frames[1]["x"], right(1)["x"])
 
 
 def test_frames_may_be_looked_into_by_turns(frames: Frames) -> None:

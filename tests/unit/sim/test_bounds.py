@@ -13,6 +13,7 @@ from gpuyard.sim.policies import find_policy
 from gpuyard.sim.run import Simulation
 from gpuyard.sim.sharing import Sharing
 from gpuyard.sim.trace import TraceJob
+from tests.scale import size
 from tests.unit.sim.samples import trace_job
 
 SHARING = Sharing({("a", "b"): 0.7, ("b", "a"): 0.5, ("a", "a"): 0.55}, {"a": 90.0, "b": 60.0})
@@ -38,7 +39,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=size(15, full=40), deadline=None)
 @given(
     st.lists(trace_jobs(), min_size=1, max_size=10).map(lambda jobs: sorted(jobs, key=lambda job: job.at_s)),
     st.sampled_from(["fifo", "declared", "gpuyard", "gpuyard:load=none:settle=5"]),

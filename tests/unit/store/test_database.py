@@ -1,12 +1,14 @@
 """The database as a file: schemas old and new, damage, and transactions."""
 
 import contextlib
+import errno
 import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuyard.control.desk import Desk
@@ -21,8 +23,9 @@ from gpuyard.core.pacing import Pace
 from gpuyard.core.selection import Selection
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.catalogue import Catalogue
-from gpuyard.store.database import Database, faults_told, migrations, open_database
+from gpuyard.store.database import Database, faults_told, migrations, open_database, open_reader
 from gpuyard.store.jobs import JobStore
+from gpuyard.store.search import Place, Search, Wanted
 
 DATA = Path(__file__).parents[2] / "data"
 RELEASED = sorted(DATA.glob("queue-schema-*.db"))
@@ -166,6 +169,17 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
     assert (spec.learns_memory, spec.preempts, spec.on_preempt) == (False, False, OnPreempt.SUSPEND)
 
 
+@pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.stem)
+def test_jobs_of_an_old_database_are_found_by_their_commands(opened: Opener, released: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(released, tmp_path))
+    opened(copy)
+    with contextlib.closing(open_reader(copy)) as reader:
+        search = Search(reader)
+        found = [search.newest(Wanted(search=words), Place(offset=0, count=99)).ids for words in ("train.py", "a | b")]
+    assert 1 in found[0]
+    assert found[1] == [13]
+
+
 @pytest.mark.parametrize("released", [each for each in RELEASED if has_suspended(each)], ids=lambda each: each.stem)
 def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
     opened: Opener, released: Path, tmp_path: Path
@@ -223,11 +237,13 @@ def test_a_batch_of_an_old_database_goes_on_at_its_pace(opened: Opener, released
 
 
 def test_a_schema_of_a_newer_version_is_refused_and_left_alone(opened: Opener, path: Path) -> None:
+    known = len(migrations())
     database = opened(path)
-    database.execute("PRAGMA user_version = 99")
+    database.execute(f"PRAGMA user_version = {known + 1}")
     database.close()
     before = path.read_bytes()
-    with pytest.raises(EnvironmentFault, match=r"has schema 99, and this gpuyard knows up to \d+") as caught:
+    refusal = f"has schema {known + 1}, and this gpuyard knows up to {known}"
+    with pytest.raises(EnvironmentFault, match=refusal) as caught:
         open_database(path)
     assert caught.value.hint == "a newer gpuyard made it: use that one"
     assert path.read_bytes() == before
@@ -274,10 +290,40 @@ def test_a_damaged_database_is_set_aside_and_an_empty_one_begun(opened: Opener, 
     database.close()
 
 
+def test_a_damaged_database_takes_its_log_along(opened: Opener, path: Path) -> None:
+    """Left behind, the log of one that somebody still has open would be read as the empty one's."""
+    with contextlib.closing(opened(path)) as before:
+        before.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with before.transaction():
+            before.execute("INSERT INTO settings VALUES ('a', '1')")
+        log = Path(f"{path}-wal").read_bytes()
+        with path.open("r+b") as file:
+            file.seek(8192)
+            file.write(b"\xff" * 4096)
+        database, _ = open_database(path)
+        assert settings_of(database) == {"next_id": "1"}
+        (aside,) = path.parent.glob("queue.db.damaged-*-wal")
+        assert aside.read_bytes() == log
+        database.close()
+
+
 def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(EnvironmentFault, match="file cannot be used"):
         open_database(tmp_path / "file" / "queue.db")
+
+
+def test_a_database_that_cannot_be_made_private_is_refused_and_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.chmod", refuse)
+    with pytest.raises(EnvironmentFault, match="Operation not permitted") as caught:
+        open_database(path)
+    assert path.exists()
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}, caught.value
 
 
 # Transactions
@@ -304,6 +350,19 @@ def test_nobody_else_sees_half_of_a_transaction(opened: Opener, path: Path) -> N
         database.execute("INSERT INTO settings VALUES ('a', '1')")
         assert "a" not in settings_of(other)
     assert settings_of(other)["a"] == "1"
+
+
+def test_who_reads_keeps_nobody_from_writing_and_sees_one_moment(opened: Opener, path: Path) -> None:
+    database = opened(path)
+    with contextlib.closing(open_reader(path)) as reader:
+        reader.execute("BEGIN")
+        count = "SELECT count(*) FROM settings"
+        before = reader.execute(count).fetchone()
+        with database.transaction():
+            database.execute("INSERT INTO settings VALUES ('a', '1')")
+        assert reader.execute(count).fetchone() == before
+        reader.execute("COMMIT")
+        assert reader.execute(count).fetchone() != before
 
 
 def test_only_a_synced_transaction_waits_for_the_disk(opened: Opener, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Attempts as a report reads them, from a queue in memory."""
 
 import sqlite3
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from tests.unit.store import Shelf, full_scans
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.db.close()
 
 
 def connection(shelf: Shelf) -> sqlite3.Connection:

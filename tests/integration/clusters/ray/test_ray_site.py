@@ -170,6 +170,7 @@ def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
     wait_until(site, mine, are_free(GPUS, CPUS))
 
 
+@pytest.mark.full
 def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_nothing(
     site: RaySite, cluster: RayCluster, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.clusters import stories
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import Yard, until
+from tests.scale import size
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
 pytestmark = needs_slurm
@@ -30,8 +31,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
     return lambda: Counter((folder / "calls").read_text().split())
 
 
-def test_an_array_of_two_hundred_is_one_call_and_each_has_its_own_end_and_log(calls: Counting, on_slurm: Yard) -> None:
-    stories.run_an_array(on_slurm, 200)
+def test_an_array_is_one_call_and_each_has_its_own_end_and_log(calls: Counting, on_slurm: Yard) -> None:
+    stories.run_an_array(on_slurm, size(30, full=200))
     assert calls()["sbatch"] == 1
 
 
@@ -82,8 +83,8 @@ def test_one_that_takes_too_long_is_ended(on_slurm: Yard) -> None:
     stories.end_what_takes_too_long(on_slurm)
 
 
-def test_fifty_jobs_outlive_the_daemon(on_slurm: Yard, tmp_path: Path) -> None:
-    stories.outlive_the_daemon(on_slurm, tmp_path, 50)
+def test_jobs_outlive_the_daemon(on_slurm: Yard, tmp_path: Path) -> None:
+    stories.outlive_the_daemon(on_slurm, tmp_path, size(12, full=50))
 
 
 def test_what_was_on_a_node_that_died_runs_again_on_another(

@@ -1,0 +1,85 @@
+"""What becomes of a job that was told to stop, and of one that was being brought back when the daemon died."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from gpuyard.control.desk import Desk
+from gpuyard.control.moving import Mover, NoSuspender
+from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind, Parked
+from gpuyard.core.lifecycle import JobEvent, JobState
+from gpuyard.core.model import Holder, Lease, Share
+from tests.unit.store import Shelf
+
+SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
+LEASE = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(Share(device_id="G0"),), since=100.0)
+
+
+class Suspender(NoSuspender):
+    """Notes whom it was to bring back."""
+
+    def __init__(self) -> None:
+        self.resumed: list[int] = []
+
+    def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
+        self.resumed.append(attempt.job_id)
+
+
+def running(shelf: Shelf) -> tuple[Desk, int]:
+    """A job that runs, as somebody finds it who has just come."""
+    (job_id,) = shelf.add()
+    shelf.store.begin_attempt(
+        Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
+    )
+    desk = Desk(shelf.store)
+    desk.reload()
+    return desk, job_id
+
+
+@pytest.mark.parametrize(
+    ("stopping", "state"),
+    [
+        (OutcomeKind.PREEMPTED, JobState.SUCCEEDED),
+        (OutcomeKind.CANCELLED, JobState.CANCELLED),
+        (OutcomeKind.TIMED_OUT, JobState.FAILED),
+    ],
+)
+def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_room(
+    stopping: OutcomeKind, state: JobState
+) -> None:
+    shelf = Shelf()
+    desk, job_id = running(shelf)
+    desk.stop(job_id, stopping, 120.0)
+    desk.end(job_id, SUCCEEDED, 121.0)
+    assert shelf.job(job_id).state is state
+
+
+def resuming(shelf: Shelf) -> tuple[Desk, int]:
+    """A job that a daemon was bringing back as it died."""
+    desk, job_id = running(shelf)
+    desk.park(job_id, Parked.FOR_ROOM, 120.0, "it makes room")
+    desk.move(job_id, JobEvent.PARK, 121.0)
+    desk.move(job_id, JobEvent.RESUME, 130.0)
+    after = Desk(shelf.store)
+    after.reload()
+    return after, job_id
+
+
+def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room() -> None:
+    desk, job_id = resuming(Shelf())
+    suspender = Suspender()
+    mover = Mover(desk, suspender)
+    mover.ask()
+    assert suspender.resumed == []
+    mover.parks([LEASE], 131.0)
+    mover.ask()
+    mover.ask()
+    assert suspender.resumed == [job_id]
+
+
+def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again() -> None:
+    shelf = Shelf()
+    desk, job_id = resuming(shelf)
+    mover = Mover(desk, Suspender())
+    mover.parks([], 131.0)
+    assert shelf.job(job_id).state is JobState.SUSPENDED
