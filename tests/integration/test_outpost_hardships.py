@@ -14,13 +14,13 @@ from gpuyard.core.model import Need
 from gpuyard.engines.outpost.site import Parcel, Report
 from tests.contract.outposts import hasten
 from tests.fakes.site import ProcessSite
-from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, Post, attempt_of
+from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
 
 
 @pytest.fixture
-def site() -> Iterator[ProcessSite]:
+def site() -> Iterator[GatedSite]:
     slow_again = hasten()
-    site = ProcessSite()
+    site = GatedSite()
     yield site
     site.close()
     slow_again()
@@ -116,6 +116,18 @@ def test_while_the_site_is_down_what_waits_to_be_sent_holds_up_no_end(post: Post
     assert sum(call.startswith("submit") for call in site.calls) <= 2
     site.down = False
     assert set(post.until_ended(*range(2, 12))) <= {SUCCEEDED, UNBEGUN}
+
+
+def test_a_job_handed_over_while_the_site_goes_down_is_given_the_reason(post: Post, site: GatedSite) -> None:
+    post.hand_over(post.waiting(1))
+    post.until_runs(1)
+    with site.shut():
+        site.down = True
+        post.hand_over(post.launch(2))
+    post.until(lambda: any(each.job_id == 2 and "nobody is there" in each.reason for each in post.seen), "a reason")
+    site.down = False
+    post.let_go(1)
+    assert post.until_ended(1, 2) == [SUCCEEDED, SUCCEEDED]
 
 
 def test_a_site_that_nobody_waits_for_is_not_asked_again(post: Post, site: ProcessSite) -> None:

@@ -80,12 +80,12 @@ def give_more_after_out_of_memory(yard: Yard) -> int:
 
 
 def end_what_takes_too_long(yard: Yard) -> None:
-    job_id = yard.shell("echo begun; sleep 600", time_limit="5s", gpus=0)
+    job_id = yard.shell("echo begun; exec sleep 600", time_limit="5s", gpus=0)
     yard.wait()
     job = yard.job(job_id)
     told = (job["state"], job["outcome"], yard.log_of(job_id))
     assert told == ("failed", "timed-out", "begun\n"), (told, job["reason"])
-    assert 4.9 <= job["elapsed_s"] < 60, (job["elapsed_s"], job)
+    assert 3.9 <= job["elapsed_s"] < 60, (job["elapsed_s"], job)  # Slurm rounds the time of an end down to a second
 
 
 def outlive_the_daemon(yard: Yard, folder: Path, count: int) -> None:

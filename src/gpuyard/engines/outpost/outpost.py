@@ -59,7 +59,7 @@ class Outpost:
         self._told: list[str] = []
         self._recorded: list[str] = []
         self._seen: list[Seen] = []
-        self._offer = Offer(trouble=f"{site.name} is being asked whether it is there")
+        self._first_offer = self._offer = Offer(trouble=f"{site.name} is being asked whether it is there")
         self._is_wanted = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -68,6 +68,7 @@ class Outpost:
         self._look_at: float | None = 0.0
         self._interval_s = _FIRST_PAUSE_S
         self._news = False
+        self._explained: dict[str, str] = {}  # why each launch that is not sent yet has to wait
 
     # What the controller calls
 
@@ -239,6 +240,16 @@ class Outpost:
         finally:
             with self._lock:
                 self._to_send = launches + self._to_send
+        self._explain(launches)
+
+    def _explain(self, unsent: Sequence[Launch]) -> None:
+        """Report the site's trouble once, as the reason of each launch that waits for the site to come back."""
+        if self._offer is self._first_offer:
+            return
+        reasons = {key_of(launch): self._offer.trouble or "" for launch in unsent}
+        new = [launch for launch in unsent if self._explained.get(key_of(launch)) != reasons[key_of(launch)]]
+        self._explained = reasons
+        self._tell(_waiting(launch, reasons[key_of(launch)]) for launch in new)
 
     def _hand_over(self, launches: Sequence[Launch]) -> None:
         self._look_within(_SOON_S)
@@ -297,7 +308,7 @@ class Outpost:
         has_changed = self._note(report, shown) | self._tell(self._cargo.settle(report))
         self._news = self._news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = self._cargo.has_live or bool(self._to_cancel)
+        has_work = self._cargo.has_live or bool(self._to_cancel or self._to_send)
         self._look_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
 
@@ -345,6 +356,10 @@ class Outpost:
 
 def _with_hint(error: EnvironmentFault) -> str:
     return f"{error} ({error.hint})" if error.hint else str(error)
+
+
+def _waiting(launch: Launch, reason: str) -> Seen:
+    return Seen(job_id=launch.job_id, attempt=launch.attempt, site_id="", reason=reason)
 
 
 def _unbegun(launch: Launch, reason: str) -> Ended:
