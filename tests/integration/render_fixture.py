@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,11 @@ def rendering(function: str, *arguments: str) -> Iterator["subprocess.Popen[str]
 
 
 @contextlib.contextmanager
-def closed_gate() -> Iterator[None]:
+def closed_gate() -> Iterator[Callable[[], None]]:
+    """Close the gate until the block ends or the yielded function is called. Begin before a renderer is started."""
     with Path("gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        yield
+        yield lambda: fcntl.flock(gate, fcntl.LOCK_UN)
 
 
 def await_begun(count: int) -> set[str]:

@@ -54,8 +54,7 @@ def configure(yard: Yard, **notify: Any) -> None:
 
 def test_people_are_told_what_they_want_to_be_told(own_yard: Yard, told: Callable[[str], Told]) -> None:
     yard, all_, mine = own_yard, told("all"), told("mine")
-    events = ["failed", "queue-empty", "gpu-free", "out-of-memory"]
-    configure(yard, on=events, to=[all_.command], gpu_free_s=0.5, per_minute=100)
+    configure(yard, on=["failed", "queue-empty", "out-of-memory"], to=[all_.command], per_minute=100)
     yard.start()
 
     cancelled, _ = yard.start_gated(gpus=0)
@@ -74,8 +73,14 @@ def test_people_are_told_what_they_want_to_be_told(own_yard: Yard, told: Callabl
     yard.post("/jobs/cancel", ids=str(cancelled))
     summed_up = all_.await_title("The queue is empty")["body"]
     assert summed_up == "Nothing is left to run. Since it was last empty: 1 finished, 1 failed, 1 cancelled."
-    assert all_.await_title("is free")["event"] == "gpu-free"
     assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
+
+
+def test_people_are_told_of_a_gpu_that_is_free_again(own_yard: Yard, told: Callable[[str], Told]) -> None:
+    configure(own_yard, on=["gpu-free"], to=[told("all").command], gpu_free_s=0.5)
+    own_yard.start()
+    own_yard.wait(own_yard.submit("true"))
+    assert told("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
 
 
 def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(

@@ -215,10 +215,10 @@ def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None
             seen.append(json.loads(Path("status.json").read_text()))
         return len({status["now"] for status in seen}) >= 3
 
-    with rendering("gated", "--status", "status.json") as process:
-        with closed_gate():
-            begun = await_begun(2)
-            until(look, "three statuses")
+    with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
+        begun = await_begun(2)
+        until(look, "three statuses")
+        open_gate()
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, errors
     workers = seen[-1]["workers"]
@@ -237,21 +237,22 @@ def test_a_status_file_may_lie_among_the_outputs() -> None:
 
 def test_a_terminal_is_shown_how_far_it_is() -> None:
     command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
-    terminal = Terminal(command, {"COLUMNS": "100"})
-    try:
-        with closed_gate():
+    with closed_gate() as open_gate:
+        terminal = Terminal(command, {"COLUMNS": "100"})
+        try:
             await_begun(2)
             terminal.read_until("0 of 24 labels")
             terminal.read_until("scene slots taken")
-        status, told = terminal.end()
-    finally:
-        terminal.close()
+            open_gate()
+            status, told = terminal.end()
+        finally:
+            terminal.close()
     assert status == 0
     assert "24 of 24 labels rendered" in told
 
 
 def test_another_run_with_the_same_outputs_is_refused() -> None:
-    with rendering("gated") as process, closed_gate():
+    with closed_gate(), rendering("gated") as process:
         await_begun(2)
         result = render("render", "--resume")
         assert (result.returncode, "another run has its outputs in" in result.stderr) == (1, True)
@@ -260,13 +261,13 @@ def test_another_run_with_the_same_outputs_is_refused() -> None:
 
 @pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
 def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
-    with rendering("gated", "--status", "status.json") as process:
+    with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         assert process.stderr is not None
-        with closed_gate():
-            begun = await_begun(2)
-            process.send_signal(signal.SIGINT)
-            assert "once more ends it at once" in process.stderr.readline()
-            assert process.poll() is None
+        begun = await_begun(2)
+        process.send_signal(signal.SIGINT)
+        assert "once more ends it at once" in process.stderr.readline()
+        assert process.poll() is None
+        open_gate()
         told, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert rendered() == begun
@@ -279,7 +280,7 @@ def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
 
 @pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
 def test_a_second_ctrl_c_ends_it_at_once() -> None:
-    with rendering("gated") as process, closed_gate():
+    with closed_gate(), rendering("gated") as process:
         assert process.stderr is not None
         await_begun(2)
         process.send_signal(signal.SIGINT)
@@ -290,12 +291,12 @@ def test_a_second_ctrl_c_ends_it_at_once() -> None:
 
 
 def test_it_can_be_asked_to_end_as_services_are() -> None:
-    with rendering("gated") as process:
+    with closed_gate() as open_gate, rendering("gated") as process:
         assert process.stderr is not None
-        with closed_gate():
-            begun = await_begun(2)
-            process.send_signal(signal.SIGTERM)
-            process.stderr.readline()
+        begun = await_begun(2)
+        process.send_signal(signal.SIGTERM)
+        process.stderr.readline()
+        open_gate()
         process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, rendered()) == (143, begun)
 

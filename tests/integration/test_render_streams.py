@@ -103,14 +103,14 @@ def await_newer_status() -> None:
 
 
 def test_a_standard_error_that_nobody_reads_ends_neither_the_run_nor_the_status_file() -> None:
-    with rendering("gated", "--status", "status.json") as process:
-        with closed_gate():
-            begun = await_begun(2)
-            assert process.stderr is not None
-            process.stderr.close()
-            await_newer_status()
-            process.send_signal(signal.SIGTERM)
-            await_newer_status()
+    with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
+        begun = await_begun(2)
+        assert process.stderr is not None
+        process.stderr.close()
+        await_newer_status()
+        process.send_signal(signal.SIGTERM)
+        await_newer_status()
+        open_gate()
         assert process.stdout is not None
         told = process.stdout.read()
         assert process.wait(DEADLINE_S) == 143
@@ -151,23 +151,23 @@ def on_a_terminal_that_goes() -> Iterator[tuple["subprocess.Popen[bytes]", int]]
 
 
 def test_a_terminal_that_has_gone_ends_neither_the_run_nor_the_status_file() -> None:
-    with on_a_terminal_that_goes() as (process, ours):
-        with closed_gate():
-            begun = await_begun(2)
-            os.close(ours)
-            await_newer_status()
-            process.send_signal(signal.SIGTERM)
-            await_newer_status()
+    with closed_gate() as open_gate, on_a_terminal_that_goes() as (process, ours):
+        begun = await_begun(2)
+        os.close(ours)
+        await_newer_status()
+        process.send_signal(signal.SIGTERM)
+        await_newer_status()
+        open_gate()
         assert process.wait(DEADLINE_S) == 143
     assert (rendered(), status_now()["state"]) == (begun, "interrupted")
 
 
 def test_an_answer_that_nobody_reads_is_a_fault_and_all_is_rendered() -> None:
-    with rendering("gated", "--status", "status.json") as process:
-        with closed_gate():
-            await_begun(2)
-            assert process.stdout is not None
-            process.stdout.close()
+    with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
+        await_begun(2)
+        assert process.stdout is not None
+        process.stdout.close()
+        open_gate()
         assert process.stderr is not None
         told = process.stderr.read()
         assert process.wait(DEADLINE_S) == 1
@@ -177,7 +177,7 @@ def test_an_answer_that_nobody_reads_is_a_fault_and_all_is_rendered() -> None:
 
 
 def test_a_second_ctrl_c_leaves_a_status_that_says_so() -> None:
-    with rendering("gated", "--status", "status.json") as process, closed_gate():
+    with closed_gate(), rendering("gated", "--status", "status.json") as process:
         assert process.stderr is not None
         await_begun(2)
         await_newer_status()
@@ -208,13 +208,13 @@ def test_a_disk_that_has_no_room_for_what_was_skipped_is_told_beside_the_report(
 
 
 def test_a_status_that_cannot_be_written_at_the_end_is_told_beside_the_report() -> None:
-    with rendering("gated", "--status", "status.json") as process:
-        with closed_gate():
-            await_begun(2)
-            await_newer_status()
-            Path("status.json").unlink()
-            Path("status.json").mkdir()
-            Path("status.json/in the way").touch()
+    with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
+        await_begun(2)
+        await_newer_status()
+        Path("status.json").unlink()
+        Path("status.json").mkdir()
+        Path("status.json/in the way").touch()
+        open_gate()
         told, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert told.startswith("24 of 24 labels rendered")
