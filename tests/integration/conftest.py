@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
-from tests.integration.queue_fixture import own_yard, yard  # noqa: F401 - fixtures are found where they are named
+from tests.integration.queue_fixture import (
+    end_what_is_left,
+    own_yard,  # noqa: F401 - fixtures are found where they are named
+    yard,  # noqa: F401 - fixtures are found where they are named
+)
 from tests.integration.web_fixture import door  # noqa: F401 - fixtures are found where they are named
 
 HOLD = (
@@ -18,6 +23,14 @@ HOLD = (
     "    sys.stdin.readline()\n"
 )
 Script = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a queue with two simulated GPUs. Daemons that are left there are ended."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    yield own_home
+    end_what_is_left(own_home)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gpuyard.daemon.lock import running_pid
 from gpuyard.errors import UserError
 from gpuyard.version import __version__
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, end_what_is_left, until
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -23,13 +23,6 @@ import subprocess, sys
 while subprocess.call([sys.executable, "-m", "gpuyard", "daemon", "run"]) != 0:
     pass
 """
-
-
-@pytest.fixture
-def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    yield own_home
-    end_what_is_left(own_home)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.fakes.daemon import served, status_of
 from tests.fakes.other_version import command_of, daemon_of
 from tests.fakes.queue_command import GPUYARD, run
 from tests.fakes.queue_standin import Refusal, StandIn, counts, page
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, end_what_is_left
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -39,13 +39,6 @@ DAEMON_IS_OLDER = (
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a new process, as far as it is remembered what was told."""
     monkeypatch.setattr(other_version, "_told", set())
-
-
-@pytest.fixture
-def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    yield own_home
-    end_what_is_left(own_home)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import tarfile
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from gpuyard.version import __version__
-from tests.integration.queue_fixture import end_what_is_left
 from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -118,13 +117,6 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environ
         about = wheel.read(f"gpuyard-{__version__}.dist-info/METADATA").decode()
     lend(folder / "lent", needed_by(re.findall(r"^Requires-Dist: (.+)$", about, re.MULTILINE)))
     return Environment(folder)
-
-
-@pytest.fixture
-def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    yield own_home
-    end_what_is_left(own_home)
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built) -> None:
