@@ -270,6 +270,13 @@ def test_a_split_card_is_used_through_its_parts_only() -> None:
     assert choose(Need(devices=2), view).claim is None
 
 
+def test_a_whole_card_is_not_given_while_somebody_has_a_part_of_it() -> None:
+    view = View(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
+    for need in (Need(), Need(memory_mb=GB)):
+        choice = choose(need, view)
+        assert (choice.claim, kinds_of(choice)["G0"]) == (None, ReasonKind.LEASED)
+
+
 def test_without_health_checks_leases_still_count() -> None:
     sick = machine(card(0, fault="lost"), card(1, used=20 * GB, utilization_percent=99.0))
     careless = Need(ignores_health=True, devices=2, max_utilization_percent=1)
