@@ -159,8 +159,8 @@ class Catalogue:
                               ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
             self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", places)  # noqa: S608
         self._db.executemany(
-            "DELETE FROM specs WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?1)",
-            [(spec,) for spec in specs],
+            "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?)",
+            [(spec, spec) for spec in specs],
         )
         self._store.spec.cache_clear()
 

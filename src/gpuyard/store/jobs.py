@@ -124,8 +124,8 @@ class JobStore:
 
     def drop_incomplete(self, token: str | None = None) -> None:
         """Forgets submissions that were never acknowledged: all of them, or the one that was sent with the token."""
-        query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (?1 IS NULL OR token = ?1)"
-        for submission, first, last in self._execute(query, (token,)).fetchall():
+        query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?)"
+        for submission, first, last in self._execute(query, (token, token)).fetchall():
             spec = self._execute("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last)).fetchone()
             for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
                 self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
