@@ -45,9 +45,8 @@ def running(shelf: Shelf) -> tuple[Desk, int]:
     ],
 )
 def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_room(
-    stopping: OutcomeKind, state: JobState
+    shelf: Shelf, stopping: OutcomeKind, state: JobState
 ) -> None:
-    shelf = Shelf()
     desk, job_id = running(shelf)
     desk.stop(job_id, stopping, 120.0)
     desk.end(job_id, SUCCEEDED, 121.0)
@@ -65,8 +64,8 @@ def resuming(shelf: Shelf) -> tuple[Desk, int]:
     return after, job_id
 
 
-def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room() -> None:
-    desk, job_id = resuming(Shelf())
+def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(shelf: Shelf) -> None:
+    desk, job_id = resuming(shelf)
     suspender = Suspender()
     mover = Mover(desk, suspender)
     mover.ask()
@@ -77,8 +76,7 @@ def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold
     assert suspender.resumed == [job_id]
 
 
-def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again() -> None:
-    shelf = Shelf()
+def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(shelf: Shelf) -> None:
     desk, job_id = resuming(shelf)
     mover = Mover(desk, Suspender())
     mover.parks([], 131.0)

@@ -5,8 +5,7 @@ from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind, Usage
 from tests.unit.store import Shelf
 
 
-def test_what_was_learned_outlives_the_daemon_once_it_is_written_down() -> None:
-    shelf = Shelf()
+def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(shelf: Shelf) -> None:
     job = shelf.job(*shelf.add())
     attempt = Attempt(
         job_id=job.id, number=1, pid=9, boot_id="b", started_at=100.0, devices=("G0",),

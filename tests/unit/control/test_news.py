@@ -1,7 +1,5 @@
 """What happens to jobs is news once it is committed, and only then."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from gpuyard.control.desk import Desk
@@ -11,13 +9,6 @@ from gpuyard.core.news import News, NewsKind
 from tests.unit.store import Shelf
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """What the store keeps of batches: their pace, their last start, and what was noted of them."""
 
 import json
-from collections.abc import Iterator
 
-import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
@@ -18,13 +16,6 @@ PACE = Pace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sampl
 
 def attempt_of(job_id: int) -> Attempt:
     return Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
 
 
 def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(shelf: Shelf) -> None:

@@ -1,9 +1,7 @@
 """What people ask of the queue: which jobs are meant, what stands where, and what may be forgotten."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,14 +9,6 @@ from gpuyard.core.jobs import Dependency, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import FINISHED, JobState
 from gpuyard.core.selection import Selection
 from tests.unit.store import Shelf, full_scans
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
-
 
 # Which jobs
 

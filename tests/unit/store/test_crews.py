@@ -1,9 +1,7 @@
 """What the store keeps of crews: their rule in the lane, their last start, and which tags are stopped."""
 
 import json
-from collections.abc import Iterator
 
-import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.crew import Crew
@@ -14,13 +12,6 @@ from tests.unit.store import Shelf
 
 CREW = Crew(most_per_device=4, stagger_s=1.0)
 TASK = Task(workspace="/w", config="a b", owner="w-1/2", marker="/w/out/a b_completed.txt", record="/w/r.json")
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
 
 
 def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:

@@ -1,7 +1,6 @@
 """JobStore on a real SQLite: what the database itself refuses, what it counts, and what reading it costs."""
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from gpuyard.store.jobs import JobStore
 from tests.unit.store import Shelf, full_scans
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
 
 
 # What the database itself refuses

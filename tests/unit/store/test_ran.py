@@ -1,7 +1,6 @@
 """Attempts as a report reads them, from a queue in memory."""
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from gpuyard.core.report import Ran
 from gpuyard.core.tasks import Task
 from gpuyard.store.ran import By, attempts_since
 from tests.unit.store import Shelf, full_scans
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
-    yield made
-    made.db.close()
 
 
 def connection(shelf: Shelf) -> sqlite3.Connection:
