@@ -171,7 +171,7 @@ FAULTS = (
         old="                    self._desk.settle_dependants(other.job_id, self._clock.now())\n",
         new="                    pass\n",
         breaks="A large array waits for ever for a job that ended while the array was being submitted.",
-        near=(_STORIES, "tests/simulation/test_crashes.py"),
+        near=("tests/unit/control/test_waiting_for_many.py",),
     ),
     Fault(
         id="control-place-in-line-kept-after-a-start",

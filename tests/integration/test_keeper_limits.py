@@ -39,9 +39,9 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_disk(pid: int) -> Iterator[None]:
-    """No file of this process can grow: what a full disk does, but for the name of the error."""
-    with limited(pid, resource.RLIMIT_FSIZE, 0):
+def full_disk(pid: int, size: int = 0) -> Iterator[None]:
+    """No file of this process can grow past `size` bytes: what a full disk does, but for the name of the error."""
+    with limited(pid, resource.RLIMIT_FSIZE, size):
         yield
 
 
@@ -101,15 +101,16 @@ def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
     assert outcomes(engine)[2].status == 7
 
 
+@pytest.mark.parametrize("fits", [0, 5])
 def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
-    folder: Path, tmp_path: Path, pipe: Path
+    folder: Path, tmp_path: Path, pipe: Path, fits: int
 ) -> None:
     script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
     with daemon(folder, "begin", launch_of(1, "sh", "-c", script)) as first:
         wait_for((tmp_path / "up").exists, "the program")
         keeper = first.attempts[0].pid
         first.kill()
-    with full_disk(keeper):
+    with full_disk(keeper, (folder / "journal").stat().st_size + fits):
         before = LocalEngine(folder)
         before.adopt(first.attempts)
         let_go(pipe)

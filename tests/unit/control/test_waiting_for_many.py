@@ -1,16 +1,23 @@
 """A job that waits for many others: the end of most of them decides nothing, and is not asked about at length."""
 
 from contextlib import closing
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.control.controller import Controller
 from gpuyard.control.desk import Desk
+from gpuyard.control.requests import Requests
 from gpuyard.core.dependencies import Prospect, prospect_of_all
 from gpuyard.core.jobs import Dependency, DependencyKind
 from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState
-from tests.unit.store import Shelf
+from gpuyard.core.selection import parse_selection
+from gpuyard.core.submission import Element, Submission
+from tests.fakes.clock import FakeClock
+from tests.unit.store import SPEC, Shelf
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
 ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
@@ -98,6 +105,22 @@ def test_one_that_was_rejected_counts_as_ended() -> None:
         end(shelf, desk, 1, JobState.FAILED)
         assert shelf.job(middle).state in FINISHED
         assert shelf.job(last).state is JobState.QUEUED
+
+
+def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(shelf: Shelf) -> None:
+    (other,) = shelf.add()
+    desk = Desk(shelf.store)
+    controller = cast("Controller", SimpleNamespace(desk=desk))
+    requests = Requests(controller, shelf.store, shelf.catalogue, FakeClock())
+    count = 1_500  # too many to be stored in one piece
+    on = ((OK, parse_selection(str(other))),)
+    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[Element()] * count, dependencies=on)
+    submission = requests.submit(like, "me")
+    next(submission)
+    end(shelf, desk, other, JobState.SUCCEEDED)
+    for _ in submission:
+        pass
+    assert shelf.job(other + count).state is JobState.QUEUED
 
 
 def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
