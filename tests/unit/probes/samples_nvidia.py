@@ -120,5 +120,10 @@ LOST_LINE = "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU i
 SAMPLES = {
     "nvidia-smi-xml": [XML, MIG_XML, LOST_FIELD_XML, LOST_LINE],
     "nvidia-smi-csv": [CSV, NO_UNITS_CSV, HEADERLESS_CSV, UNKNOWN_COLUMNS_CSV, LOOP_CSV, LOST_CSV, LOST_LINE],
+APPS_WITHOUT_PID = (
+    "GPU-11111111-0000-0000-0000-000000000001, 4242, 3800 MiB, python\n"
+    "GPU-11111111-0000-0000-0000-000000000001, [N/A], 120 MiB, [Not Found]\n"
+)
+
     "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_HEADER],
 }

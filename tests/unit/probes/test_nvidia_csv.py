@@ -7,6 +7,7 @@ from gpuyard.probes.nvidia.smi_csv import parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,
     APPS_WITHOUT_CARD,
+    APPS_WITHOUT_HEADER,
     CSV,
     HEADERLESS_CSV,
     LOOP_CSV,
@@ -159,3 +160,42 @@ def test_processes_without_a_column_for_their_card_are_of_the_first() -> None:
 def test_what_lists_no_processes_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):
         parse_apps(text)
+@pytest.mark.parametrize(
+    "row",
+    [
+        "GPU-11111111-0000-0000-0000-000000000001, [N/A], 300 MiB, python",
+        "GPU-11111111-0000-0000-0000-000000000001, , 300 MiB, python",
+        "GPU-11111111-0000-0000-0000-000000000001, [Insufficient Permissions], [N/A], [Not Found]",
+        "[N/A], [N/A], [N/A], [N/A]",
+    ],
+)
+@pytest.mark.parametrize("header", ["", "gpu_uuid, pid, used_gpu_memory [MiB], process_name\n"])
+def test_a_row_without_a_pid_is_left_out_and_pointed_out(row: str, header: str) -> None:
+    reading = parse_apps(f"{header}{APPS_WITHOUT_HEADER}{row}\n")
+    (card,) = reading.devices
+    assert card.processes is not None
+    assert [process.pid for process in card.processes] == [4242, 77]
+    (problem,) = reading.problems
+    assert (problem.kind, "1 of 3 rows" in problem.message) == ("garbled", True)
+
+
+def test_a_card_with_nothing_but_a_row_without_a_pid_has_unknown_processes() -> None:
+    other = "GPU-22222222-0000-0000-0000-000000000002, [N/A], 5 MiB, python\n"
+    one, two = parse_apps(APPS_WITHOUT_HEADER + other).devices
+    assert one.processes is not None
+    assert two.processes is None
+
+
+def test_memory_without_a_unit_is_not_taken_for_a_missing_pid() -> None:
+    card = "GPU-11111111-0000-0000-0000-000000000001"
+    reading = parse_apps(f"{card}, 42, 300\n{card}, [N/A], 512\n")
+    assert reading.devices[0].processes == (Process(pid=42),)
+    assert [problem.message for problem in reading.problems if "process id" in problem.message]
+
+
+def test_a_process_that_is_listed_twice_on_a_card_counts_once() -> None:
+    card = "GPU-11111111-0000-0000-0000-000000000001"
+    reading = parse_apps(f"gpu_uuid, pid, used_gpu_memory [MiB]\n{card}, 42, [N/A]\n{card}, 42, 300 MiB\n")
+    assert reading.devices[0].processes == (Process(pid=42, memory_mb=300),)
+
+
