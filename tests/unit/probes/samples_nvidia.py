@@ -69,6 +69,33 @@ LOST_FIELD_XML = """<nvidia_smi_log>
 </nvidia_smi_log>
 """
 
+GB10_XML = """<nvidia_smi_log>
+  <gpu id="0000000F:01:00.0">
+    <product_name>NVIDIA GB10</product_name>
+    <product_architecture>Blackwell</product_architecture>
+    <addressing_mode>ATS</addressing_mode>
+    <uuid>GPU-66666666-0000-0000-0000-000000000006</uuid>
+    <fb_memory_usage><total>N/A</total><reserved>N/A</reserved><used>N/A</used><free>N/A</free></fb_memory_usage>
+    <bar1_memory_usage><total>N/A</total><used>N/A</used><free>N/A</free></bar1_memory_usage>
+    <utilization><gpu_util>0 %</gpu_util><memory_util>0 %</memory_util></utilization>
+    <temperature><gpu_temp>35 C</gpu_temp></temperature>
+    <gpu_power_readings><average_power_draw>11.17 W</average_power_draw>
+      <current_power_limit>N/A</current_power_limit></gpu_power_readings>
+    <processes>
+      <process_info><pid>3141</pid><type>G</type><process_name>/usr/lib/xorg/Xorg</process_name>
+        <used_memory>43 MiB</used_memory></process_info>
+    </processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+GB10_CSV = (
+    "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%],"
+    " power.draw [W], enforced.power.limit [W], temperature.gpu\n"
+    "0, GPU-66666666-0000-0000-0000-000000000006, NVIDIA GB10, 0000000F:01:00.0, [N/A], [N/A], [N/A], 0 %, 11.17 W,"
+    " [N/A], 35\n"
+)
+
 CSV = (
     "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%],"
     " power.draw [W], enforced.power.limit [W], temperature.gpu\n"
@@ -130,9 +157,10 @@ APPS_WITHOUT_CARD = "pid, used_memory [MiB]\n4242, 3800 MiB\n"
 LOST_LINE = "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU is lost.  Reboot to recover this GPU\n"
 
 SAMPLES = {
-    "nvidia-smi-xml": [XML, MIG_XML, LOST_FIELD_XML, LOST_LINE],
+    "nvidia-smi-xml": [XML, MIG_XML, GB10_XML, LOST_FIELD_XML, LOST_LINE],
     "nvidia-smi-csv": [
         CSV,
+        GB10_CSV,
         NO_UNITS_CSV,
         HEADERLESS_CSV,
         HEADERLESS_UNITS_CSV,
