@@ -123,6 +123,30 @@ GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE     
   0                   N/A     7127     0.0 B     0.0 B    2.0 GB      0.0 B    0 ns    0 ns
 """
 
+AMD_SMI_MONITOR_PROCESS_NEW = """\
+GPU  XCP  POWER  PWR_CAP   GPU_T   MEM_T   GFX_CLK   GFX%   MEM%      VRAM_USAGE
+  0    0  280 W    327 W   93 °C   58 °C  1115 MHz   97 %    1 %    2.5/ 16.0 GB
+  1    0   11 W    327 W   31 °C   30 °C    41 MHz    0 %    0 %    0.1/ 16.0 GB
+  2    0   11 W    327 W   31 °C   30 °C    41 MHz    0 %    0 %    0.1/ 16.0 GB
+
+PROCESS INFO:
+GPU               NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM   MEM_USG      CU%    SDMA   EVICT
+  0        my long name B    15222   19.6 MB     0.0 B    1.5 GB    1.6 GB    0.0 %     0 us    0 ms
+  0                     B    15223    2.0 MB     0.0 B  512.0 MB  514.0 MB      N/A     0 us    0 ms
+  1                   N/A      N/A       N/A       N/A       N/A       N/A      N/A     N/A     N/A
+"""
+
+AMD_SMI_MONITOR_PROCESS_WATCHED = """\
+TIMESTAMP  GPU  POWER
+1700000001   0   10 W
+
+PROCESS INFO:
+ TIMESTAMP  GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE     GFX     ENC
+1700000001    0                     a       11     0.0 B     0.0 B    2.0 MB      0.0 B    0 ns    0 ns
+1700000001    0                     b       12     0.0 B     0.0 B    2.0 MB      0.0 B    0 ns    0 ns
+1700000002    0                     b       12     0.0 B     0.0 B    3.0 MB      0.0 B    0 ns    0 ns
+"""
+
 AMD_SMI_MONITOR_WATCHED = """\
 TIMESTAMP  GPU  XCP  POWER   GPU_T  GFX%
 1700000001   0    0   10 W   40 °C   1 %
@@ -313,6 +337,8 @@ SAMPLES: dict[str, list[str]] = {
         AMD_SMI_MONITOR,
         AMD_SMI_MONITOR_OLD,
         AMD_SMI_MONITOR_PROCESS,
+        AMD_SMI_MONITOR_PROCESS_NEW,
+        AMD_SMI_MONITOR_PROCESS_WATCHED,
         AMD_SMI_MONITOR_WATCHED,
         AMD_SMI_MONITOR_JSON,
         AMD_SMI_MONITOR_CSV,

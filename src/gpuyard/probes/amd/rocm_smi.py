@@ -8,16 +8,15 @@ Rules:
 - An output that names cards, and says nothing of any of them that is known here, is not understood.
 """
 
-import csv
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes import figures
 from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import cells, garbled, json_documents, parse_output, section, table_rows
+from gpuyard.probes.amd.printed import cells, csv_rows, garbled, json_documents, parse_output, section, table_rows
 from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.tool import run_tool
 
@@ -85,7 +84,9 @@ def _devices_of_csv(text: str) -> list[Device] | None:
     """Each block begins with a header, whose first title is "device"; processes are lines of their own, in quotes."""
     document: dict[str, dict[str, str]] = {}
     header: list[str] = []
-    for row in _csv_rows(text):
+    for row in csv_rows(text.splitlines()):
+        if len(row) == 1:
+            continue
         if row[0] == "device":
             header = row
         elif _PID.fullmatch(row[0]):
@@ -94,16 +95,6 @@ def _devices_of_csv(text: str) -> list[Device] | None:
             figures_of_card = row if len(row) == len(header) else []
             document.setdefault(row[0], {}).update(zip(header, figures_of_card, strict=False))
     return _devices_of_document(document) if header else None
-
-
-def _csv_rows(text: str) -> Iterable[list[str]]:
-    for line in text.splitlines():
-        try:
-            row = next(csv.reader([line], skipinitialspace=True), [])
-        except csv.Error:
-            continue
-        if len(row) > 1:
-            yield [cell.strip() for cell in row]
 
 
 def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
