@@ -1,5 +1,7 @@
 """The box that `amd-smi` prints by itself since ROCm 7."""
 
+import pytest
+
 from gpuyard.core.model import Device, Process, Vendor
 from gpuyard.probes.amd import amd_smi
 from tests.unit.probes.samples_amd import AMD_SMI_BOX
@@ -30,3 +32,20 @@ def test_the_processes_of_a_box_are_unknown_where_their_list_is_cut() -> None:
     assert [device.processes for device in amd_smi.parse(listed).devices] == [None, None]
     none = f"{AMD_SMI_BOX[:idle]}|  No running processes found   |\n+-----+\n"
     assert [device.processes for device in amd_smi.parse(none).devices] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("...adeon AI PRO R9700S", "Radeon AI PRO R9700S"),
+        ("...nstinct MI300A] (0)", "Instinct MI300A] (0)"),
+        ("...Instinct MI300X OAM", "Instinct MI300X OAM"),
+        ("...RO W7900 Dual Slots", "PRO W7900 Dual Slots"),
+        ("...omething Else X1 OAM", "Else X1 OAM"),
+        ("...X 7900 Something OAM", "X 7900 Something OAM"),
+        ("AMD Instinct MI300X VF", "AMD Instinct MI300X VF"),
+        ("adeon X1", "adeon X1"),
+    ],
+)
+def test_a_word_of_a_name_that_lost_its_beginning_is_completed_or_left_out(printed: str, name: str) -> None:
+    assert amd_smi.parse(AMD_SMI_BOX.replace("...Example Card X1 OAM", printed)).devices[0].name == name

@@ -5,7 +5,8 @@ Rules:
 - Rows of one card's partitions (XCP) repeat its figures: the first counts. Of a card that comes again with another
   time, and of tables, the last counts.
 - The CSV of `monitor` has no units: without options it gives memory in GB with a fraction, with them in whole MB.
-- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes.
+- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts the beginning off
+  a long name, also within a word: a word that is surely cut is completed, or left out where it is none of AMD's.
 """
 
 import re
@@ -42,6 +43,8 @@ _FLAT = {
     "vram_total": ("mem_usage", "total_vram"),
 }
 _GB = re.compile(r"\d+\.\d+", re.ASCII)
+_CUT = "..."
+_WORDS_OF_NAMES = ("Graphics", "Instinct", "Radeon", "PRO")
 
 
 def read_records(text: str) -> list[Record] | None:
@@ -185,7 +188,7 @@ def _first_line(words: Sequence[str], figures: Sequence[str]) -> Record:
     draw, cap = _used_and_total(figures[-1])
     return {
         "bdf": words[0],
-        "asic": {"market_name": " ".join(words[1:]).removeprefix("...")},
+        "asic": {"market_name": _uncut(" ".join(words[1:]))},
         "temperature": {"hotspot": figures[1]},
         "power": {"socket_power": draw},
         "limit": {"socket_power": cap},
@@ -195,6 +198,17 @@ def _first_line(words: Sequence[str], figures: Sequence[str]) -> Record:
 def _second_line(figures: Sequence[str]) -> Record:
     used, total = _used_and_total(figures[-1])
     return {"usage": {"gfx_activity": figures[0]}, "mem_usage": {"used_vram": used, "total_vram": total}}
+
+
+def _uncut(name: str) -> str:
+    """Return a name as whole as can be told: "...adeon AI PRO R9700S" is cut within "Radeon"."""
+    first, space, rest = name.removeprefix(_CUT).partition(" ")
+    if not name.startswith(_CUT):
+        return name
+    whole = [word for word in _WORDS_OF_NAMES if len(first) > 1 and word.endswith(first)]
+    if whole:
+        return f"{whole[0]}{space}{rest}"
+    return rest if first[:1].islower() else f"{first}{space}{rest}"
 
 
 def _with_processes(records: list[Record], lists: ProcessLists) -> list[Record]:
