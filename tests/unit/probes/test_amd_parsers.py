@@ -27,6 +27,9 @@ from tests.unit.probes.samples_amd import (
     RADEONTOP,
     RADEONTOP_NO_VRAM,
     RADEONTOP_OLD,
+    SAMPLES,
+)
+from tests.unit.probes.samples_rocm import (
     ROCM_SMI_CSV,
     ROCM_SMI_JSON,
     ROCM_SMI_JSON_OLD,
@@ -34,7 +37,6 @@ from tests.unit.probes.samples_amd import (
     ROCM_SMI_TABLE,
     ROCM_SMI_TABLE_NAMED,
     ROCM_SMI_TABLE_OLD,
-    SAMPLES,
 )
 
 PARSERS: dict[str, Callable[[str], Reading]] = {
