@@ -8,7 +8,7 @@ import pytest
 from gpuyard.core.model import Snapshot
 from gpuyard.probes.local import local_machine, local_probes
 from tests.in_time import in_time
-from tests.unit.probes.samples_amd import ROCM_SMI_JSON
+from tests.unit.probes.samples_rocm import ROCM_SMI_JSON
 
 Tools = Callable[[str, str], Path]
 DEADLINE_S = 1.0

@@ -9,12 +9,12 @@ import pytest
 from gpuyard.core.model import Snapshot, Vendor
 from gpuyard.probes.local import local_machine
 from gpuyard.probes.simulated import SimulatedDevices
-from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
+from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia, samples_rocm
 
 Tools = Callable[[str, str], Path]
 PRINTED = {
     "nvidia-smi": (Vendor.NVIDIA, samples_nvidia.XML),
-    "rocm-smi": (Vendor.AMD, samples_amd.ROCM_SMI_JSON),
+    "rocm-smi": (Vendor.AMD, samples_rocm.ROCM_SMI_JSON),
     "radeontop": (Vendor.AMD, samples_amd.RADEONTOP),
     "intel_gpu_top": (Vendor.INTEL, samples_intel.SAMPLES["intel_gpu_top"][0]),
     "ioreg": (Vendor.APPLE, samples_apple.SAMPLES["ioreg"][0]),

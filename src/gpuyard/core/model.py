@@ -3,6 +3,7 @@
 Rules:
 - Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
 - Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
+- The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the share that it may use.
 - A device's `id` names it for ever (a UUID where the vendor has one); its `index` is its vendor's number for people.
 - A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
 """

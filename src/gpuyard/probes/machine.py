@@ -6,6 +6,7 @@ from gpuyard.core.model import Device, Host, Problem, Reading, Snapshot
 from gpuyard.ports import Clock, HostProbe
 from gpuyard.probes.chain import Chain
 from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.device_memory import settle_memory
 from gpuyard.probes.worker import NoAnswerYet, Worker
 
 # A snapshot keeps its deadline although ending a tool and its children takes a moment too.
@@ -44,8 +45,8 @@ class Machine:
 
 
 def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
-    """One snapshot of several readings; unhealthy devices are problems too."""
-    devices = tuple(device for reading in readings for device in reading.devices)
+    """Return one snapshot of several readings; unhealthy devices are problems too."""
+    devices = tuple(settle_memory(device, host) for reading in readings for device in reading.devices)
     problems = tuple(problem for reading in readings for problem in reading.problems)
     return Snapshot(
         taken_at=taken_at,

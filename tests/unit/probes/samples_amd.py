@@ -1,5 +1,7 @@
 """Small outputs in the formats of AMD's tools, made up for tests: tool name -> texts."""
 
+from tests.unit.probes import samples_rocm
+
 AMD_SMI_METRIC = """{
     "gpu_data": [
         {
@@ -123,6 +125,30 @@ GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE     
   0                   N/A     7127     0.0 B     0.0 B    2.0 GB      0.0 B    0 ns    0 ns
 """
 
+AMD_SMI_MONITOR_PROCESS_NEW = """\
+GPU  XCP  POWER  PWR_CAP   GPU_T   MEM_T   GFX_CLK   GFX%   MEM%      VRAM_USAGE
+  0    0  280 W    327 W   93 °C   58 °C  1115 MHz   97 %    1 %    2.5/ 16.0 GB
+  1    0   11 W    327 W   31 °C   30 °C    41 MHz    0 %    0 %    0.1/ 16.0 GB
+  2    0   11 W    327 W   31 °C   30 °C    41 MHz    0 %    0 %    0.1/ 16.0 GB
+
+PROCESS INFO:
+GPU               NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM   MEM_USG      CU%    SDMA   EVICT
+  0        my long name B    15222   19.6 MB     0.0 B    1.5 GB    1.6 GB    0.0 %     0 us    0 ms
+  0                     B    15223    2.0 MB     0.0 B  512.0 MB  514.0 MB      N/A     0 us    0 ms
+  1                   N/A      N/A       N/A       N/A       N/A       N/A      N/A     N/A     N/A
+"""
+
+AMD_SMI_MONITOR_PROCESS_WATCHED = """\
+TIMESTAMP  GPU  POWER
+1700000001   0   10 W
+
+PROCESS INFO:
+ TIMESTAMP  GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE     GFX     ENC
+1700000001    0                     a       11     0.0 B     0.0 B    2.0 MB      0.0 B    0 ns    0 ns
+1700000001    0                     b       12     0.0 B     0.0 B    2.0 MB      0.0 B    0 ns    0 ns
+1700000002    0                     b       12     0.0 B     0.0 B    3.0 MB      0.0 B    0 ns    0 ns
+"""
+
 AMD_SMI_MONITOR_WATCHED = """\
 TIMESTAMP  GPU  XCP  POWER   GPU_T  GFX%
 1700000001   0    0   10 W   40 °C   1 %
@@ -223,73 +249,6 @@ GPU: 1
             VRAM_MEM: 3.0 MB
 """
 
-ROCM_SMI_JSON = """WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
-
-{"card0": {"Device Name": "Navi 00 [Example]", "Device ID": "0x73bf", "Unique ID": "0x1a2b3c4d5e6f708",
-"Temperature (Sensor edge) (C)": "40.0", "Temperature (Sensor junction) (C)": "44.0",
-"Current Socket Graphics Package Power (W)": "31.5", "Max Graphics Package Power (W)": "264.0",
-"GPU use (%)": "7", "PCI Bus": "0000:0B:00.0", "VRAM Total Memory (B)": "17163091968",
-"VRAM Total Used Memory (B)": "1048576", "VIS_VRAM Total Memory (B)": "268435456",
-"Card Series": "0x73bf", "Card Model": "0x73bf"},
-"system": {"Driver version": "6.7.0", "PID4242": "python3, 1, 536870912, 0, unknown"}}
-"""
-
-ROCM_SMI_JSON_TWO_DIES = """{
-    "card1": {
-        "GPU ID": "0x740c", "Unique ID": "0x8c16deafdeadbeef", "PCI Bus": "0000:2F:00.0", "GPU use (%)": "2",
-        "Temperature (Sensor junction) (C)": "51.0", "Average Graphics Package Power (W)": "N/A (Secondary die)"
-    },
-    "card0": {
-        "GPU ID": "0x740c", "Unique ID": "0x8c16deafdeadbeef", "PCI Bus": "0000:2C:00.0", "GPU use (%)": "1",
-        "Temperature (Sensor edge) (C)": "N/A", "Average Graphics Package Power (W)": "90.0"
-    },
-    "system": {"Driver version": "6.2.4", "PID11": "a, b, 2, 1048576, 0, 0"}
-}
-"""
-
-ROCM_SMI_JSON_OLD = """{"card0": {"GPU ID": "0x66a0", "Temperature (Sensor #1) (c)": "27.0",
-"Average Graphics Package Power": "155.0 W", "Max Graphics Package Power": "225.0W", "GPU use (%)": "3"}}
-"""
-
-ROCM_SMI_CSV = """WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
-
-device,Temperature (Sensor edge) (C),Current Socket Graphics Package Power (W),GPU use (%),PCI Bus
-card0,54.0,20.358,2,0000:C6:00.0
-
-device,VRAM Total Memory (B),VRAM Total Used Memory (B),Card Series,Card Vendor
-card0,536870912,268435456,AMD Radeon Example,Advanced Micro Devices Inc. [AMD/ATI]
-
-"PID4242","python3, 1, 1048576, 0, unknown"
-"""
-
-ROCM_SMI_TABLE = """
-
-=========================================== ROCm System Management Interface ===========================================
-===================================================== Concise Info =====================================================
-Device  Node  IDs              Temp    Power  Partitions          SCLK     MCLK     Fan     Perf  PwrCap  VRAM%  GPU%
-              (DID,     GUID)  (Edge)  (Avg)  (Mem, Compute, ID)
-========================================================================================================================
-0       1     0x7550,   45211  54.0°C  41.0W  N/A, N/A, 0         1626Mhz  1124Mhz  0%      high  330.0W  6%     33%
-1       2     0x7551,   43088  45.0°C  N/A    NPS1, SPX, 0        41Mhz    1124Mhz  24.71%  high  300.0W  61%    3%
-========================================================================================================================
-================================================= End of ROCm SMI Log ==================================================
-"""
-
-ROCM_SMI_TABLE_NAMED = """\
-Device  [Model : Revision]    Temp        Power     Partitions      SCLK    MCLK    Fan  PwrCap  GPU%
-        Name (20 chars)       (Junction)  (Socket)  (Mem, Compute)
-==================================================================================================
-0       [0x74a1 : 0x00]       35.0°C      133.0W    NPS1, SPX       131Mhz  900Mhz  0%   750.0W  100%
-        AMD Example Card
-==================================================================================================
-"""
-
-ROCM_SMI_TABLE_OLD = """========================ROCm System Management Interface========================
-GPU  Temp   AvgPwr  SCLK    MCLK    Fan     Perf  PwrCap  VRAM%  GPU%
-0    31.0c  18.0W   852Mhz  167Mhz  13.73%  auto  220.0W    7%   99%
-==============================End of ROCm SMI Log ==============================
-"""
-
 RADEONTOP = (
     "Dumping to -, line limit 1.\n"
     "1700000000.123456: bus 0a, gpu 12.50%, ee 0.00%, vgt 1.67%, spi 0.83%, vram 25.00% 2048.00mb, gtt 1.10% 88.00mb, "
@@ -313,6 +272,8 @@ SAMPLES: dict[str, list[str]] = {
         AMD_SMI_MONITOR,
         AMD_SMI_MONITOR_OLD,
         AMD_SMI_MONITOR_PROCESS,
+        AMD_SMI_MONITOR_PROCESS_NEW,
+        AMD_SMI_MONITOR_PROCESS_WATCHED,
         AMD_SMI_MONITOR_WATCHED,
         AMD_SMI_MONITOR_JSON,
         AMD_SMI_MONITOR_CSV,
@@ -320,14 +281,6 @@ SAMPLES: dict[str, list[str]] = {
         AMD_SMI_BOX,
         AMD_SMI_TEXT,
     ],
-    "rocm-smi": [
-        ROCM_SMI_JSON,
-        ROCM_SMI_JSON_TWO_DIES,
-        ROCM_SMI_JSON_OLD,
-        ROCM_SMI_CSV,
-        ROCM_SMI_TABLE,
-        ROCM_SMI_TABLE_NAMED,
-        ROCM_SMI_TABLE_OLD,
-    ],
+    "rocm-smi": samples_rocm.SAMPLES,
     "radeontop": [RADEONTOP, RADEONTOP_OLD, RADEONTOP_NO_VRAM],
 }

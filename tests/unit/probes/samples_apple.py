@@ -68,6 +68,9 @@ _TEXT_INTEL = (
     "GPU 0 GPU Busy                     : 12.50%\nGPU 0 [PSR] Only GPU is On         : 0.00%\n"
     "GPU 0 [INT] UP_THRESHOLD       : 0 (0.00/second)\nGPU 0 FB Test Case 0\n"
 )
+_TEXT_EXCERPT = (
+    "GPU HW active residency:  12.50% (338 MHz: 12% 618 MHz:   0%)\nGPU idle residency:  87.50%\nGPU Power: 45 mW\n"
+)
 
 _M_SERIES = (
     "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, busy 0 (2 ms),"
@@ -107,6 +110,7 @@ SAMPLES: dict[str, list[str]] = {
         _TEXT_OLD + _TEXT_NEW,
         _TEXT_OLD,
         _TEXT_INTEL,
+        _TEXT_EXCERPT,
     ],
     "ioreg": [_M_SERIES, _IN_A_TREE, _INTEL_MAC],
 }

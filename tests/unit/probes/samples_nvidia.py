@@ -69,6 +69,33 @@ LOST_FIELD_XML = """<nvidia_smi_log>
 </nvidia_smi_log>
 """
 
+GB10_XML = """<nvidia_smi_log>
+  <gpu id="0000000F:01:00.0">
+    <product_name>NVIDIA GB10</product_name>
+    <product_architecture>Blackwell</product_architecture>
+    <addressing_mode>ATS</addressing_mode>
+    <uuid>GPU-66666666-0000-0000-0000-000000000006</uuid>
+    <fb_memory_usage><total>N/A</total><reserved>N/A</reserved><used>N/A</used><free>N/A</free></fb_memory_usage>
+    <bar1_memory_usage><total>N/A</total><used>N/A</used><free>N/A</free></bar1_memory_usage>
+    <utilization><gpu_util>0 %</gpu_util><memory_util>0 %</memory_util></utilization>
+    <temperature><gpu_temp>35 C</gpu_temp></temperature>
+    <gpu_power_readings><average_power_draw>11.17 W</average_power_draw>
+      <current_power_limit>N/A</current_power_limit></gpu_power_readings>
+    <processes>
+      <process_info><pid>3141</pid><type>G</type><process_name>/usr/lib/xorg/Xorg</process_name>
+        <used_memory>43 MiB</used_memory></process_info>
+    </processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+GB10_CSV = (
+    "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%],"
+    " power.draw [W], enforced.power.limit [W], temperature.gpu\n"
+    "0, GPU-66666666-0000-0000-0000-000000000006, NVIDIA GB10, 0000000F:01:00.0, [N/A], [N/A], [N/A], 0 %, 11.17 W,"
+    " [N/A], 35\n"
+)
+
 CSV = (
     "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%],"
     " power.draw [W], enforced.power.limit [W], temperature.gpu\n"
@@ -84,6 +111,13 @@ NO_UNITS_CSV = (
 )
 
 HEADERLESS_CSV = "0, NVIDIA Yard One, 61, 4096, 24576, 37, 201.50\n1, NVIDIA Yard Two, 40, 0, 16384, [N/A], [N/A]\n"
+
+HEADERLESS_UNITS_CSV = (
+    "0, NVIDIA Yard One, 61, 4096 MiB, 24576 MiB, 37 %, 201.50 W\n"
+    "1, NVIDIA Yard Two, 40, 0 MiB, 16384 MiB, [N/A], [N/A]\n"
+)
+
+OTHER_ORDER_CSV = "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Yard One, 61, 37, 4096, 12287\n"
 
 UNKNOWN_COLUMNS_CSV = "NVIDIA Yard One, GPU-11111111-0000-0000-0000-000000000001, 00000000:3B:00.0, 5, 6\n"
 
@@ -113,12 +147,28 @@ APPS_WITHOUT_HEADER = (
     "GPU-11111111-0000-0000-0000-000000000001, 77, [N/A], Xorg\n"
 )
 
+APPS_WITHOUT_PID = (
+    "GPU-11111111-0000-0000-0000-000000000001, 4242, 3800 MiB, python\n"
+    "GPU-11111111-0000-0000-0000-000000000001, [N/A], 120 MiB, [Not Found]\n"
+)
+
 APPS_WITHOUT_CARD = "pid, used_memory [MiB]\n4242, 3800 MiB\n"
 
 LOST_LINE = "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU is lost.  Reboot to recover this GPU\n"
 
 SAMPLES = {
-    "nvidia-smi-xml": [XML, MIG_XML, LOST_FIELD_XML, LOST_LINE],
-    "nvidia-smi-csv": [CSV, NO_UNITS_CSV, HEADERLESS_CSV, UNKNOWN_COLUMNS_CSV, LOOP_CSV, LOST_CSV, LOST_LINE],
-    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_HEADER],
+    "nvidia-smi-xml": [XML, MIG_XML, GB10_XML, LOST_FIELD_XML, LOST_LINE],
+    "nvidia-smi-csv": [
+        CSV,
+        GB10_CSV,
+        NO_UNITS_CSV,
+        HEADERLESS_CSV,
+        HEADERLESS_UNITS_CSV,
+        OTHER_ORDER_CSV,
+        UNKNOWN_COLUMNS_CSV,
+        LOOP_CSV,
+        LOST_CSV,
+        LOST_LINE,
+    ],
+    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_HEADER, APPS_WITHOUT_PID],
 }

@@ -140,6 +140,12 @@ def test_processes_that_come_as_handles_are_asked_about(amdsmi: Any) -> None:
     assert read_one().processes == (Process(pid=3, memory_mb=2.0, name="old"),)
 
 
+def test_a_process_with_the_same_figure_on_two_cards_holds_an_unknown_amount_on_each(amdsmi: Any) -> None:
+    amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
+    devices = AmdSmiLibrary().read(5).devices
+    assert [device.processes for device in devices] == [(Process(pid=12, name="python3"),)] * 2
+
+
 def test_partitions_of_one_card_have_ids_of_their_own(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
     devices = AmdSmiLibrary().read(5).devices

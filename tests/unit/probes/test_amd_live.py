@@ -18,8 +18,8 @@ from tests.unit.probes.samples_amd import (
     AMD_SMI_PROCESS,
     AMD_SMI_STATIC,
     RADEONTOP,
-    ROCM_SMI_JSON,
 )
+from tests.unit.probes.samples_rocm import ROCM_SMI_JSON
 
 PutTool = Callable[[str, str], None]
 HANG = "exec sleep 600"

@@ -11,7 +11,6 @@ from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
 from tests.unit.probes.samples_amd import (
-    AMD_SMI_BOX,
     AMD_SMI_LIST,
     AMD_SMI_LIST_DPX,
     AMD_SMI_METRIC,
@@ -21,7 +20,6 @@ from tests.unit.probes.samples_amd import (
     AMD_SMI_MONITOR_CSV_WATCHED,
     AMD_SMI_MONITOR_JSON,
     AMD_SMI_MONITOR_OLD,
-    AMD_SMI_MONITOR_PROCESS,
     AMD_SMI_MONITOR_WATCHED,
     AMD_SMI_PROCESS,
     AMD_SMI_STATIC,
@@ -29,6 +27,9 @@ from tests.unit.probes.samples_amd import (
     RADEONTOP,
     RADEONTOP_NO_VRAM,
     RADEONTOP_OLD,
+    SAMPLES,
+)
+from tests.unit.probes.samples_rocm import (
     ROCM_SMI_CSV,
     ROCM_SMI_JSON,
     ROCM_SMI_JSON_OLD,
@@ -36,7 +37,6 @@ from tests.unit.probes.samples_amd import (
     ROCM_SMI_TABLE,
     ROCM_SMI_TABLE_NAMED,
     ROCM_SMI_TABLE_OLD,
-    SAMPLES,
 )
 
 PARSERS: dict[str, Callable[[str], Reading]] = {
@@ -114,12 +114,6 @@ def test_amd_smi_monitor_counts_the_last_table_and_a_card_once() -> None:
     assert device.power_draw_w == 20.0
 
 
-def test_the_list_of_processes_below_a_monitor_is_no_monitor() -> None:
-    (device,) = amd_smi.parse(AMD_SMI_MONITOR_PROCESS).devices
-    assert (device.power_draw_w, device.utilization_percent, device.temperature_c) == (293.0, 96.0, 49.0)
-    assert (device.memory_used_mb, device.memory_total_mb) == (4096.0, 196608.0)
-
-
 def test_of_a_watched_monitor_the_last_rows_count() -> None:
     (device,) = amd_smi.parse(AMD_SMI_MONITOR_WATCHED).devices
     assert (device.power_draw_w, device.temperature_c, device.utilization_percent) == (20.0, 41.0, 2.0)
@@ -152,33 +146,6 @@ def test_the_csv_of_monitor_counts_memory_in_gb_where_it_has_a_fraction_and_else
     (watched,) = amd_smi.parse(AMD_SMI_MONITOR_CSV_WATCHED).devices
     assert (watched.power_draw_w, watched.power_limit_w) == (120.0, 300.0)
     assert (watched.memory_used_mb, watched.memory_free_mb, watched.memory_total_mb) == (200.0, 16168.0, 16368.0)
-
-
-def test_the_box_that_amd_smi_prints_by_itself_is_read() -> None:
-    first, second = amd_smi.parse(AMD_SMI_BOX).devices
-    assert first == Device(
-        id="0000:2f:00.0",
-        vendor=Vendor.AMD,
-        index=0,
-        name="Example Card X1 OAM",
-        pci_bus_id="0000:2f:00.0",
-        memory_total_mb=16368.0,
-        memory_used_mb=512.0,
-        memory_free_mb=15856.0,
-        utilization_percent=97.0,
-        power_draw_w=280.0,
-        power_limit_w=327.0,
-        temperature_c=93.0,
-        processes=(Process(pid=15222, memory_mb=1536.0, name="my long name"), Process(pid=15223)),
-    )
-    assert second == Device(id="0000:c6:00.0", vendor=Vendor.AMD, index=1, pci_bus_id="0000:c6:00.0", processes=())
-
-
-def test_the_processes_of_a_box_are_unknown_where_their_list_is_cut() -> None:
-    listed, idle = AMD_SMI_BOX[: AMD_SMI_BOX.index("|    0      15223")], AMD_SMI_BOX.index("|    0      15222")
-    assert [device.processes for device in amd_smi.parse(listed).devices] == [None, None]
-    none = f"{AMD_SMI_BOX[:idle]}|  No running processes found   |\n+-----+\n"
-    assert [device.processes for device in amd_smi.parse(none).devices] == [(), ()]
 
 
 def test_a_row_that_does_not_fit_its_header_gives_no_figures() -> None:

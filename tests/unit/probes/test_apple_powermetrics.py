@@ -139,6 +139,65 @@ def test_a_sample_that_lost_its_power_at_the_end_gives_way_to_the_whole_one_befo
     assert (device.utilization_percent, device.power_draw_w) == (10.0, 0.1)
 
 
+EXCERPT = (
+    "GPU HW active frequency: 444 MHz\n"
+    "GPU HW active residency:  12.50% (338 MHz: 12% 618 MHz:   0%)\n"
+    "GPU idle residency:  87.50%\n"
+    "GPU Power: 45 mW\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "busy", "power"),
+    [
+        (EXCERPT, 12.5, 0.045),
+        ("\n    " + EXCERPT.replace("\n", "\r\n    "), 12.5, 0.045),
+        ("*** Sampled system activity (today) (200.00ms elapsed) ***\n\n" + EXCERPT, 12.5, 0.045),
+        ("GPU idle residency:  35.80%\n", 64.2, None),
+        ("CPU Power: 8916 mW\nGPU Power: 9462 mW\nCombined Power (CPU + GPU + ANE): 18378 mW\n", None, 9.462),
+        ("**** Processor usage ****\n\nCPU Power: 8 mW\nGPU Power: 9 mW\n", None, 0.009),
+        ("GPU Power: 99 mW\nANE Power: 0 mW\n" + EXCERPT, 12.5, 0.045),
+        ("GPU 0 name IntelIG\nGPU 0 C-state residency: 87.50% (2.50%)\nGPU 0 GPU Busy      : 12.50%\n", 12.5, None),
+    ],
+    ids=["the section", "indented", "no heading of the section", "one line", "the sums", "another section",
+         "the sums and the section", "Intel"],
+)  # fmt: skip
+def test_an_excerpt_without_the_line_that_heads_it_is_read(
+    excerpt: str, busy: float | None, power: float | None
+) -> None:
+    device = only(excerpt)
+    assert (device.id, device.utilization_percent, device.power_draw_w) == ("apple-gpu-0", busy, power)
+
+
+def test_of_several_samples_in_an_excerpt_the_last_whole_one_counts() -> None:
+    later = EXCERPT.replace("12.50%", "50.00%").replace("45 mW", "90 mW")
+    cut = "GPU HW active residency:  99.00% (338"
+    for heading in ("", "**** GPU usage ****\n\n"):
+        device = only(heading + EXCERPT + heading + later + heading + cut)
+        assert (device.utilization_percent, device.power_draw_w) == (50.0, 0.09)
+
+
+def test_an_excerpt_that_begins_within_a_sample_does_not_mix_it_with_the_next() -> None:
+    device = only("GPU Power: 7 mW\n" + EXCERPT + EXCERPT.partition("GPU Power")[0].replace("12.50%", "50.00%"))
+    assert (device.utilization_percent, device.power_draw_w) == (12.5, 0.045)
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "GPU Power: 5 mW is what an idle Mac draws.\n",
+        "GPU HW active residency: 5% of the time\n",
+        "GPU 0 name\n",
+        "GPU 0 is the first one\nGPU 1 name of a friend\n",
+        "CPU Power: 8916 mW\n",
+        "GPU Power: 5\n",
+    ],
+)
+def test_a_line_that_only_speaks_of_a_gpu_is_no_excerpt(prose: str) -> None:
+    with pytest.raises(ProbeGarbled):
+        parse(prose)
+
+
 def test_an_intel_macs_numbered_lines_are_read() -> None:
     device = only(
         "Machine model: MacBookPro16,2\n"

@@ -234,6 +234,11 @@ def test_a_live_reading_joins_identity_figures_and_users(stand_in: StandIn) -> N
     assert second.processes == ()
 
 
+def test_a_process_that_would_hold_more_than_the_card_uses_holds_an_unknown_amount(stand_in: StandIn) -> None:
+    stand_in.say(ps=PS_JSON.replace("1048576", "7876608"))
+    assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, name="python3"),)
+
+
 def test_what_a_device_is_is_asked_once(stand_in: StandIn) -> None:
     probe = XpuSmi()
     probe.read(20.0)

@@ -7,12 +7,15 @@ from gpuyard.probes.nvidia.smi_csv import parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,
     APPS_WITHOUT_CARD,
+    APPS_WITHOUT_HEADER,
     CSV,
     HEADERLESS_CSV,
+    HEADERLESS_UNITS_CSV,
     LOOP_CSV,
     LOST_CSV,
     LOST_LINE,
     NO_UNITS_CSV,
+    OTHER_ORDER_CSV,
     UNKNOWN_COLUMNS_CSV,
     XML,
 )
@@ -36,15 +39,87 @@ def test_values_without_units_are_read_alike() -> None:
     assert (one.id, one.temperature_c, one.processes) == ("nvidia-0", None, None)
 
 
-def test_the_usual_columns_are_known_without_a_header() -> None:
-    one, two = parse_csv(HEADERLESS_CSV).devices
+def test_the_usual_columns_are_known_without_a_header_and_how_they_were_taken_is_said() -> None:
+    reading = parse_csv(HEADERLESS_UNITS_CSV)
+    one, two = reading.devices
     assert (one.name, one.temperature_c, one.memory_used_mb, one.memory_total_mb) == (
         "NVIDIA Yard One",
         61,
         4096,
         24576,
     )
+    assert (one.utilization_percent, one.power_draw_w) == (37, 201.5)
     assert (two.index, two.utilization_percent, two.power_draw_w) == (1, None, None)
+    (problem,) = reading.problems
+    assert "taken for index, name, temperature.gpu" in problem.message
+
+
+def test_temperature_and_utilization_that_could_be_swapped_are_unknown() -> None:
+    reading = parse_csv(HEADERLESS_CSV)
+    one, two = reading.devices
+    assert (one.name, one.memory_used_mb, one.memory_total_mb, one.power_draw_w) == (
+        "NVIDIA Yard One",
+        4096,
+        24576,
+        201.5,
+    )
+    assert {(card.temperature_c, card.utilization_percent) for card in (one, two)} == {(None, None)}
+    assert "swapped" in reading.problems[0].message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        OTHER_ORDER_CSV,
+        "0, NVIDIA Yard One, 12287, 4096, 8191, 37, 61",
+        "0, NVIDIA Yard One, 4096, 12287, 37, 61, 201.50",
+        "0, NVIDIA Yard One, 61, 37, 4096, 12287, 201.50",
+        "0, NVIDIA Yard One, 37 %, 4096 MiB, 12287 MiB, 61, 201.50 W",
+        "0, NVIDIA Yard One, 61, 12287, 4096, 37, 201.50",
+        "0, NVIDIA Yard One, 61, 4096, 12287, 201.50, 37",
+        "0, 00000000:3B:00.0, 61, 4096, 12287, 37, 201.50",
+    ],
+    ids=[
+        "a UUID second",
+        "total first, temperature last",
+        "memory first",
+        "memory last",
+        "units",
+        "used above total",
+        "power before utilization",
+        "a bus id second",
+    ],
+)
+def test_seven_columns_in_another_order_give_no_figures_and_say_what_to_do(row: str) -> None:
+    reading = parse_csv(f"{row}\n")
+    (card,) = reading.devices
+    assert card.name in ("NVIDIA Yard One", None)
+    figures = (
+        card.memory_total_mb,
+        card.memory_used_mb,
+        card.memory_free_mb,
+        card.utilization_percent,
+        card.power_draw_w,
+        card.temperature_c,
+    )
+    assert figures == (None,) * 6
+    (problem,) = reading.problems
+    assert problem.hint is not None
+    assert "leave out `noheader`" in problem.hint
+    assert "first line" in problem.hint
+
+
+def test_the_names_of_the_columns_on_a_first_line_are_all_that_is_needed() -> None:
+    columns = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total\n"
+    reading = parse_csv(columns + OTHER_ORDER_CSV)
+    (card,) = reading.devices
+    assert (card.temperature_c, card.utilization_percent, card.memory_used_mb, card.memory_total_mb) == (
+        61,
+        37,
+        4096,
+        12287,
+    )
+    assert reading.problems == ()
 
 
 def test_unknown_columns_without_a_header_stay_unknown_and_are_pointed_out() -> None:
@@ -141,6 +216,45 @@ def test_a_number_without_a_unit_and_without_a_header_is_unknown_and_pointed_out
     reading = parse_apps("GPU-11111111-0000-0000-0000-000000000001, 42, 300\n")
     assert reading.devices[0].processes == (Process(pid=42),)
     assert "header" in reading.problems[0].message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "GPU-11111111-0000-0000-0000-000000000001, [N/A], 300 MiB, python",
+        "GPU-11111111-0000-0000-0000-000000000001, , 300 MiB, python",
+        "GPU-11111111-0000-0000-0000-000000000001, [Insufficient Permissions], [N/A], [Not Found]",
+        "[N/A], [N/A], [N/A], [N/A]",
+    ],
+)
+@pytest.mark.parametrize("header", ["", "gpu_uuid, pid, used_gpu_memory [MiB], process_name\n"])
+def test_a_row_without_a_pid_is_left_out_and_pointed_out(row: str, header: str) -> None:
+    reading = parse_apps(f"{header}{APPS_WITHOUT_HEADER}{row}\n")
+    (card,) = reading.devices
+    assert card.processes is not None
+    assert [process.pid for process in card.processes] == [4242, 77]
+    (problem,) = reading.problems
+    assert (problem.kind, "1 of 3 rows" in problem.message) == ("garbled", True)
+
+
+def test_a_card_with_nothing_but_a_row_without_a_pid_has_unknown_processes() -> None:
+    other = "GPU-22222222-0000-0000-0000-000000000002, [N/A], 5 MiB, python\n"
+    one, two = parse_apps(APPS_WITHOUT_HEADER + other).devices
+    assert one.processes is not None
+    assert two.processes is None
+
+
+def test_memory_without_a_unit_is_not_taken_for_a_missing_pid() -> None:
+    card = "GPU-11111111-0000-0000-0000-000000000001"
+    reading = parse_apps(f"{card}, 42, 300\n{card}, [N/A], 512\n")
+    assert reading.devices[0].processes == (Process(pid=42),)
+    assert [problem.message for problem in reading.problems if "process id" in problem.message]
+
+
+def test_a_process_that_is_listed_twice_on_a_card_counts_once() -> None:
+    card = "GPU-11111111-0000-0000-0000-000000000001"
+    reading = parse_apps(f"gpu_uuid, pid, used_gpu_memory [MiB]\n{card}, 42, [N/A]\n{card}, 42, 300 MiB\n")
+    assert reading.devices[0].processes == (Process(pid=42, memory_mb=300),)
 
 
 def test_no_processes_are_no_error() -> None:

@@ -49,6 +49,15 @@ def test_where_only_the_processes_cannot_be_had_the_cards_still_are(tools: Tools
     assert "who uses the GPUs is unknown" in reading.problems[0].message
 
 
+def test_a_process_row_that_cannot_be_read_is_a_problem_of_the_reading(tools: Tools) -> None:
+    put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS.replace("4242", "[N/A]").replace("88", "[N/A]"))
+    reading = NvidiaSmi().read(10)
+    one, two = reading.devices
+    assert one.processes == (Process(pid=77, name="Xorg"),)
+    assert two.processes is None
+    assert ["2 of 3 rows" in problem.message for problem in reading.problems] == [True]
+
+
 def test_garbage_all_over_is_garbled(tools: Tools) -> None:
     put_smi(tools, xml="garbage", gpus="garbage", apps="garbage")
     with pytest.raises(ProbeGarbled):

@@ -33,6 +33,17 @@ def test_hidden_process_memory_is_unknown() -> None:
     )
 
 
+def test_a_process_that_is_listed_as_compute_and_as_graphics_counts_once_with_the_larger_figure() -> None:
+    entry = (
+        "<process_info><pid>4242</pid><type>G</type><process_name>python train.py</process_name>"
+        "<used_memory>{}</used_memory></process_info>\n    </processes>"
+    )
+    for graphics, whole in (("3800 MiB", 3800), ("N/A", 3800), ("3900 MiB", 3900)):
+        one, _ = parse_xml(XML.replace("</processes>", entry.format(graphics), 1)).devices
+        assert one.processes is not None
+        assert [(process.pid, process.memory_mb) for process in one.processes] == [(4242, whole), (77, None)]
+
+
 def test_a_process_s_name_does_not_make_its_card_unhealthy() -> None:
     assert all(device.healthy for device in parse_xml(XML).devices)
 

@@ -48,7 +48,8 @@ def parse(text: str) -> Reading:
         records = read_records(text)
         if records is None or (records and not any(map(_is_understood, records))):
             raise garbled(NAME, text)
-        return Reading(devices=with_distinct_ids(_device(number, record) for number, record in enumerate(records)))
+        devices = with_distinct_ids(_device(number, record) for number, record in enumerate(records))
+        return Reading(devices=cards.without_repeated_memory(devices))
     except RecursionError as error:
         raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
 

@@ -9,7 +9,11 @@ Ids:
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, TypedDict
+
+from msgspec.structs import replace
 
 from gpuyard.core.model import Device, Process
 from gpuyard.probes import figures
@@ -103,3 +107,28 @@ def process_memory(usage: Any, whole: Any) -> float | None:
     if vram or not outside:
         return vram or everything or None
     return everything if everything > outside else vram
+
+
+def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return the devices, with unknown memory for a process that several cards list with the same figure.
+
+    Releases of AMD SMI (seen with ROCm 7.2) list every process on every card, each time with all that it holds: how
+    much of that is on which card, and whether any, cannot be told.
+    """
+    listed = tuple(devices)
+    times = Counter(
+        held
+        for device in listed
+        for held in {(process.pid, process.memory_mb) for process in device.processes or ()}
+        if held[1] is not None
+    )
+    return tuple(
+        replace(device, processes=tuple(_with_sure_memory(process, times) for process in device.processes))
+        if device.processes
+        else device
+        for device in listed
+    )
+
+
+def _with_sure_memory(process: Process, times: Counter[tuple[int, float | None]]) -> Process:
+    return replace(process, memory_mb=None) if times[process.pid, process.memory_mb] > 1 else process

@@ -52,7 +52,7 @@ class AmdSmiLibrary:
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
         self._session = session
-        return Reading(devices=devices)
+        return Reading(devices=cards.without_repeated_memory(devices))
 
 
 class _Session:

@@ -1,8 +1,9 @@
 """Reading what AMD's tools print: JSON among warnings, tables whose cells hold spaces, and exit codes that cry wolf."""
 
+import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpuyard.probes.tool import ToolOutput
 # Only where a line begins: what is indented belongs to a document, and a part of a torn one is no answer.
 _DOCUMENT_START = re.compile(r"(?:\A\s*|^)(?=[\[{])", re.MULTILINE)
 _MOST_STARTS = 64
-_UNIT = re.compile(r"W|°?C|%|[KMGT]?i?B|[kMG]?Hz|[KMG]b/s|GT/s|[KMG]T/s|RPM|J|mV")
+_UNIT = re.compile(r"W|°?C|%|[KMGT]?i?B|[kMG]?Hz|[KMG]b/s|GT/s|[KMG]T/s|RPM|J|mV|[mnu]s")
 
 
 def json_documents(text: str) -> Iterator[Any]:
@@ -58,6 +59,17 @@ def table_rows(header: Sequence[str], lines: Sequence[str]) -> list[tuple[dict[s
         if row and row[0].isdecimal():
             rows.append((dict(zip(header, row if len(row) == len(header) else row[:1], strict=False)), following))
     return rows
+
+
+def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line that has any; a line that is no CSV is one cell."""
+    for line in lines:
+        try:
+            row = next(csv.reader([line], skipinitialspace=True), [])
+        except csv.Error:
+            row = [line]
+        if any(row):
+            yield [cell.strip() for cell in row]
 
 
 def garbled(source: str, text: str) -> ProbeGarbled:

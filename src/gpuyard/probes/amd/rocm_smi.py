@@ -1,23 +1,25 @@
-"""`rocm-smi`, AMD's older tool: its JSON and CSV, whose keys changed from release to release, and its concise table.
+"""`rocm-smi`, AMD's older tool: its JSON, CSV and lines, whose keys changed from release to release, and its table.
 
 Rules:
 - Temperature is the edge sensor's, which is "#1" before ROCm 3, or, where a card has none (MI300), the junction's.
 - The power limit is "Max Graphics Package Power"; a secondary die (MI250) has no power of its own.
 - KFD's processes come with the number of their cards, not with which: they are told only where there is one card.
+- As text (`-a`) each line is "GPU[0] : key: value", with the keys of the JSON; a table of KFD's processes may follow.
 - The table gives memory in percent of an unknown whole: it stays unknown.
 - An output that names cards, and says nothing of any of them that is known here, is not understood.
 """
 
-import csv
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes import figures
 from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import cells, garbled, json_documents, parse_output, section, table_rows
+from gpuyard.probes.amd.printed import cells, csv_rows, garbled, json_documents, parse_output, section, table_rows
 from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.tool import run_tool
 
@@ -43,21 +45,25 @@ _NO_CARDS = "No AMD GPUs specified"
 # Units stood with the values before they stood in the keys.
 _DRAW = re.compile(r"(?:average|current) .*power(?: \(w\))?")
 _LIMIT = re.compile(r"max .*power(?: \(w\))?")
-_EDGE = re.compile(r"temperature \(sensor (?:edge|#1)\)(?: \(c\))?")
+_EDGE = re.compile(r"temperature(?: \(sensor (?:edge|#1)\))?(?: \(c\))?")
 _JUNCTION = re.compile(r"temperature \(sensor junction\)(?: \(c\))?")
 _BUSY = re.compile(r"gpu use(?: \(%\))?")
 _TOTAL = re.compile(r"vram total memory \(b\)")
 _USED = re.compile(r"vram total used memory \(b\)")
 _IDENTITY = re.compile(r"unique id|pci bus|card series|device name|card model")
 _KNOWN = (_DRAW, _LIMIT, _EDGE, _JUNCTION, _BUSY, _TOTAL, _USED, _IDENTITY)
+_LINE = re.compile(r"GPU\[(\d{1,5})\]\s*:\s*([^:]+?)\s*:\s*(\S.*)", re.ASCII)
+_KFD_HEADER = re.compile(r"PID\s+PROCESS NAME\s+(GPU\(s\)\s.*)")
+_KFD_COLUMN = re.compile(r"GPU\(s\)|VRAM USED|SDMA USED|CU OCCUPANCY")
+_NO_PROCESSES = "No KFD PIDs currently running"
 
 
 def parse(text: str) -> Reading:
-    """What `rocm-smi --json` or `--csv`, with any of its --show options, or plain `rocm-smi` printed."""
+    """Read what `rocm-smi` printed: with `--json`, `--csv` or neither, with any of its --show options, or with `-a`."""
     try:
         devices = _devices_of_json(text)
         if devices is None:
-            devices = _devices_of_csv(text) or _devices_of_table(text)
+            devices = _devices_of_csv(text) or _devices_of_table(text) or _devices_of_lines(text)
     except RecursionError as error:
         raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
     if devices is None and _NO_CARDS not in text:
@@ -85,7 +91,9 @@ def _devices_of_csv(text: str) -> list[Device] | None:
     """Each block begins with a header, whose first title is "device"; processes are lines of their own, in quotes."""
     document: dict[str, dict[str, str]] = {}
     header: list[str] = []
-    for row in _csv_rows(text):
+    for row in csv_rows(text.splitlines()):
+        if len(row) == 1:
+            continue
         if row[0] == "device":
             header = row
         elif _PID.fullmatch(row[0]):
@@ -96,14 +104,31 @@ def _devices_of_csv(text: str) -> list[Device] | None:
     return _devices_of_document(document) if header else None
 
 
-def _csv_rows(text: str) -> Iterable[list[str]]:
-    for line in text.splitlines():
-        try:
-            row = next(csv.reader([line], skipinitialspace=True), [])
-        except csv.Error:
-            continue
-        if len(row) > 1:
-            yield [cell.strip() for cell in row]
+def _devices_of_lines(text: str) -> list[Device] | None:
+    document: dict[str, Any] = {"system": _processes_of_table(text.splitlines())}
+    for match in filter(None, (_LINE.fullmatch(line.strip()) for line in text.splitlines())):
+        document.setdefault(f"card{match[1]}", {})[match[2]] = match[3]
+    devices = _devices_of_document(document) if len(document) > 1 else None
+    if devices and _NO_PROCESSES in text:
+        return [replace(device, processes=()) for device in devices]
+    return devices
+
+
+def _processes_of_table(lines: Sequence[str]) -> dict[str, str]:
+    """Return the rows of KFD's table as the JSON has them: "PID1234": "name, cards, bytes of VRAM, ..."."""
+    found: dict[str, str] = {}
+    behind_name = 0
+    for line in lines:
+        header = _KFD_HEADER.match(line.strip())
+        words = line.split()
+        if header:
+            behind_name = len(_KFD_COLUMN.findall(header[1]))
+        elif behind_name and words and words[0].isdecimal() and len(words) > behind_name + 1:
+            figures_of_process = [*words[-behind_name:], *["unknown"] * (4 - behind_name)]
+            found[f"PID{words[0]}"] = ", ".join([" ".join(words[1:-behind_name]), *figures_of_process])
+        else:
+            behind_name = 0
+    return found
 
 
 def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:

@@ -5,7 +5,8 @@ Rules:
 - Rows of one card's partitions (XCP) repeat its figures: the first counts. Of a card that comes again with another
   time, and of tables, the last counts.
 - The CSV of `monitor` has no units: without options it gives memory in GB with a fraction, with them in whole MB.
-- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes.
+- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts the beginning off
+  a long name, also within a word: a word that is surely cut is completed, or left out where it is none of AMD's.
 """
 
 import re
@@ -14,6 +15,13 @@ from itertools import takewhile
 from typing import Any
 
 from gpuyard.probes.amd.printed import cells, json_documents, table_rows
+from gpuyard.probes.amd.smi_processes import (
+    ProcessLists,
+    is_process_header,
+    processes_of_box,
+    processes_of_csv,
+    processes_of_table,
+)
 from gpuyard.probes.identity import pci_bus_id
 
 Record = dict[str, Any]
@@ -35,7 +43,8 @@ _FLAT = {
     "vram_total": ("mem_usage", "total_vram"),
 }
 _GB = re.compile(r"\d+\.\d+", re.ASCII)
-_PROCESS_TITLES = ["GPU", "PID", "Process", "Name"]
+_CUT = "..."
+_WORDS_OF_NAMES = ("Graphics", "Instinct", "Radeon", "PRO")
 
 
 def read_records(text: str) -> list[Record] | None:
@@ -91,13 +100,16 @@ def _add(part: Record, indent: int, key: str, value: str) -> list[tuple[int, Rec
 
 
 def _table_records(text: str) -> list[Record] | None:
-    """The last table of `monitor`."""
+    """Read the last table of `monitor`, and the list of processes below it."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _is_monitor_header(_titles(line))]
+    lines = lines[starts[-1] :] if starts else lines
+    split = max((number for number, line in enumerate(lines) if is_process_header(_titles(line))), default=None)
+    lists = {} if split is None else processes_of_table(_titles(lines[split]), lines[split + 1 :])
     if not starts:
-        return None
-    rows = table_rows(_titles(lines[starts[-1]]), lines[starts[-1] + 1 :])
-    return _from_rows(row for row, _ in rows if "gpu" in row) or None
+        return [{"gpu": gpu, "process_list": listed} for gpu, listed in lists.items()] or None
+    rows = table_rows(_titles(lines[0]), lines[1:split])
+    return _with_processes(_from_rows(row for row, _ in rows if "gpu" in row), lists) or None
 
 
 def _titles(line: str) -> list[str]:
@@ -110,12 +122,10 @@ def _csv_records(text: str) -> list[Record] | None:
     if not starts:
         return None
     header = lines[starts[-1]].strip().split(",")
-    # A list of processes with a header of its own may follow.
-    lines = list(takewhile(lambda line: line[:1].isdecimal(), lines[starts[-1] + 1 :]))
-    rows = [line.strip().split(",") for line in lines]
-    return (
-        _from_rows(_with_units(dict(zip(header, row, strict=True))) for row in rows if len(row) == len(header)) or None
-    )
+    lines = lines[starts[-1] + 1 :]
+    rows = [line.strip().split(",") for line in takewhile(lambda line: line[:1].isdecimal(), lines)]
+    found = _from_rows(_with_units(dict(zip(header, row, strict=True))) for row in rows if len(row) == len(header))
+    return _with_processes(found, processes_of_csv(lines[len(rows) :])) or None
 
 
 def _with_units(row: Mapping[str, str]) -> Record:
@@ -171,14 +181,14 @@ def _box_records(text: str) -> list[Record] | None:
         elif first and words[0].isdecimal():
             records.append({"gpu": words[0], **first, **_second_line(figures)})
             first = {}
-    return _with_processes(records, boxes[start:]) or None
+    return _with_processes(records, processes_of_box(boxes[start:], [record["gpu"] for record in records])) or None
 
 
 def _first_line(words: Sequence[str], figures: Sequence[str]) -> Record:
     draw, cap = _used_and_total(figures[-1])
     return {
         "bdf": words[0],
-        "asic": {"market_name": " ".join(words[1:]).removeprefix("...")},  # a long name loses its beginning
+        "asic": {"market_name": _uncut(" ".join(words[1:]))},
         "temperature": {"hotspot": figures[1]},
         "power": {"socket_power": draw},
         "limit": {"socket_power": cap},
@@ -190,28 +200,19 @@ def _second_line(figures: Sequence[str]) -> Record:
     return {"usage": {"gfx_activity": figures[0]}, "mem_usage": {"used_vram": used, "total_vram": total}}
 
 
-def _with_processes(records: list[Record], boxes: Sequence[str]) -> list[Record]:
-    """With the processes of each card, where the list of all of them is there and is whole."""
-    start = next((number for number, line in enumerate(boxes) if cells(line)[:4] == _PROCESS_TITLES), len(boxes))
-    end = next((number for number in range(start, len(boxes)) if boxes[number].startswith("+")), None)
-    if end is None:
-        return records
-    titles = cells(boxes[start])[4:]
-    rows = [row for line in boxes[start + 1 : end] if (row := cells(line)) and row[0].isdecimal()]
+def _uncut(name: str) -> str:
+    """Return a name as whole as can be told: "...adeon AI PRO R9700S" is cut within "Radeon"."""
+    first, space, rest = name.removeprefix(_CUT).partition(" ")
+    if not name.startswith(_CUT):
+        return name
+    whole = [word for word in _WORDS_OF_NAMES if len(first) > 1 and word.endswith(first)]
+    if whole:
+        return f"{whole[0]}{space}{rest}"
+    return rest if first[:1].islower() else f"{first}{space}{rest}"
+
+
+def _with_processes(records: list[Record], lists: ProcessLists) -> list[Record]:
     return [
-        {**record, "process_list": [_process(titles, row) for row in rows if row[0] == record["gpu"]]}
+        {**record, "process_list": lists[str(record["gpu"])]} if str(record["gpu"]) in lists else record
         for record in records
     ]
-
-
-def _process(titles: Sequence[str], row: Sequence[str]) -> Record:
-    """A name may hold spaces: what follows it is counted from the end."""
-    if len(row) < len(titles) + 3:
-        return {"pid": row[1] if len(row) > 1 else None}
-    after = dict(zip(titles, row[len(row) - len(titles) :], strict=True))
-    return {
-        "pid": row[1],
-        "name": " ".join(row[2 : len(row) - len(titles)]),
-        "memory_usage": {"gtt_mem": after.get("GTT_MEM"), "vram_mem": after.get("VRAM_MEM")},
-        "mem_usage": after.get("MEM_USAGE"),
-    }

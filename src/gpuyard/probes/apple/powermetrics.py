@@ -3,12 +3,14 @@
 It tells how busy the GPU is and what power it draws, and nothing of its memory. Rules:
 - Of several samples the last whole one counts: a run that was cut short leaves a piece of one at its end.
 - Power counts in mW and energy in mJ, in either form.
+- An excerpt may lack the lines that head its samples and sections: only lines that are a GPU's figure as a whole count
+  then, and a figure that comes again, or comes after the power, begins another sample.
 - Intel Macs number their GPUs, tell how busy each is, and not what power it draws.
 """
 
 import plistlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from xml.parsers.expat import ExpatError
 
@@ -33,6 +35,13 @@ _POWER = re.compile(r"^GPU Power:\s*([\d.]+\s*m?W)\b", re.MULTILINE | re.ASCII)
 _NUMBERED = re.compile(r"^GPU (\d{1,3}) (?!\[)([^\n]+)", re.MULTILINE | re.ASCII)
 _NUMBERED_BUSY = re.compile(r"GPU Busy\s*:\s*([\d.]+%)", re.ASCII)
 _NUMBERED_IDLE = re.compile(r"C-state residency\s*:\s*([\d.]+%)", re.ASCII)
+# A line that can be nothing else, for where no heading says what it is about.
+_FIGURE_LINE = re.compile(
+    r"(GPU (?:HW )?active residency|GPU idle residency):\s*[\d.]+%\s*(?:\(.*)?"
+    r"|(GPU Power):\s*[\d.]+\s*m?W"
+    r"|(GPU \d{1,3} (?:name|GPU Busy|C-state residency))(?: \w+|\s*:\s*[\d.]+%\s*(?:\(.*)?)",
+    re.ASCII,
+)
 
 
 def command(interval_ms: int = 200) -> list[str]:
@@ -103,15 +112,35 @@ def _text_samples(text: str) -> list[tuple[Device, ...]]:
     found = _MODEL.search(text)
     model = figures.words(found[1]) if found else None
     _, *blocks = _SAMPLE.split(text)
-    if not blocks and _GPU_SECTION.search(text):
-        blocks = [text]
-    samples = (_text_devices(block, model) for block in blocks)
+    samples = (_text_devices(block, model) for block in blocks or _headless_samples(text))
     return [devices for devices in samples if devices]
+
+
+def _headless_samples(text: str) -> list[str]:
+    """Return what can be told apart as samples in a text without the line that begins each."""
+    sections = [section[0] for section in _GPU_SECTION.finditer(text)]
+    if sections:
+        return [text] if len(sections) == 1 else sections
+    samples: list[dict[str, str]] = [{}]
+    for key, line in _figure_lines(text):
+        # Power comes last in a sample of the GPU: what follows it is of the next one.
+        if key in samples[-1] or "GPU Power" in samples[-1]:
+            samples.append({})
+        samples[-1][key] = line
+    return ["\n".join(sample.values()) for sample in samples]
+
+
+def _figure_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines that are a GPU's figure as a whole, each with the name of the figure."""
+    for line in text.splitlines():
+        match = _FIGURE_LINE.fullmatch(line.strip())
+        if match:
+            yield match[match.lastindex or 0], match[0]
 
 
 def _text_devices(block: str, model: str | None) -> tuple[Device, ...]:
     section = _GPU_SECTION.search(block)
-    usage = section[1] if section else ""
+    usage = section[1] if section else "\n".join(line for _, line in _figure_lines(block))
     numbered = _NUMBERED.findall(usage)
     if numbered:
         return _text_intel_devices(numbered, model)

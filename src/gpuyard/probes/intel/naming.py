@@ -4,6 +4,8 @@ Rules:
 - A device's id is the vendor's UUID, else its PCI bus id such as `0000:03:00.0`, else `intel-<index>`.
 - Early drivers give every card of one model the same UUID: such cards go by their PCI bus ids.
 - A process is listed once, with what all of its clients hold; one unknown part makes the sum unknown.
+- Level Zero may count a buffer several times for one process (intel/compute-runtime#964): a process that would hold
+  more than the whole device uses holds an unknown amount.
 """
 
 from collections import Counter
@@ -48,6 +50,16 @@ def one_per_pid(clients: Iterable[Process]) -> tuple[Process, ...]:
         known = merged.get(client.pid)
         merged[client.pid] = client if known is None else _joined(known, client)
     return tuple(merged[pid] for pid in sorted(merged))
+
+
+def within_used(processes: tuple[Process, ...] | None, used_mb: float | None) -> tuple[Process, ...] | None:
+    """Return the processes, without figures above what the device uses in all."""
+    if processes is None or used_mb is None:
+        return processes
+    return tuple(
+        structs.replace(process, memory_mb=None) if (process.memory_mb or 0.0) > used_mb else process
+        for process in processes
+    )
 
 
 def _joined(one: Process, other: Process) -> Process:

@@ -16,6 +16,7 @@ from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeMissing, ProbeTimeout
 from gpuyard.probes.calls import OptionalCall, run_until
 from gpuyard.probes.deadline import Deadline
+from gpuyard.probes.intel.naming import within_used
 from gpuyard.probes.intel.xpu_fields import free_memory
 from gpuyard.probes.intel.xpu_json import find_json, parse_json
 from gpuyard.probes.intel.xpu_text import NAME, parse_text
@@ -140,5 +141,5 @@ def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] |
         utilization_percent=measured.utilization_percent if measured else None,
         power_draw_w=measured.power_draw_w if measured else None,
         temperature_c=measured.temperature_c if measured else None,
-        processes=users,
+        processes=within_used(users, used),
     )

@@ -1,4 +1,4 @@
-"""What xpu-smi prints for people: CSV (`dump`, `discovery --dump`), boxes (`stats`, `discovery`), the list of `ps`.
+"""What xpu-smi prints for people: CSV (`dump`, `discovery --dump`), boxes (`stats`, `discovery`, its own), `ps`.
 
 Rules:
 - `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A row that was
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuyard.core.model import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes import figures
-from gpuyard.probes.identity import pci_bus_id
+from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.intel import xpu_fields
 from gpuyard.probes.intel.naming import device_id, device_index, one_per_pid, process_id, without_shared_uuids
+from gpuyard.probes.intel.xpu_box import BOX_HEADER, is_of_nvidia, read_box
 
 NAME = "xpu-smi"
 _Place = tuple[int | None, str | None]
@@ -30,7 +31,7 @@ _IDENTITY = {
 _CSV_HEADER = re.compile(r'"?(?:Timestamp"?\s*,.*\bDeviceId|Device ID"?\s*,)', re.IGNORECASE)
 _PS_HEADER = re.compile(r"PID\s+Command\s+DeviceID\b", re.IGNORECASE)
 _LIST_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*Device Information\b", re.IGNORECASE)
-_BOX_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE)
+_STATS_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE)
 
 
 def parse_text(text: str) -> Reading:
@@ -161,6 +162,15 @@ def _read_boxes(lines: Sequence[str]) -> Reading:
     return Reading(devices=tuple(devices))
 
 
+def _read_summary(lines: Sequence[str]) -> Reading:
+    if is_of_nvidia(lines):
+        raise ProbeGarbled(NAME, "this is the box of nvidia-smi", hint="save `nvidia-smi -q -x` for nvidia-smi-xml")
+    devices = read_box(lines)
+    if not devices:
+        raise ProbeGarbled(NAME, "its box of devices has no rows")
+    return Reading(devices=with_distinct_ids(devices))
+
+
 def _cells(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -204,5 +214,6 @@ _FORMATS = (
     (_CSV_HEADER, _read_csv),
     (_PS_HEADER, _read_processes),
     (_LIST_HEADER, _read_list),
-    (_BOX_HEADER, _read_boxes),
+    (_STATS_HEADER, _read_boxes),
+    (BOX_HEADER, _read_summary),
 )

@@ -28,6 +28,7 @@ from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.identity import pci_bus_id
 from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
+from gpuyard.probes.nvidia.process_list import one_per_pid
 from gpuyard.probes.problems import as_problem
 
 SETUP_AGAIN_AFTER_S = 30.0
@@ -325,15 +326,13 @@ def _temperature(driver: _Driver, handle: Any) -> float | None:
 
 
 def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
-    """Those of all kinds, by pid. A process in two lists is one process: each list gives its whole memory."""
+    """Return the processes of all kinds, by pid, or None where the driver lists none of the kinds."""
     lists = [_process_list(driver, kind, handle) for kind in _PROCESS_LISTS]
     if all(listed is None for listed in lists):
         return None
-    memory: dict[int, float | None] = {}
-    for found in chain.from_iterable(listed or () for listed in lists):
-        known = [mb for mb in (memory.get(found.pid), _mb(found.usedGpuMemory)) if mb is not None]
-        memory[found.pid] = max(known, default=None)
-    return tuple(Process(pid=pid, memory_mb=used) for pid, used in sorted(memory.items()))
+    entries = chain.from_iterable(listed or () for listed in lists)
+    found = one_per_pid(Process(pid=entry.pid, memory_mb=_mb(entry.usedGpuMemory)) for entry in entries)
+    return tuple(sorted(found, key=lambda process: process.pid))
 
 
 def _process_list(driver: _Driver, kind: str, handle: Any) -> list[Any] | None:

@@ -94,7 +94,10 @@ def _read_csv_instead(error: ProbeError, deadline: Deadline) -> Reading:
         problem = problem_beside(hidden, Vendor.NVIDIA, "who uses the GPUs is unknown")
         return replace(cards, problems=(*cards.problems, problem))
     processes = {device.id: device.processes for device in apps.devices}
-    return replace(cards, devices=tuple(replace(card, processes=processes.get(card.id, ())) for card in cards.devices))
+    return Reading(
+        devices=tuple(replace(card, processes=processes.get(card.id, ())) for card in cards.devices),
+        problems=(*cards.problems, *apps.problems),
+    )
 
 
 def _name_lost(device: Device, places: dict[str | None, tuple[int, KernelCard]]) -> Device:

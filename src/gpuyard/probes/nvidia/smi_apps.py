@@ -2,23 +2,27 @@
 
 The header says which column is which. Without one (`noheader`) a row is read where a UUID, a bus id or a size in MiB
 makes it plain that it is one of these: the first whole number is the process then, and a number without a unit unknown.
+A row without a process id is left out, and a problem says so; a card with no other rows has unknown processes.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.figures import megabytes, quantity, whole, words
 from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost import lost_devices, raise_refusal, says_no_devices
+from gpuyard.probes.nvidia.process_list import one_per_pid
 from gpuyard.probes.nvidia.smi_csv import SENTINEL, UUID, cells_of, columns, csv_lines, without_header
+from gpuyard.probes.problems import as_problem
 
 _COLUMNS = frozenset({"pid", "process_name", "name", "used_memory", "used_gpu_memory", "gpu_uuid", "gpu_bus_id"})
+_MIB = re.compile(r"\d+ MiB", re.ASCII)
 _SELF_NAMING = (
     ("gpu_uuid", UUID.fullmatch),
     ("gpu_bus_id", pci_bus_id),
-    ("used_memory", re.compile(r"\d+ MiB", re.ASCII).fullmatch),
+    ("used_memory", _MIB.fullmatch),
     ("pid", re.compile(r"[1-9]\d{0,9}", re.ASCII).fullmatch),
     ("timestamp", re.compile(r"\d{4}/\d\d/\d\d [\d:.]+", re.ASCII).fullmatch),
     # With its space, and in these letters: `nvidia-smi` and the like are processes.
@@ -34,16 +38,23 @@ def parse_apps(text: str) -> Reading:
     lines = csv_lines(text)
     header = columns(lines[0]) if lines else []
     if "pid" in header and _COLUMNS.issuperset(_significant(header)):
-        return Reading(devices=with_distinct_ids([*_cards(_rows(header, lines[1:])), *lost]))
-    rows = [_self_naming(cells_of(line)) for line in lines]
-    plain = [row for row in rows if row is not None]
-    if plain and len(plain) == len(rows):
-        problems = (without_header(),) if any("unknown" in row for row in plain) else ()
-        return Reading(devices=with_distinct_ids([*_cards(plain), *lost]), problems=problems)
+        return _reading(_rows(header, lines[1:]), lost)
+    rows = _headerless_rows([cells_of(line) for line in lines])
+    if rows:
+        problems = (without_header(),) if any("unknown" in row for row in rows) else ()
+        return _reading(rows, lost, problems)
     raise_refusal(text)
     if lost or says_no_devices(text):
         return Reading(devices=lost)
     raise ProbeGarbled("nvidia-smi", "this is not the CSV that `nvidia-smi --query-compute-apps` prints")
+
+
+def _reading(rows: Sequence[Row], lost: Sequence[Device], problems: Sequence[Problem] = ()) -> Reading:
+    nameless = sum(whole(row.get("pid")) is None for row in rows)
+    if nameless:
+        message = f"{nameless} of {len(rows)} rows of `--query-compute-apps` have no process id and are left out"
+        problems = (*problems, as_problem(ProbeGarbled("nvidia-smi", message), Vendor.NVIDIA))
+    return Reading(devices=with_distinct_ids([*_cards(rows), *lost]), problems=tuple(problems))
 
 
 def _significant(header: Sequence[str]) -> set[str]:
@@ -52,7 +63,8 @@ def _significant(header: Sequence[str]) -> set[str]:
 
 
 def _rows(header: Sequence[str], lines: Sequence[str]) -> list[Row]:
-    return [dict(zip(header, _fold_name(header, cells_of(line)), strict=False)) for line in lines]
+    rows = [cells_of(line) for line in lines if columns(line) != header]
+    return [dict(zip(header, _fold_name(header, cells), strict=False)) for cells in rows]
 
 
 def _fold_name(header: Sequence[str], cells: list[str]) -> list[str]:
@@ -64,22 +76,37 @@ def _fold_name(header: Sequence[str], cells: list[str]) -> list[str]:
     return [*cells[:place], ", ".join(cells[place : place + extra + 1]), *cells[place + extra + 1 :]]
 
 
-def _self_naming(cells: Sequence[str]) -> Row | None:
-    """`None` where nothing says that it is a process, or a figure says that it is a card."""
+def _headerless_rows(lines: Sequence[Sequence[str]]) -> list[Row]:
+    """Return a row for each line, or none at all where a line is of a card, or no line is surely of a process."""
+    has_units = any(_MIB.fullmatch(cell) for cells in lines for cell in cells)
+    rows = [_self_naming(cells, has_units=has_units) for cells in lines]
+    known = [row for row in rows if row is not None]
+    return known if len(known) == len(rows) and any("pid" in row for row in known) else []
+
+
+def _self_naming(cells: Sequence[str], *, has_units: bool) -> Row | None:
+    """Return what the cells say by themselves, or None where a figure says that the row is of a card.
+
+    The row has a pid only where that is sure: behind a blank cell, a number without a unit may be the memory.
+    """
     row: dict[str, str] = {}
+    may_be_memory = False
     for cell in cells:
         named = next((column for column, fits in _SELF_NAMING if column not in row and fits(cell)), None)
         figure = quantity(cell)
-        if named:
+        if named and not (named == "pid" and may_be_memory):
             row[named] = cell
         elif figure and figure[1]:
             return None
         elif figure:
             row["unknown"] = cell
-        elif not SENTINEL.fullmatch(cell):
+        elif not cell or SENTINEL.fullmatch(cell):
+            may_be_memory = not has_units
+        else:
             row["process_name"] = f"{row['process_name']}, {cell}" if "process_name" in row else cell
-    is_plain = not row.keys().isdisjoint({"gpu_uuid", "gpu_bus_id", "used_memory"})
-    return row if is_plain and "pid" in row else None
+    if row.keys().isdisjoint({"gpu_uuid", "gpu_bus_id", "used_memory"}):
+        row.pop("pid", None)
+    return row
 
 
 def _cards(rows: Sequence[Row]) -> list[Device]:
@@ -87,18 +114,18 @@ def _cards(rows: Sequence[Row]) -> list[Device]:
     processes: dict[str, list[Process]] = {}
     for row in rows:
         pid = whole(row.get("pid"))
-        if pid is None:
-            continue
-        card = words(row.get("gpu_uuid")) or pci_bus_id(row.get("gpu_bus_id")) or "nvidia-0"
-        names.setdefault(card, row)
-        processes.setdefault(card, []).append(_read_process(pid, row))
+        card = words(row.get("gpu_uuid")) or pci_bus_id(row.get("gpu_bus_id"))
+        if pid is not None:
+            processes.setdefault(card or "nvidia-0", []).append(_read_process(pid, row))
+        if pid is not None or card:
+            names.setdefault(card or "nvidia-0", row)
     return [
         Device(
             id=card,
             vendor=Vendor.NVIDIA,
             name=words(row.get("gpu_name")),
             pci_bus_id=pci_bus_id(row.get("gpu_bus_id")),
-            processes=tuple(processes[card]),
+            processes=one_per_pid(processes[card]) if card in processes else None,
         )
         for card, row in names.items()
     ]

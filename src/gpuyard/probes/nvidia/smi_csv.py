@@ -1,7 +1,9 @@
 """Reads the CSV of `nvidia-smi --query-gpu=…`, with any columns.
 
-The header says which column is which. Without one (`noheader`) the commonest order of seven columns is recognised;
-of any other, only what names itself (a UUID, a bus id, a product name) is taken, and the rest is unknown.
+The header says which column is which. Without one (`noheader`) figures are read only in the commonest order of seven
+columns, and only where every cell fits its column: temperature and utilisation stay unknown where the two could be
+swapped. A problem says how the columns were taken. In any other order only what names itself (a UUID, a bus id, a
+product name) is read, and a problem says what to do.
 Of a loop (`-l 1`) the last row of each card counts. All columns that name a card tell which it is: in outputs made
 anonymous, UUIDs are alike.
 """
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuyard.core.model import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.figures import celsius, megabytes, percent, quantity, watts, whole, words
+from gpuyard.probes.figures import celsius, megabytes, number, percent, quantity, watts, whole, words
 from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
 from gpuyard.probes.problems import as_problem
@@ -23,6 +25,14 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
 SENTINEL = re.compile(r"\[.*\]|N/A|ERR!", re.IGNORECASE)
 _GPU_COLUMNS = frozenset({*COMMON_COLUMNS, "uuid", "gpu_uuid", "gpu_name", "pci.bus_id", "memory.free", "power.limit"})
 _IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
+# How `nvidia-smi` prints the columns: whole numbers, but power with two decimals; units only without `nounits`.
+_COUNT = re.compile(r"\d{1,4}", re.ASCII)
+_SIZE = re.compile(r"\d{1,9}(?: MiB)?", re.ASCII)
+_SHARE = re.compile(r"\d{1,3}(?:\.\d+)?(?: %)?", re.ASCII)
+_POWER = re.compile(r"\d{1,4}\.\d+(?: W)?", re.ASCII)
+_HOTTEST_C = 150
+_SWAPPABLE = frozenset({"temperature.gpu", "utilization.gpu"})
+_ADD_A_HEADER = "leave out `noheader`, or put the names of the queried columns on a first line"
 _PRODUCT = re.compile(r"\b(?:NVIDIA|GeForce|Tesla|Quadro|TITAN|RTX|GTX|GRID)\b", re.IGNORECASE)
 
 Row = Mapping[str, str]
@@ -54,11 +64,8 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.split(",")]
 
 
-def without_header() -> Problem:
-    error = ProbeGarbled(
-        "nvidia-smi", "there is no header line, so most columns are unknown", hint="leave out `noheader`"
-    )
-    return as_problem(error, Vendor.NVIDIA)
+def without_header(message: str = "there is no header line, so most columns are unknown") -> Problem:
+    return as_problem(ProbeGarbled("nvidia-smi", message, hint=_ADD_A_HEADER), Vendor.NVIDIA)
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:
@@ -106,13 +113,47 @@ def _headerless_rows(rows: Sequence[Sequence[str]]) -> tuple[list[Row], tuple[Pr
     rows = [
         cells for cells in rows if len(cells) > 1 and all(map(_is_plausible, cells)) and any(map(_is_telling, cells))
     ]
-    if rows and all(_fits_common_columns(cells) for cells in rows):
-        return [dict(zip(COMMON_COLUMNS, cells, strict=True)) for cells in rows], ()
+    if rows and all(map(_fits_common_columns, rows)):
+        return _common_rows(rows)
     return [_self_naming(cells) for cells in rows], (without_header(),) if rows else ()
 
 
+def _common_rows(rows: Sequence[Sequence[str]]) -> tuple[list[Row], tuple[Problem, ...]]:
+    found = [dict(zip(COMMON_COLUMNS, cells, strict=True)) for cells in rows]
+    message = f"there is no header line: the columns are taken for {', '.join(COMMON_COLUMNS)}"
+    if all(_is_temperature(row["utilization.gpu"]) and _is_share(row["temperature.gpu"]) for row in found):
+        message += "; temperature and utilization could be swapped and stay unknown"
+        found = [{column: cell for column, cell in row.items() if column not in _SWAPPABLE} for row in found]
+    return [*found], (without_header(message),)
+
+
 def _fits_common_columns(cells: Sequence[str]) -> bool:
-    return len(cells) == len(COMMON_COLUMNS) and whole(cells[0]) is not None and quantity(cells[1]) is None
+    """Return whether each cell is as `nvidia-smi` prints its column; a cell that says nothing fits any figure."""
+    if len(cells) != len(COMMON_COLUMNS):
+        return False
+    row = dict(zip(COMMON_COLUMNS, cells, strict=True))
+    used, total = megabytes(row["memory.used"]), megabytes(row["memory.total"])
+    return bool(
+        _COUNT.fullmatch(row["index"])
+        and _PRODUCT.search(row["name"])
+        and _is_temperature(row["temperature.gpu"])
+        and _is_share(row["utilization.gpu"])
+        and all(_says_nothing(row[name]) or _SIZE.fullmatch(row[name]) for name in ("memory.used", "memory.total"))
+        and (used is None or total is None or used <= total)
+        and (_says_nothing(row["power.draw"]) or _POWER.fullmatch(row["power.draw"]))
+    )
+
+
+def _is_temperature(cell: str) -> bool:
+    return _says_nothing(cell) or bool(_COUNT.fullmatch(cell) and int(cell) <= _HOTTEST_C)
+
+
+def _is_share(cell: str) -> bool:
+    return _says_nothing(cell) or bool(_SHARE.fullmatch(cell) and (number(cell) or 0) <= 100)
+
+
+def _says_nothing(cell: str) -> bool:
+    return SENTINEL.fullmatch(cell) is not None
 
 
 def _self_naming(cells: Sequence[str]) -> Row:

@@ -15,6 +15,7 @@ from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.figures import celsius, megabytes, percent, watts, whole, words
 from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
+from gpuyard.probes.nvidia.process_list import one_per_pid
 from gpuyard.probes.problems import as_problem
 
 _START = re.compile(r"<nvidia_smi_log[\s>]")
@@ -120,7 +121,7 @@ def _power(card: Element, figures: tuple[str, ...]) -> float | None:
 
 
 def _processes(card: Element, instance: tuple[str | None, str | None] | None) -> tuple[Process, ...] | None:
-    """All of the card's, or those of one instance of it."""
+    """Return the processes of the card, or of one instance of it, or None where the driver does not list them."""
     section = card.find("processes")
     if section is None or (len(section) == 0 and (section.text or "").strip()):
         return None
@@ -131,4 +132,4 @@ def _processes(card: Element, instance: tuple[str | None, str | None] | None) ->
         if pid is not None and instance in (None, runs_in):
             name = words(entry.findtext("process_name"))
             found.append(Process(pid=pid, memory_mb=megabytes(entry.findtext("used_memory")), name=name))
-    return tuple(found)
+    return one_per_pid(found)
