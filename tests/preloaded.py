@@ -37,6 +37,8 @@ _MODULES = ("gpuyard", "gpuyard.daemon")
 _INTERPRETER_PREFIXES = ("PYTHON", "LC_", "LANG", "LD_", "COV")
 # Room in the server's environment for that of a program, so that /proc/PID/environ tells the truth.
 _PADDING = {"GPUYARD_TEST_PADDING": "x" * 60_000}
+# Before any test has changed it: the server outlives the test that starts it, and has nothing to do with that one.
+_FIRST_ENVIRONMENT = dict(os.environ)
 _HEADER = struct.Struct("!I")
 _Popen = subprocess.Popen
 _pidfd_open = getattr(os, "pidfd_open", None)  # tests may hide it
@@ -66,10 +68,10 @@ class _Server:
         self._owner = os.getpid()
         self.name = f"gpuyard-test-programs-{self._owner}"
         command = [sys.executable, "-P", os.path.abspath(__file__), str(theirs.fileno()), self.name]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUYARD_")}
+        environment = {name: value for name, value in _FIRST_ENVIRONMENT.items() if not name.startswith("GPUYARD_")}
         with theirs:
             self.process = _Popen(command, pass_fds=[theirs.fileno()], env={**environment, **_PADDING})
-        self.interpreter = _interpreter_settings(os.environ)
+        self.interpreter = _interpreter_settings(_FIRST_ENVIRONMENT)
 
     def close(self) -> None:
         """End the server. The programs that it started go on. A fork of the test process has no say in this."""

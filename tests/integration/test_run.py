@@ -25,13 +25,18 @@ Process = subprocess.Popen[str]
 Start = Callable[..., Process]
 unmeasured = pytest.mark.usefixtures("unmeasured")
 
-# Says "ready", then the name of each signal it gets; ends when its input does.
+# Says "ready", then the name of each signal it gets; ends when its input does. A read would not be interrupted by a
+# signal that comes a moment before it.
 LISTENER = (
-    "import signal, sys\n"
+    "import os, select, signal, sys\n"
+    "woken, wake = os.pipe()\n"
+    "os.set_blocking(wake, False)\n"
+    "signal.set_wakeup_fd(wake)\n"
     "for name in sys.argv[1:]:\n"
     "    signal.signal(getattr(signal, name), lambda *_, name=name: print(name, flush=True))\n"
     "print('ready', flush=True)\n"
-    "sys.stdin.read()\n"
+    "while 0 not in select.select([0, woken], [], [])[0]:\n"
+    "    os.read(woken, 64)\n"
 )
 # Leaves a grandchild in a session of its own, with every descriptor closed, that lives until it is killed; ends itself
 # when its input does.

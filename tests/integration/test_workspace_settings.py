@@ -213,7 +213,7 @@ def test_without_tmux_it_is_told_and_everything_else_works(
     workspace.add_gated("exp1")
     workspace.add("exp2")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(without_tmux(tmp_path)))
+        patch.setenv("PATH", without_tmux(tmp_path))
         started = workspace.scheduler("start")
         assert started.returncode == 0
         assert "gpuyard: tmux is not installed, so tasks have no sessions" in started.stderr
@@ -226,12 +226,19 @@ def test_without_tmux_it_is_told_and_everything_else_works(
     assert "epoch 2: loss" in workspace.log("exp1")
 
 
-def without_tmux(place: Path) -> Path:
-    """A folder of all programs but that one."""
-    folder = place / "bin"
-    folder.mkdir()
-    for directory in os.environ["PATH"].split(os.pathsep):
-        for name in os.listdir(directory) if os.path.isdir(directory) else ():
-            if name != "tmux" and not (folder / name).is_symlink():
-                (folder / name).symlink_to(f"{directory}/{name}")
-    return folder
+def without_tmux(place: Path) -> str:
+    """Return PATH with a folder of links to all other programs in place of each folder that has tmux.
+
+    Python's own folder stays as it is: through a link Python 3.14 does not find its environment.
+    """
+    folders = []
+    for number, directory in enumerate(os.environ["PATH"].split(os.pathsep)):
+        folder = Path(directory)
+        if (folder / "tmux").exists():
+            folder = place / f"bin{number}"
+            folder.mkdir()
+            for name in os.listdir(directory):
+                if name != "tmux":
+                    (folder / name).symlink_to(f"{directory}/{name}")
+        folders.append(str(folder))
+    return os.pathsep.join(folders)
