@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from gpuyard.core.model import Claim, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.placement import Choice, View, choose, in_line
 from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.refusals import Packing
 from gpuyard.errors import UserError, WaitedTooLong
+from gpuyard.leases.foreign_loads import ForeignLoads
 from gpuyard.leases.identity import is_stopped, this_process
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measure import LEASE_VARIABLE, measure
@@ -59,6 +61,7 @@ class Acquisition:
         priority: int = 0,
         label: str | None = None,
         mutex_timeout_s: float = 10.0,
+        max_foreign_load_percent: float | None = None,
     ) -> None:
         self._ledger = ledger
         self._look = look
@@ -66,6 +69,8 @@ class Acquisition:
         self._priority = priority
         self._holder = this_process(label)
         self._mutex_timeout_s = mutex_timeout_s
+        self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
+        self._foreign = ForeignLoads()
         self._ticket: HeldTicket | None = None
         self._snapshot: Snapshot | None = None
         self._looked_at = 0.0
@@ -120,6 +125,10 @@ class Acquisition:
             snapshot=self._snapshot,
             leases=leases,
             measured=measure(self._snapshot, leases),
+            foreign=self._foreign.follow(
+                self._snapshot, leases, time.monotonic(), self._packing.max_foreign_load_percent
+            ),
+            packing=self._packing,
             ahead=self._ahead(tickets),
         )
         choice: Choice = choose(self._need, view)

@@ -100,6 +100,7 @@ class GPUScheduler:
             priority=self._priority,
             label=self._label,
             mutex_timeout_s=self._mutex_timeout_s,
+            max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
         )
         held = waiting.wait(self._max_wait_s, self._poll_interval_s)
         _forgotten.add(held)

@@ -14,6 +14,7 @@
     cpu_jobs = 4                     # how many jobs without a GPU at once [the number of CPUs]
     max_cpu_percent = 95             # nothing starts while the CPU is busier than this, smoothed [no bound]
     min_free_memory_mb = 512         # nothing starts while less RAM than this is available
+    max_foreign_load_percent = 50    # nothing starts on a GPU that programs outside gpuyard keep busier; 100: no bound
     engine = "slurm"                 # what runs jobs that name no engine [local]
     [queue.tags]
     download = 2                     # how many jobs of a tag at once
@@ -83,6 +84,7 @@ class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_jobs: Annotated[int, Meta(ge=1)] | None = None
     max_cpu_percent: Annotated[float, Meta(gt=0)] | None = None
     min_free_memory_mb: Annotated[float, Meta(ge=0)] = 512.0
+    max_foreign_load_percent: Annotated[float, Meta(ge=0, le=100)] = 50.0
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
     engine: str = "local"
 

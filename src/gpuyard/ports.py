@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpuyard.core.away import Offer, Terms
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.jobs import Attempt, Outcome, Usage
 from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
 from gpuyard.core.oom import Shortage
@@ -187,6 +188,11 @@ class LeaseBook(Protocol):
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Memory that each lease's processes hold on each device."""
+
+    def foreign_loads(
+        self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
+    ) -> Mapping[str, ForeignLoad]:
+        """How busy processes without a lease keep each device. Over `bound` percent counts as too busy."""
 
     def enter_line(self, need: Need, priority: int, label: str) -> None:
         """Lets others know what we wait for; in place of what we waited for before."""

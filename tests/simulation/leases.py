@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.model import Holder, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.placement import View, choose, in_line
 from gpuyard.errors import EnvironmentFault
@@ -65,6 +66,9 @@ class SimulatedBook:
         if self._seen is not None:
             self._world.check_fit(taken, self._seen)
         return claims
+
+    def foreign_loads(self, *_: object) -> dict[str, ForeignLoad]:
+        return {}
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         self._seen = snapshot

@@ -331,7 +331,7 @@ def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
     assert devices_of(choose(Need(max_cpu_percent=1, min_host_memory_mb=1e9), unread)) == ("G0",)
 
 
-def test_a_tiny_idle_stranger_does_not_block_a_card_and_a_big_or_busy_one_does() -> None:
+def test_a_tiny_stranger_does_not_block_a_card_and_a_big_one_does() -> None:
     def ask(device: Device) -> Choice:
         return choose(Need(), View(now=0.0, snapshot=machine(device)))
 
@@ -340,7 +340,6 @@ def test_a_tiny_idle_stranger_does_not_block_a_card_and_a_big_or_busy_one_does()
     big = ask(card(0, used=9 * GB))
     assert (big.reasons[0].kind, big.reasons[0].had) == (ReasonKind.OCCUPIED, 9 * GB)
     assert "9.0 GB" in big.reasons[0].text
-    assert kinds_of(ask(card(0, used=300.0, utilization_percent=60.0)))["G0"] is ReasonKind.TOO_BUSY
 
 
 def test_the_card_with_the_least_room_that_is_enough_is_taken() -> None:

@@ -12,7 +12,7 @@ to; signals may be sent twice.
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuyard.control.desk import Desk
 from gpuyard.control.ending import Ends
@@ -26,6 +26,7 @@ from gpuyard.control.observing import Observer, as_amended
 from gpuyard.control.pacing import Pacer
 from gpuyard.control.resting import what_is_awaited
 from gpuyard.control.words import Explanation, Look, Rules, Step
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.jobs import Job, OutcomeKind
 from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
@@ -236,9 +237,11 @@ class Controller:
         look: Look,
         now: float,
         queues: Sequence[LaneQueue],
-        leases: tuple[Lease, ...] = (),
+        known_leases: tuple[Lease, ...] | None = None,
         tickets: tuple[Ticket, ...] = (),
     ) -> View:
+        """`known_leases` is None where the ledger was not read: then no process is taken for a stranger."""
+        leases = known_leases or ()
         mine = self._leases.my_ticket()
         snapshot = look.snapshot
         devices = snapshot.usable_devices()
@@ -253,6 +256,7 @@ class Controller:
                 leases=leases,
                 measured=self._leases.measure(snapshot, leases),
                 loads=look.loads,
+                foreign={} if known_leases is None else self._foreign(look, known_leases, now),
                 packing=self.rules.packing,
             ),
             queues=queues,
@@ -271,6 +275,9 @@ class Controller:
             last_starts=self.desk.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: self.desk.lessons.need(job_id, devices, self.rules.first_run_part),
         )
+
+    def _foreign(self, look: Look, leases: tuple[Lease, ...], now: float) -> Mapping[str, ForeignLoad]:
+        return self._leases.foreign_loads(look.snapshot, leases, now, self.rules.packing.max_foreign_load_percent)
 
     def is_behind(self, look: Look) -> bool:
         """Whether the look does not show yet what was left of late, and somebody may be asked to leave, or waits to go

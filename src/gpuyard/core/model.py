@@ -23,11 +23,12 @@ class Vendor(StrEnum):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """A process that uses a device, and how much of its memory it holds."""
+    """A process that uses a device, how much of its memory it holds, and how busy it keeps it."""
 
     pid: int
     memory_mb: float | None = None
     name: str | None = None
+    utilization_percent: float | None = None
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -118,7 +119,8 @@ class Need(Struct, frozen=True, kw_only=True):
     One that `takes_rest` needs at least that much, and reserves all that is free: nobody knows what it will use.
     `load_percent` is how busy it is known to keep a device, and `model` a part of the device's name. `part` is how much
     of a device it is to be given where nobody knows how much it needs; one that `ignores_load` goes beside others
-    however busy they keep a device: a person has said how many may share it.
+    however busy they keep a device: a person has said how many may share it. One that `ignores_foreign_load` goes
+    beside processes without a lease however busy they keep it: it has a bound of its own.
     """
 
     devices: int = 1
@@ -128,6 +130,7 @@ class Need(Struct, frozen=True, kw_only=True):
     is_exclusive: bool = True
     takes_rest: bool = False
     ignores_load: bool = False
+    ignores_foreign_load: bool = False
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
     vendor: Vendor | None = None

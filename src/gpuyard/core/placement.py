@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core import reasons
+from gpuyard.core.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.model import Claim, Device, Holder, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.reasons import Reason, ReasonKind
 from gpuyard.core.refusals import Packing, crowded, host_refusals, reason_for, taken, unsound, unsuitable
@@ -32,13 +33,15 @@ _TOLD_DEVICES = 64
 
 class View(Struct, frozen=True, kw_only=True):
     """`measured` is the memory that a lease's processes hold on a device, by lease id and device id; `loads` is how
-    busy each device was seen to be, smoothed; those ahead are in the order of the line."""
+    busy each device was seen to be, smoothed, and `foreign` how busy processes without a lease keep it; those ahead are
+    in the order of the line."""
 
     now: float
     snapshot: Snapshot
     leases: tuple[Lease, ...] = ()
     measured: Mapping[tuple[str, str], float | None] = {}
     loads: Mapping[str, float | None] = {}
+    foreign: Mapping[str, ForeignLoad] = {}
     packing: Packing = Packing()
     ahead: tuple[Ticket, ...] = ()
 
@@ -89,7 +92,12 @@ class Board:
         self._view = view
         promises = _granted(view)
         self.rooms = {
-            device.id: Room(device, promises.get(device.id, ()), view.loads.get(device.id))
+            device.id: Room(
+                device,
+                promises.get(device.id, ()),
+                view.loads.get(device.id),
+                view.foreign.get(device.id, NO_FOREIGN_LOAD),
+            )
             for device in _whole_or_parts(view.snapshot)
         }
         # Those that could ever do for a need, whoever is on them, and of these the ones whose state allows it now; the

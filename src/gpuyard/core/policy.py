@@ -253,6 +253,7 @@ class _Planner:
         """What it needs, on those devices alone that its batch's gates leave it; where they leave none, why."""
         assert lane.pace is not None
         assert lane.group is not None
+        need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
         standing = self._view.standings.get(lane.group, Standing())
         rooms = list(self._board.could_do(need))
         closed = {room.device.id: device_refusal(lane.pace, standing, room, need, self._view.now) for room in rooms}

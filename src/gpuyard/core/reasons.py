@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from gpuyard.core.foreign_load import ForeignLoad, Stranger
 from gpuyard.core.model import Holder
 from gpuyard.core.units import format_size
 
@@ -18,6 +19,7 @@ class ReasonKind(StrEnum):
     TOO_MANY = "too-many"
     LOADED = "loaded"
     OCCUPIED = "occupied"
+    FOREIGN_LOAD = "foreign-load"
     TOO_BUSY = "too-busy"
     TOO_HUNGRY = "too-hungry"
     TOO_FULL = "too-full"
@@ -41,6 +43,8 @@ class ReasonKind(StrEnum):
     STAGGERED = "staggered"
 
 
+# More names than this do not help anybody who waits.
+_NAMED_STRANGERS = 3
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
     ReasonKind.TOO_HUNGRY: ("power", " W"),
@@ -97,6 +101,24 @@ def loaded(device_id: str, had: float, needed: float | None, most: float, holder
 def occupied(device_id: str, foreign: float, allowed: float) -> Reason:
     text = f"others hold {format_size(foreign)} of it without a lease, over {format_size(allowed)}"
     return Reason(kind=ReasonKind.OCCUPIED, device_id=device_id, text=text, had=foreign, needed=allowed)
+
+
+def foreign_load(device_id: str, load: ForeignLoad, bound: float) -> Reason:
+    who = ", ".join(map(_stranger_name, load.strangers[:_NAMED_STRANGERS]))
+    more = len(load.strangers) - _NAMED_STRANGERS
+    also = f" and {more} more" if more > 0 else ""
+    text = (
+        f"{who or 'processes outside gpuyard'}{also} keep it {load.percent:.0f}% busy, over {bound:.0f}%: "
+        "jobs wait for that to end; --max-gpu 100 starts this one anyway, max_foreign_load_percent sets it for all"
+    )
+    return Reason(kind=ReasonKind.FOREIGN_LOAD, device_id=device_id, text=text, had=load.percent, needed=bound)
+
+
+def _stranger_name(stranger: Stranger) -> str:
+    process = stranger.process
+    user = f" of {stranger.user}" if stranger.user else ""
+    share = f" at {process.utilization_percent:.0f}%" if process.utilization_percent is not None else ""
+    return f"{process.name or 'process'} (pid {process.pid}){user}{share}"
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:

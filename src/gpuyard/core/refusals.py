@@ -11,16 +11,18 @@ from gpuyard.core.room import Promise, Room, capacity
 
 # A screen or an idle notebook on a card does not make it a taken one.
 _TINY_MB, _TINY_SHARE = 1024.0, 0.05
-_IDLE_PERCENT = 10.0
-# A driver may hide processes, but not what they hold.
-_NOBODY_MB = 64.0
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """How tightly devices are shared: so many jobs on each, and kept so busy, at most. `None` is no bound."""
+    """How tightly devices are shared. `None` is no bound.
+
+    `max_load_percent` is how busy a device may be kept by all together, `max_foreign_load_percent` by processes without
+    a lease alone.
+    """
 
     max_jobs_per_device: int | None = None
     max_load_percent: float | None = None
+    max_foreign_load_percent: float | None = None
 
 
 def is_of_kind(need: Need, device: Device) -> bool:
@@ -78,30 +80,34 @@ def _bounds(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None,
 
 
 def crowded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
-    free = room.free_mb
-    if free is None:
-        if not need.is_exclusive:
-            return ReasonKind.NO_ROOM
-    elif need.memory_mb is not None and free < need.memory_mb:
+    if _lacks_memory(need, room):
         return ReasonKind.NO_ROOM
+    if room.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load:
+        return ReasonKind.FOREIGN_LOAD
     if need.is_exclusive:
-        return _strangers(room.device) if need.memory_mb is None else None
-    if not room.takers:
-        return None
+        return _occupied(room.device) if need.memory_mb is None else None
+    return _overloaded(need, room, packing)
+
+
+def _lacks_memory(need: Need, room: Room) -> bool:
+    """Return whether the device has too little free memory. One of unknown size cannot be shared."""
+    if room.free_mb is None:
+        return not need.is_exclusive
+    return need.memory_mb is not None and room.free_mb < need.memory_mb
+
+
+def _overloaded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
     if packing.max_jobs_per_device is not None and room.takers >= packing.max_jobs_per_device:
         return ReasonKind.TOO_MANY
-    is_loaded = _exceeds(room.load_percent + (need.load_percent or 0.0), packing.max_load_percent)
+    # The only job on a device may exceed the bound by itself: elsewhere it would do so, too.
+    added = need.load_percent or 0.0 if room.takers else 0.0
+    is_loaded = _exceeds(room.load_percent + added, packing.max_load_percent)
     return ReasonKind.LOADED if is_loaded and not need.ignores_load else None
 
 
-def _strangers(device: Device) -> ReasonKind | None:
-    """For work that has not said what it needs, a card must be as good as empty."""
-    used = device.memory_used_mb
-    if used is not None and used > allowed_strangers(device):
-        return ReasonKind.OCCUPIED
-    if device.processes == () and used is not None and used < _NOBODY_MB:
-        return None  # how busy it was a moment ago was the doing of somebody who has left
-    return ReasonKind.TOO_BUSY if _exceeds(device.utilization_percent, _IDLE_PERCENT) else None
+def _occupied(device: Device) -> ReasonKind | None:
+    """Refuse a device that is not nearly empty to work that has not said what it needs."""
+    return ReasonKind.OCCUPIED if _exceeds(device.memory_used_mb, allowed_strangers(device)) else None
 
 
 def allowed_strangers(device: Device) -> float:
@@ -136,6 +142,8 @@ def reason_for(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Re
         case ReasonKind.LOADED:
             most = packing.max_load_percent or 0.0
             return reasons.loaded(device.id, room.load_percent, need.load_percent, most, holders)
+        case ReasonKind.FOREIGN_LOAD:
+            return reasons.foreign_load(device.id, room.foreign, packing.max_foreign_load_percent or 0.0)
         case ReasonKind.OCCUPIED:
             return reasons.occupied(device.id, device.memory_used_mb or 0.0, allowed_strangers(device))
     return _over(kind, need, device)
@@ -152,4 +160,4 @@ def _unsuitable_in_words(kind: ReasonKind, need: Need, device: Device) -> str:
 
 def _over(kind: ReasonKind, need: Need, device: Device) -> Reason:
     seen, bound = next((seen, bound) for each, seen, bound in _bounds(need, device) if each is kind)
-    return reasons.over(kind, seen, bound if _exceeds(seen, bound) else _IDLE_PERCENT, device.id)
+    return reasons.over(kind, seen, bound, device.id)

@@ -5,7 +5,8 @@ and what it was measured to use. A lease that has not allocated yet is charged w
 uses; a stranger, what it holds. Where the driver hides what a lease holds, all that nobody else was seen to use counts
 against its reservation first, and what exceeds that is a stranger's.
 
-How busy it is goes by the same rule: the larger of what its leases are known to keep it busy with, and what was seen.
+How busy it is goes by the same rule: the larger of what its leases are known to keep it busy with together with the
+processes that have no lease, and what was seen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.model import Device, Holder, Share
 
 # One of which nothing is known may keep a whole device busy.
@@ -33,13 +35,20 @@ class Room:
     """A device and what is promised of it, with the sums of that; it never changes."""
 
     __slots__ = (
-        "capacity_mb", "device", "expected_percent", "free_mb", "is_alone", "load_percent", "promises", "seen_percent",
-        "takers",
+        "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_alone", "is_loaded", "load_percent",
+        "promises", "seen_percent", "takers",
     )  # fmt: skip
 
-    def __init__(self, device: Device, promises: Sequence[Promise], seen_percent: float | None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        promises: Sequence[Promise],
+        seen_percent: float | None,
+        foreign: ForeignLoad = NO_FOREIGN_LOAD,
+    ) -> None:
         self.device = device
         self.seen_percent = seen_percent
+        self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
         self._add_up()
@@ -50,7 +59,7 @@ class Room:
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
     def with_promise(self, promise: Promise) -> "Room":
-        return Room(self.device, [*self.promises, promise], self.seen_percent)
+        return Room(self.device, [*self.promises, promise], self.seen_percent, self.foreign)
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "Room":
         """As it will be when these leases, or all, have ended: how busy they keep it says nothing about then."""
@@ -66,7 +75,7 @@ class Room:
             utilization_percent=None,
             power_draw_w=None,
         )
-        return Room(device, left, None)
+        return Room(device, left, None, self.foreign)
 
     def _add_up(self) -> None:
         promises = self.promises
@@ -79,8 +88,12 @@ class Room:
             self.takers += not each.is_kept
             known += share.load_percent or 0.0
             expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
-        self.load_percent = max(known, self.seen_percent or 0.0)
-        self.expected_percent = max(expected, self.seen_percent or 0.0)
+        foreign = self.foreign.percent if self.foreign.percent > IDLE_PERCENT else 0.0
+        # What was seen on a device that only strangers use may have been the doing of somebody who has left.
+        seen = (self.seen_percent or 0.0) if promises else 0.0
+        self.load_percent = max(known + foreign, seen)
+        self.expected_percent = max(expected + foreign, seen)
+        self.is_loaded = bool(promises) or foreign > 0.0
         size = self.capacity_mb
         self.free_mb = (
             None if size is None else size - self._foreign() - sum(charge(promise, size) for promise in promises)

@@ -67,7 +67,7 @@ class Shelf:
 
 def unfitness(need: Need, room: Room) -> tuple[float, float, int, str]:
     """How much it would slow others, then how much room would be left over."""
-    crowding = room.expected_percent + _load(need) - _COMFORTABLE_PERCENT if room.promises else 0.0
+    crowding = room.expected_percent + _load(need) - _COMFORTABLE_PERCENT if room.is_loaded else 0.0
     return (
         crowding if crowding > _ROUNDING else 0.0,
         room.free_mb if room.free_mb is not None else math.inf,
@@ -81,10 +81,10 @@ def _load(need: Need) -> float:
 
 
 def _offer(room: Room) -> _Offer | None:
-    """One that somebody has alone, or whose size nobody knows, is not shared. In an empty one nobody is slowed."""
+    """Return None for a device that somebody has alone or whose size is unknown. A job slows nobody on an idle one."""
     if room.is_alone or room.free_mb is None:
         return None
     device = room.device
-    expected = room.expected_percent if room.promises else -math.inf
+    expected = room.expected_percent if room.is_loaded else -math.inf
     known = room.load_percent if room.takers else -math.inf
     return expected, room.free_mb, device.index or 0, device.id, known, room

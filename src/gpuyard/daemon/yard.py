@@ -332,7 +332,9 @@ def read_rules() -> Rules:
         max_cpu_percent=queue.max_cpu_percent,
         min_free_memory_mb=queue.min_free_memory_mb or None,
         packing=Packing(
-            max_jobs_per_device=packing.max_jobs_per_device, max_load_percent=packing.max_load_percent or None
+            max_jobs_per_device=packing.max_jobs_per_device,
+            max_load_percent=packing.max_load_percent or None,
+            max_foreign_load_percent=queue.max_foreign_load_percent,
         ),
         first_run_part=packing.first_run_part,
         settle_s=packing.settle_s or None,

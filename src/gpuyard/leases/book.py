@@ -1,10 +1,12 @@
 """The ledger as the queue uses it: many claims at one look, and one place in the line for all that waits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.model import Claim, Holder, Lease, Need, Snapshot, Ticket
+from gpuyard.leases.foreign_loads import ForeignLoads
 from gpuyard.leases.identity import is_stopped
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measure import Measured, measure
@@ -20,6 +22,7 @@ class Book:
         self._holder = holder
         self._ticket: HeldTicket | None = None
         self._waits_for: tuple[Need, int] | None = None
+        self._foreign = ForeignLoads()
 
     def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldLease]:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
@@ -36,6 +39,11 @@ class Book:
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> Measured:
         return measure(snapshot, leases)
+
+    def foreign_loads(
+        self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
+    ) -> Mapping[str, ForeignLoad]:
+        return self._foreign.follow(snapshot, leases, now, bound)
 
     def enter_line(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from gpuyard.core.foreign_load import Stranger
 from gpuyard.core.model import Device, Lease, Snapshot
 from gpuyard.leases.identity import is_alive
 
@@ -27,6 +30,26 @@ def owners(leases: Sequence[Lease]) -> Callable[[int], Lease | None]:
     """Finds the lease that a process belongs to: the one it was started with, its own, or an ancestor's."""
     found = _Owners(leases)
     return lambda pid: next(iter(found.of(pid)), None)
+
+
+def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[Stranger]:
+    """Yield the processes on the device that belong to no lease there.
+
+    One that the system does not know has ended since the device was read, or is in another container: it is yielded
+    without a user. One that has ended and was not waited for yet is left out.
+    """
+    import psutil
+
+    found = _Owners([lease for lease in leases if lease.on(device.id)])
+    for process in device.processes or ():
+        if found.of(process.pid):
+            continue
+        try:
+            seen = psutil.Process(process.pid)
+            if seen.status() != psutil.STATUS_ZOMBIE:
+                yield Stranger(process=replace(process, name=process.name or seen.name()), user=seen.username())
+        except psutil.Error:
+            yield Stranger(process=process)
 
 
 def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:

@@ -137,7 +137,11 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
 
 def _loaded(device: Device, taken: Iterable[Share]) -> Device:
     processes = tuple(
-        Process(pid=share.pid, memory_mb=round(share.memory_mb[device.id], 3))
+        Process(
+            pid=share.pid,
+            memory_mb=round(share.memory_mb[device.id], 3),
+            utilization_percent=0.0 if share.is_locked else share.load_percent.get(device.id, 0.0),
+        )
         for share in sorted(taken, key=lambda share: share.pid)
         if share.memory_mb.get(device.id)
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
 from gpuyard.core.model import Holder, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.ports import Ended, Launch, Moved, Prepared, RunsHere, Wanted
@@ -85,6 +86,10 @@ class SimulatedBook:
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:  # noqa: ARG002
         return self._measured
+
+    def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
+        """In a simulation there are no strangers."""
+        return {}
 
     def enter_line(self, need: Need, priority: int, label: str) -> None: ...
 

@@ -22,7 +22,7 @@ ATTEMPT_COLUMNS = (
     "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id"
 )
 # What lanes and their needs have had since later schemas.
-_NEWER = ("pace", "crew", "part", "ignores_load", "engine", "demands")
+_NEWER = ("pace", "crew", "part", "ignores_load", "ignores_foreign_load", "engine", "demands")
 
 
 def spec_to_text(spec: JobSpec) -> str:

@@ -159,11 +159,13 @@ def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
 
 def _wait(asked: _Asked, need: "Need", seen: "Snapshot") -> "HeldLease":
     from gpuyard.acquire import Acquisition
+    from gpuyard.config import load_config
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local import snapshot
 
     label = asked.label or os.path.basename(asked.program[0])
-    acquisition = Acquisition(open_ledger(), snapshot, need, label=label)
+    bound = load_config().queue.max_foreign_load_percent
+    acquisition = Acquisition(open_ledger(), snapshot, need, label=label, max_foreign_load_percent=bound)
     line = _WaitingLine(need, seen)
     try:
         wait_s = math.inf if asked.wait_s is None else asked.wait_s
