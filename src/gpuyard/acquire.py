@@ -3,10 +3,11 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.model import Claim, Lease, Need, Share, Snapshot, Ticket
 from gpuyard.core.placement import Choice, View, choose, in_line
 from gpuyard.core.reasons import Reason, ReasonKind
@@ -20,6 +21,7 @@ from gpuyard.leases.notice import Notice
 
 # Many waiters wake up at once; those that follow within this time go by the same look at the machine.
 _FRESH_S = 0.005
+_WATCHED_AT_MOST = 16
 
 
 def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
@@ -71,6 +73,7 @@ class Acquisition:
         self._mutex_timeout_s = mutex_timeout_s
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
         self._foreign = ForeignLoads()
+        self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: HeldTicket | None = None
         self._snapshot: Snapshot | None = None
         self._looked_at = 0.0
@@ -97,8 +100,13 @@ class Acquisition:
                 if left <= 0:
                     raise WaitedTooLong(self._complaint(max_wait_s))
                 on_wait(self.reasons)
-                notice.wait(min(left, poll_interval_s))
+                notice.wait(min(left, poll_interval_s), self._in_the_way())
             return held
+
+    def _in_the_way(self) -> list[int]:
+        """Return the processes that keep devices too busy: the end of one is news."""
+        loads = [load for load in self._loads.values() if load.is_over]
+        return [stranger.process.pid for load in loads for stranger in load.strangers][:_WATCHED_AT_MOST]
 
     def attempt(self) -> HeldLease | None:
         """The lease if it can be had now; otherwise `reasons` says why not."""
@@ -120,14 +128,14 @@ class Acquisition:
 
     def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
         assert self._snapshot is not None
+        bound = self._packing.max_foreign_load_percent
+        self._loads = self._foreign.follow(self._snapshot, leases, time.monotonic(), bound)
         view = View(
             now=time.time(),
             snapshot=self._snapshot,
             leases=leases,
             measured=measure(self._snapshot, leases),
-            foreign=self._foreign.follow(
-                self._snapshot, leases, time.monotonic(), self._packing.max_foreign_load_percent
-            ),
+            foreign=self._loads,
             packing=self._packing,
             ahead=self._ahead(tickets),
         )

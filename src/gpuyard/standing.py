@@ -1,16 +1,19 @@
 """How the ledger stands on this machine: who holds what, who waits and why, and who uses a device without a lease."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.model import Lease, Process, Snapshot, Ticket
 from gpuyard.core.placement import View, choose, in_line
 from gpuyard.core.reasons import Reason
+from gpuyard.core.refusals import Packing
+from gpuyard.leases.foreign_loads import ForeignLoads
 from gpuyard.leases.identity import is_stopped
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.measure import Measured, measure, owners
+from gpuyard.leases.measure import measure, owners
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -28,30 +31,34 @@ class Stranger(Struct, frozen=True, kw_only=True):
 class Standing(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     leases: tuple[Lease, ...]
-    measured: Measured
+    measured: Mapping[tuple[str, str], float | None]
     waiting: tuple[Waiting, ...]
     strangers: tuple[Stranger, ...]
 
 
-def read_standing(ledger: Ledger, snapshot: Snapshot) -> Standing:
+def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> Standing:
     leases, tickets = ledger.leases(), in_line(ledger.tickets())
-    measured = measure(snapshot, leases)
+    view = View(
+        now=time.time(),
+        snapshot=snapshot,
+        leases=leases,
+        measured=measure(snapshot, leases),
+        foreign=ForeignLoads().follow(snapshot, leases, 0.0, max_foreign_load_percent),
+        packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
+    )
     return Standing(
         snapshot=snapshot,
         leases=leases,
-        measured=measured,
-        waiting=tuple(_waiting(tickets, snapshot, leases, measured)),
+        measured=view.measured,
+        waiting=tuple(_waiting(tickets, view)),
         strangers=tuple(_strangers(snapshot, leases)),
     )
 
 
-def _waiting(
-    line: list[Ticket], snapshot: Snapshot, leases: tuple[Lease, ...], measured: Measured
-) -> Iterator[Waiting]:
+def _waiting(line: list[Ticket], view: View) -> Iterator[Waiting]:
     for place, ticket in enumerate(line):
         ahead = tuple(other for other in line[:place] if not is_stopped(other.holder))
-        view = View(now=time.time(), snapshot=snapshot, leases=leases, measured=measured, ahead=ahead)
-        yield Waiting(ticket=ticket, reasons=choose(ticket.need, view).reasons)
+        yield Waiting(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
 
 
 def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[Stranger]:

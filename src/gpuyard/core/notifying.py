@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from gpuyard.core.foreign_load import IDLE_PERCENT, may_have_strangers
 from gpuyard.core.jobs import Attempt, Job, OutcomeKind
 from gpuyard.core.lifecycle import FINISHED, JobState
 from gpuyard.core.model import Device, Lease, Need, Snapshot
@@ -167,10 +168,11 @@ class Freed:
 
 
 def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
-    """A screen on a card does not make it a taken one: as for whoever wants a device alone."""
-    return (
-        any(lease.on(device.id) for lease in leases) or crowded(Need(), Room(device, (), None), Packing()) is not None
-    )
+    """Return whether somebody uses the device. A screen on it does not count."""
+    is_taken = any(lease.on(device.id) for lease in leases)
+    is_empty = device.processes == () and not may_have_strangers(device)
+    is_busy = not is_empty and (device.utilization_percent or 0.0) > IDLE_PERCENT
+    return is_taken or is_busy or crowded(Need(), Room(device, (), None), Packing()) is not None
 
 
 def label_of(device: Device) -> str:

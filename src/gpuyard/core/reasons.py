@@ -104,21 +104,19 @@ def occupied(device_id: str, foreign: float, allowed: float) -> Reason:
 
 
 def foreign_load(device_id: str, load: ForeignLoad, bound: float) -> Reason:
-    who = ", ".join(map(_stranger_name, load.strangers[:_NAMED_STRANGERS]))
-    more = len(load.strangers) - _NAMED_STRANGERS
-    also = f" and {more} more" if more > 0 else ""
+    names = [_stranger_name(stranger) for stranger in load.strangers[:_NAMED_STRANGERS]]
+    more = len(load.strangers) - len(names)
+    who = ", ".join(names + [f"{more} more"] * (more > 0)) or "processes outside gpuyard"
     text = (
-        f"{who or 'processes outside gpuyard'}{also} keep it {load.percent:.0f}% busy, over {bound:.0f}%: "
-        "jobs wait for that to end; --max-gpu 100 starts this one anyway, max_foreign_load_percent sets it for all"
+        f"{who} keep{'s' if len(load.strangers) == 1 else ''} it {load.percent:.0f}% busy without a lease; "
+        f"the limit is {bound:.0f}% (--max-gpu for one job, max_foreign_load_percent for all)"
     )
     return Reason(kind=ReasonKind.FOREIGN_LOAD, device_id=device_id, text=text, had=load.percent, needed=bound)
 
 
 def _stranger_name(stranger: Stranger) -> str:
-    process = stranger.process
-    user = f" of {stranger.user}" if stranger.user else ""
-    share = f" at {process.utilization_percent:.0f}%" if process.utilization_percent is not None else ""
-    return f"{process.name or 'process'} (pid {process.pid}){user}{share}"
+    user = f", user {stranger.user}" if stranger.user else ""
+    return f"{stranger.process.name or 'process'} (pid {stranger.process.pid}{user})"
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:

@@ -5,11 +5,13 @@ That a file is made is no news: nobody who waits gains by it, and all who wait w
 Where the system has no such notices (anything but Linux), it looks again after a short while.
 """
 
+import contextlib
 import ctypes
 import os
 import select
 import struct
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,17 +40,18 @@ class Notice:
             self._descriptor = _watch(folder)
         self._settling = 0
 
-    def wait(self, timeout_s: float) -> None:
-        """Returns when something may have changed, or when the time is up."""
+    def wait(self, timeout_s: float, pids: Iterable[int] = ()) -> None:
+        """Return when something may have changed, when one of these processes has ended, or when the time is up."""
         if self._descriptor is None:
             time.sleep(max(0.0, min(timeout_s, _WITHOUT_NOTICES_S)))
             return
         if self._settling < len(_SETTLE_S):
             timeout_s = min(timeout_s, _SETTLE_S[self._settling])
             self._settling += 1
-        if _is_ready(self._descriptor, timeout_s):
-            _drain(self._descriptor)
-            self._settling = 0
+        with _opened(pids) as processes:
+            if _is_ready((self._descriptor, *processes), timeout_s):
+                _drain(self._descriptor)
+                self._settling = 0
 
     def fileno(self) -> int:
         """For an event loop, which calls `clear` when it is readable; -1 where the system has no notices."""
@@ -62,9 +65,22 @@ class Notice:
         self._idle[self._key].append(self._descriptor)
 
 
-def _is_ready(descriptor: int, timeout_s: float) -> bool:
+@contextlib.contextmanager
+def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
+    """Open descriptors that become readable when the processes end, of those that are there."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                found.append(os.pidfd_open(pid))
+                stack.callback(os.close, found[-1])
+        yield found
+
+
+def _is_ready(descriptors: Iterable[int], timeout_s: float) -> bool:
     poll = select.poll()  # unlike select(), for a program with thousands of open files too
-    poll.register(descriptor, select.POLLIN)
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, min(timeout_s, _LONGEST_S)) * 1000))
 
 

@@ -22,6 +22,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     """Show who holds which GPUs, who waits and why, and who uses them without a lease."""
     if ctx.invoked_subcommand is not None:
         return
+    from gpuyard.config import load_config
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.activity import idle_seconds
     from gpuyard.probes.local import snapshot
@@ -30,7 +31,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
 
     ledger = open_ledger()
     seen = snapshot(deadline_s)
-    standing = read_standing(ledger, seen)
+    standing = read_standing(ledger, seen, load_config().queue.max_foreign_load_percent)
     people = describe_processes({stranger.process.pid for stranger in standing.strangers})
     idle = idle_seconds(seen)
     if as_json:

@@ -1,0 +1,89 @@
+"""A GPU that processes outside gpuyard keep busy: work goes to an idle one, or waits until they are done."""
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard import GPUScheduler
+from gpuyard.probes.simulated import SimulatedDevices, Usage
+from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.conftest import Script
+from tests.integration.queue_fixture import DEADLINE_S, Yard
+
+SEES = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+@pytest.fixture
+def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Usage]]:
+    """Have this process keep a simulated GPU busy, without a lease on it."""
+    usages: list[Usage] = []
+
+    def keep(devices: str, percent: float = 100.0) -> Usage:
+        monkeypatch.setenv("GPUYARD_SIMULATE", devices)
+        usages.append(Usage(SimulatedDevices(devices)))
+        usages[-1].allocate("SIM-0", 2048)
+        usages[-1].set_load("SIM-0", percent)
+        return usages[-1]
+
+    yield keep
+    for usage in usages:
+        usage.close()
+
+
+def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[..., Usage]) -> None:
+    keep_busy("2x24GB")
+    own_yard.start()
+    job_id = own_yard.submit(sys.executable, "-c", SEES)
+    own_yard.wait()
+    on_gpu_1 = own_yard.log_of(job_id)
+    assert own_yard.job(job_id)["devices"] == ["SIM-1"]
+    assert run("run", "--vram", "2G", "--", sys.executable, "-c", SEES).stdout == on_gpu_1
+    for options in (
+        {"vram": "2G"},
+        {"memory_free_threshold_gb": 10, "power_threshold_w": None, "utilization_threshold_percent": 100},
+    ):
+        with GPUScheduler(**options) as gpu_ids:
+            assert gpu_ids == [1]
+
+
+def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
+    own_yard: Yard, keep_busy: Callable[..., Usage]
+) -> None:
+    stranger = keep_busy("1x24GB", 98.0)
+    own_yard.start()
+    job_id = own_yard.submit("echo", "started")
+    why = own_yard.why(job_id)
+    assert f"(pid {os.getpid()}, user {getpass.getuser()}) keeps it 98% busy without a lease; the limit is 50%" in why
+    assert "--max-gpu" in why
+    beside = own_yard.submit("true", max_gpu=100)
+    own_yard.wait(beside)
+    assert (own_yard.state(beside), own_yard.state(job_id)) == ("succeeded", "queued")
+    stranger.set_load("SIM-0", 0.0)
+    own_yard.wait()
+    assert own_yard.state(job_id) == "succeeded"
+
+
+def test_what_runs_in_the_foreground_starts_when_the_process_ends(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    stranger = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
+    assert stranger.stdout is not None
+    assert "holding" in stranger.stdout.readline()
+    waiting = script(*GPUYARD, "run", "--vram", "2G", "--", "echo", "started")
+    assert run("run", "--vram", "2G", "--wait", "0", "--", "true").returncode != 0
+    stranger.kill()
+    assert waiting.communicate(timeout=DEADLINE_S)[0] == "started\n"
+
+
+def test_the_bound_can_be_turned_off(own_yard: Yard, keep_busy: Callable[..., Usage], own_home: Path) -> None:
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text("[queue]\nmax_foreign_load_percent = 100\n")
+    keep_busy("1x24GB")
+    own_yard.start()
+    own_yard.wait(own_yard.submit("true"))
+    assert run("run", "--vram", "2G", "--wait", "0", "--", "true").returncode == 0
