@@ -1,0 +1,71 @@
+"""On a machine with one NVIDIA card and PyTorch: work waits for a program outside gpuyard that keeps the card busy."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hardware.test_queue import gpuyard, shown
+from tests.integration.queue_fixture import DEADLINE_S, until
+
+pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
+
+MULTIPLIES = """
+import torch
+block = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+print("busy", flush=True)
+while True:
+    for _ in range(20):
+        block @ block
+    torch.cuda.synchronize()
+"""
+TAKES = """
+import sys, time
+from gpuyard import GPUScheduler
+with GPUScheduler(vram="2G", poll_interval=60):
+    print(time.time(), flush=True)
+"""
+SAYS_WHEN = "import time; print(time.time())"
+
+
+@pytest.fixture
+def stranger(own_home: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A program at 100% that has no lease; it has been seen at work."""
+    pytest.importorskip("torch")
+    with subprocess.Popen([sys.executable, "-c", MULTIPLIES], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        until(lambda: shown("devices")["devices"][0]["utilization_percent"] > 90, "a busy card")
+        yield process
+        process.kill()
+    gpuyard("wait")
+    gpuyard("daemon", "stop")
+
+
+def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(stranger: "subprocess.Popen[str]") -> None:
+    job_id = gpuyard("submit", "--", sys.executable, "-c", SAYS_WHEN).strip()
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for command in (
+            [sys.executable, "-m", "gpuyard", "run", "--vram", "2G", "--", sys.executable, "-c", SAYS_WHEN],
+            [sys.executable, "-c", TAKES],
+        )
+    ]
+    until(lambda: len(json.loads(gpuyard("leases", "--json"))["waiting"]) >= 2, "those who wait")
+    why = gpuyard("why", job_id)
+    assert f"(pid {stranger.pid}, user " in why
+    assert "busy without a lease; the limit is 50%" in why
+    time.sleep(5)
+    assert [process.poll() for process in started] == [None, None]
+    assert shown("show", job_id)["state"] == "queued"
+    at = time.time()
+    stranger.kill()
+    gpuyard("wait")
+    times = [float(process.communicate(timeout=DEADLINE_S)[0]) - at for process in started]
+    times.append(float(Path(shown("show", job_id)["log"]).read_text()) - at)
+    assert max(times) < 30
