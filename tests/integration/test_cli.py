@@ -64,7 +64,8 @@ def test_devices_in_json_has_the_stable_shape(job: "subprocess.Popen[str]") -> N
     first, second = shape["devices"]
     assert first.keys() >= DEVICE_KEYS
     assert (first["memory_used_mb"], first["utilization_percent"], first["vendor"]) == (8192, 60, "simulated")
-    assert first["processes"] == [{"pid": job.pid, "memory_mb": 8192, "name": None}]
+    process = {"pid": job.pid, "memory_mb": 8192, "name": None, "utilization_percent": 60.0}
+    assert first["processes"] == [process]
     assert (second["memory_used_mb"], second["processes"], second["healthy"]) == (0, [], True)
 
 
