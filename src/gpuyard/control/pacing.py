@@ -26,6 +26,7 @@ _GATES = {
     ReasonKind.HOST_TOO_BUSY: "cpu",
     ReasonKind.HOST_TOO_FULL: "memory",
     ReasonKind.TOO_BUSY: "gpu",
+    ReasonKind.FOREIGN_LOAD: "gpu",
     ReasonKind.TOO_FULL: "gpu-memory",
     ReasonKind.PAUSED: "pause",
 }

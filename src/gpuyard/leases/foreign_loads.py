@@ -6,6 +6,7 @@ from gpuyard.core.foreign_load import (
     IDLE_PERCENT,
     NO_FOREIGN_LOAD,
     ForeignLoad,
+    Stranger,
     follow_foreign_load,
     may_have_strangers,
     read_foreign_load,
@@ -26,34 +27,40 @@ class ForeignLoads:
     ) -> Mapping[str, ForeignLoad]:
         """Return the foreign load of each device, with this look. `now` is of a clock that never goes back."""
         if snapshot is not self._snapshot:
-            self._snapshot = snapshot
-            before, unknown = self._unknown, set[tuple[str, int]]()
+            strangers = {device.id: self._strangers_on(device, leases) for device in snapshot.devices}
             self._loads = {
-                device.id: self._of(device, leases, now, bound, before, unknown) for device in snapshot.devices
+                device.id: self._followed(device, strangers[device.id], leases, now, bound)
+                for device in snapshot.devices
             }
-            self._leases, self._unknown = leases, unknown
+            self._unknown = {
+                (device_id, stranger.process.pid)
+                for device_id, found in strangers.items()
+                for stranger in found
+                if stranger.user is None
+            }
+            self._leases, self._snapshot = leases, snapshot
         return self._loads
 
-    def _of(  # noqa: PLR0913, PLR0917 - one device of one look
-        self,
-        device: Device,
-        leases: Sequence[Lease],
-        now: float,
-        bound: float | None,
-        before: set[tuple[str, int]],
-        unknown: set[tuple[str, int]],
+    def _strangers_on(self, device: Device, leases: Sequence[Lease]) -> list[Stranger]:
+        """Return the strangers on a device that is not idle. To look for them on an idle one would be wasted."""
+        before = self._loads.get(device.id, NO_FOREIGN_LOAD)
+        is_idle = (device.utilization_percent or 0.0) <= IDLE_PERCENT and before.percent <= IDLE_PERCENT
+        return [] if is_idle else list(find_strangers(device, leases))
+
+    def _followed(
+        self, device: Device, strangers: Sequence[Stranger], leases: Sequence[Lease], now: float, bound: float | None
     ) -> ForeignLoad:
-        known = self._loads.get(device.id, NO_FOREIGN_LOAD)
-        if (device.utilization_percent or 0.0) <= IDLE_PERCENT >= known.percent:
+        counted = [stranger for stranger in strangers if self._counts(device, stranger)]
+        if not counted and not may_have_strangers(device):
             return NO_FOREIGN_LOAD
-        strangers = list(find_strangers(device, leases))
-        unknown.update((device.id, each.process.pid) for each in strangers if each.user is None)
-        # A process that the system does not know counts once two looks have listed it: it has not just ended.
-        strangers = [each for each in strangers if each.user is not None or (device.id, each.process.pid) in before]
-        if not strangers and not may_have_strangers(device):
-            return NO_FOREIGN_LOAD
-        reading = read_foreign_load(device, strangers, list(self._shares_on(device, leases)))
-        return follow_foreign_load(known, reading, strangers, now, bound)
+        reading = read_foreign_load(device, counted, list(self._shares_on(device, leases)))
+        return follow_foreign_load(self._loads.get(device.id, NO_FOREIGN_LOAD), reading, counted, now, bound)
+
+    def _counts(self, device: Device, stranger: Stranger) -> bool:
+        """Return whether it is still there. The system may not know a process because it has just ended, or because it
+        is in another container: then the look before listed it as well."""
+        is_known = stranger.user is not None
+        return is_known or self._snapshot is None or (device.id, stranger.process.pid) in self._unknown
 
     def _shares_on(self, device: Device, leases: Sequence[Lease]) -> Iterator[Share]:
         """Yield the shares of leases on the device, and of those that ended since the look before."""
