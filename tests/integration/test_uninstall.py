@@ -11,7 +11,7 @@ from gpuyard.daemon.lock import running_pid
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
-from tests.integration.queue_fixture import end_what_is_left, is_gone
+from tests.integration.queue_fixture import end_what_is_left, is_gone, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -84,7 +84,7 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
     gone = run("uninstall", "--yes")
     assert (gone.returncode, gone.stderr) == (0, "")
     assert gone.stdout.endswith(f"now remove the package itself: {find_installation().remove}\n")
-    assert is_gone(pid)
+    until(lambda: is_gone(pid), "the end of the daemon's process, after that of its lock")
     assert files_in(user) == []
     assert not state_of(user).exists()
 

@@ -2,6 +2,7 @@
 
 _MISSING_S = 60.0
 _LONGEST_S = 60.0
+_MOST_DOUBLINGS = 10  # a thousand would be too large a number
 
 
 class Backoff:
@@ -15,7 +16,8 @@ class Backoff:
     def fail(self, kind: str, now: float) -> None:
         """`kind` as of a ProbeError: what is not installed will not appear within a second."""
         self._failures += 1
-        self._until = now + (_MISSING_S if kind == "missing" else min(_LONGEST_S, 2.0 ** (self._failures - 1)))
+        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
+        self._until = now + (_MISSING_S if kind == "missing" else min(_LONGEST_S, 2.0**doublings))
 
     def succeed(self) -> None:
         self._failures = 0
