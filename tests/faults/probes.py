@@ -57,7 +57,7 @@ FAULTS = (
     Fault(
         id="probes-failed-probe-never-rests",
         file=f"{_PROBES}/backoff.py",
-        old="min(_LONGEST_S, 2.0 ** (self._failures - 1))",
+        old="min(_LONGEST_S, 2.0**doublings)",
         new="0.0",
         breaks="A tool that fails is started again at every look.",
         near=(f"{_TESTS}/test_backoff.py",),
