@@ -119,7 +119,7 @@ async def _until_over(yard: Yard, stop: "asyncio.Future[Ending]") -> Ending:
 
 
 def _end(stop: "asyncio.Future[Ending]", ending: Ending) -> None:
-    """Whoever comes first says how."""
+    """Set how the daemon ends, unless that is set already."""
     if not stop.done():
         stop.set_result(ending)
 
