@@ -81,7 +81,7 @@ def _load(need: Need) -> float:
 
 
 def _offer(room: Room) -> _Offer | None:
-    """Return None for a device that somebody has alone or whose size is unknown. On an idle one a job slows no other."""
+    """Return None for a device that is held alone or whose size is unknown. On an idle one a job slows no other."""
     if room.is_alone or room.free_mb is None:
         return None
     device = room.device
