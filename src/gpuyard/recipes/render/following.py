@@ -68,13 +68,24 @@ class _Order(Enum):
 
 
 class Follower:
-    """From `with` to its end, in threads of its own. `stop` and `give_up` may be called in a signal handler too."""
+    """From `with` to its end, in threads of its own. `stop` and `give_up` may be called in a signal handler too.
 
-    def __init__(self, run: Running, show: Callable[[Status], None], file: StatusFile | None) -> None:
-        self._run, self._show, self._file = run, show, file
+    `show_stop` is called once the run has been told to stop, so whoever reads of it can rely on it.
+    """
+
+    def __init__(
+        self,
+        run: Running,
+        show: Callable[[Status], None],
+        file: StatusFile | None,
+        show_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run, self._show, self._file, self._show_stop = run, show, file, show_stop
         # Of all that threads can wait for, only this may be used by a handler that interrupts its own use.
         self._orders, self._answers = queue.SimpleQueue[_Order](), queue.SimpleQueue[None]()
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._is_stopped = False
+        self._is_news = threading.Event()  # one of the two has come to be
         self._threads = [
             threading.Thread(target=self._keep, name="gpuyard-status", daemon=True),
             threading.Thread(target=self._keep_showing, name="gpuyard-show", daemon=True),
@@ -89,7 +100,8 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._orders.put(_Order.END)
-        self._is_over.set()
+        self._is_over = True
+        self._is_news.set()
         for thread in self._threads:
             thread.join()
 
@@ -110,6 +122,9 @@ class Follower:
             is_to_stop = is_to_stop or order is _Order.STOP
             if is_to_stop:  # once more each time: it may not have begun before
                 self._run.stop()
+            if is_to_stop and not self._is_stopped:
+                self._is_stopped = True
+                self._is_news.set()
             self._write_down()
         if order is _Order.GIVE_UP:
             self._write_down(state="interrupted")
@@ -128,9 +143,13 @@ class Follower:
                 self._file.write(msgspec.structs.replace(status, **changes))
 
     def _keep_showing(self) -> None:
-        while not self._is_over.is_set():
-            status = self._run.status()
-            if status is not None:  # it has begun
-                with contextlib.suppress(OSError):
+        is_stop_shown = False
+        while not self._is_over:
+            with contextlib.suppress(OSError):  # whoever was shown it has gone
+                if self._is_stopped and not is_stop_shown:
+                    is_stop_shown = True
+                    self._show_stop()
+                if (status := self._run.status()) is not None:  # it has begun
                     self._show(status)
-            self._is_over.wait(LOOK_EVERY_S)
+            self._is_news.wait(LOOK_EVERY_S)
+            self._is_news.clear()

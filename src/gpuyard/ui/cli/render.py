@@ -190,7 +190,8 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
     from gpuyard.ui.render_view import screen
 
     heard: list[int] = []
-    with screen() as shown, Follower(coordinator, shown.show, file) as follower:
+    stops = "gpuyard: stops when the labels in hand are done; Ctrl-C once more ends it at once"
+    with screen() as shown, Follower(coordinator, shown.show, file, lambda: shown.note(stops)) as follower:
 
         def hear(signum: int, _: object) -> None:
             if heard:
@@ -198,7 +199,6 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
                 _end_at_once(signum)
             heard.append(signum)
             follower.stop()
-            shown.note("gpuyard: stops when the labels in hand are done; Ctrl-C once more ends it at once")
 
         with _signals(hear):
             yield heard

@@ -64,6 +64,24 @@ def test_it_is_stopped_by_a_thread_that_holds_no_lock_of_the_run() -> None:
         assert run.stopped.wait(DEADLINE_S)
 
 
+def test_the_stop_is_shown_once_and_not_before_it_holds() -> None:
+    class Slow(Run):
+        def stop(self) -> None:
+            assert may_stop.wait(DEADLINE_S)
+            super().stop()
+
+    run, may_stop, shown = Slow(), threading.Event(), list[bool]()
+    with Follower(run, lambda _: None, None, lambda: shown.append(run.stopped.is_set())) as follower:
+        follower.stop()
+        until(lambda: run.looks > 5, "looks while it is being stopped")
+        assert shown == []
+        may_stop.set()
+        until(lambda: len(shown) > 0, "the stop, shown")
+        looks = run.looks
+        until(lambda: run.looks > looks + 5, "looks after it")
+    assert shown == [True]
+
+
 def test_a_run_that_had_not_begun_when_it_was_to_stop_is_told_again() -> None:
     class Deaf(Run):
         """It hears of nothing before it has begun, as one that waits for its lease."""
