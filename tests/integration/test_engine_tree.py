@@ -203,8 +203,8 @@ open(sys.argv[2], "w").close()
 
 
 def test_a_signal_that_can_be_answered_is_sent_once(engine: LocalEngine, tmp_path: Path) -> None:
-    script = "import os, signal, sys; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\n"
-    wait = WAIT.replace("signal.pause()", "\nwhile True: signal.pause()")
+    script = "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\n"
+    wait = WAIT.replace("signal.pause()", "\nwhile True: time.sleep(0.05)")
     attempt = started(engine, 1, sys.executable, "-c", script + wait, str(tmp_path / "one"))
     pid_in(tmp_path, "one")
     log = Path(str(attempt.log))

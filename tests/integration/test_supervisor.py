@@ -256,9 +256,9 @@ def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "CONT", "TSTP"])
 def test_a_signal_reaches_the_program_and_the_supervisor_lives_to_tell(node: Node, tmp_path: Path, name: str) -> None:
     script = (
-        "import os, signal;"
+        "import os, signal, time;"
         f"signal.signal(signal.SIG{name}, lambda *_: [print('got {name}', flush=True), os._exit(5)]);"
-        f"open('{tmp_path}/up', 'w'); [signal.pause() for _ in iter(int, 1)]"
+        f"open('{tmp_path}/up', 'w'); [time.sleep(0.05) for _ in iter(int, 1)]"
     )
     node.write(launch_of(1, sys.executable, "-I", "-S", "-c", script))
     process = node.start()

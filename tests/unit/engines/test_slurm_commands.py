@@ -215,12 +215,12 @@ class TestListing:
             )
         )
         assert row.sighting == Sighting(
-            id="17_3", at=At.FAILED, place="n0", started_at=1700000000.0, ended_at=1700000009.0, status=3
+            id="17_3", at=At.FAILED, place="n0", started_at=1700000000.0, ended_at=1700000010.0, status=3
         )
 
     def test_one_that_was_cancelled_as_it_waited_never_started(self) -> None:
         row = only(listed(State="CANCELLED", NodeList="", StartTime="1700000000", EndTime="1700000000", exit_code="0"))
-        assert row.sighting == Sighting(id="17_3", at=At.CANCELLED, ended_at=1700000000.0)
+        assert row.sighting == Sighting(id="17_3", at=At.CANCELLED, ended_at=1700000001.0)
 
     def test_what_is_no_array_has_no_number(self) -> None:
         row = only(listed(ArrayTaskID="N/A"))
@@ -264,17 +264,21 @@ class TestAccounts:
             "19|TIMEOUT|0:0|1700000000|1700000005|n1\n"
         )
         assert [(row.job, row.number, row.sighting) for row in commands.parse_accounting(text)] == [
-            ("17", 3, Sighting(id="17_3", at=At.SUCCEEDED, place="n0", started_at=1.7e9, ended_at=1.7e9 + 9, status=0)),
+            (
+                "17",
+                3,
+                Sighting(id="17_3", at=At.SUCCEEDED, place="n0", started_at=1.7e9, ended_at=1.7e9 + 10, status=0),
+            ),
             (
                 "17",
                 4,
-                Sighting(id="17_4", at=At.CANCELLED, place="n1", started_at=1.7e9, ended_at=1.7e9 + 5, status=143),
+                Sighting(id="17_4", at=At.CANCELLED, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=143),
             ),
-            ("18", None, Sighting(id="18", at=At.CANCELLED, ended_at=1.7e9 + 5)),
+            ("18", None, Sighting(id="18", at=At.CANCELLED, ended_at=1.7e9 + 6)),
             (
                 "19",
                 None,
-                Sighting(id="19", at=At.TIMED_OUT, place="n1", started_at=1.7e9, ended_at=1.7e9 + 5, status=0),
+                Sighting(id="19", at=At.TIMED_OUT, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=0),
             ),
         ]
 

@@ -239,13 +239,19 @@ def _sighting(id_: str, cells: _Cells) -> Sighting:
         place=place,
         # Of what waits it is when it is expected to start, and of what runs when it will have to end.
         started_at=_time(cells.start) if place and at is not At.PENDING else None,
-        ended_at=_time(cells.end) if is_over else None,
+        ended_at=_end_of_second(_time(cells.end)) if is_over else None,
         status=status_of(cells.code) if place and is_over else None,
     )
 
 
 def _time(text: str) -> float | None:
+    """Slurm has whole seconds, and cuts off the rest."""
     return float(text) if text.isdigit() else None
+
+
+def _end_of_second(at: float | None) -> float | None:
+    """The latest that it can have ended: otherwise it would seem to have run for a second less than it did."""
+    return None if at is None else at + 1
 
 
 # Taking back
