@@ -91,7 +91,7 @@ FAULTS = (
     Fault(
         id="core-strangers-memory-counts-as-free",
         file=f"{_CORE}/room.py",
-        old="else size - self._foreign() - sum(",
+        old="else size - self.foreign_mb - sum(",
         new="else size - sum(",
         breaks="Jobs are put on memory that processes outside gpuyard hold, and run out of it.",
         near=(f"{_TESTS}/test_room.py",),

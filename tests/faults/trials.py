@@ -16,7 +16,6 @@ from tests.faults.sandbox import Run, Sandbox
 CLUSTERS = "tests/integration/clusters"
 TEST_TIMEOUT_S = 60
 _FULL = "GPUYARD_FULL"
-_RUN_TIMEOUT_S = 7200.0
 _PASSED, _FAILED, _INTERRUPTED, _NONE_CHOSEN = 0, 1, 2, 5
 _MOST_BY_CHANCE = 3
 THE_WHOLE_RUN = "the run as a whole"
@@ -30,6 +29,7 @@ class Stage(StrEnum):
     FULL = "full"
 
 
+_RUN_TIMEOUT_S = {Stage.NEAR: 600.0, Stage.TEST: 7200.0, Stage.FULL: 7200.0}
 STAGES = tuple(Stage)
 
 
@@ -113,7 +113,7 @@ class Trials:
         which = () if is_full else ("-m", "not full")
         run = self._sandbox.pytest(
             *("-q", "--tb=no", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", *which, *chosen),
-            timeout_s=_RUN_TIMEOUT_S,
+            timeout_s=_RUN_TIMEOUT_S[stage],
             environment=_environment(is_full=is_full),
         )
         return failures_of(run)

@@ -280,12 +280,15 @@ class Controller:
         return self._leases.foreign_loads(look.snapshot, leases, now, self.rules.packing.max_foreign_load_percent)
 
     def is_behind(self, look: Look) -> bool:
-        """Whether the look does not show yet what was left of late, and somebody may be asked to leave, or waits to go
-        on: by such a look the memory of those who left is a stranger's."""
+        """Whether the look does not show yet what was left of late, and that matters: by such a look the memory of
+        those who left is a stranger's. It matters where somebody may be asked to leave, or waits to go on, or where the
+        driver lists no processes, so that what strangers hold is told by what was in use before."""
         taken_at = look.snapshot.taken_at
         if taken_at is None or taken_at >= self._left_at:
             return False
-        return self.mover.has_waiting or any(queue.lane.preempts for queue in self._store.ready_queues())
+        if self.mover.has_waiting or any(device.hides_processes for device in look.snapshot.devices):
+            return True
+        return any(queue.lane.preempts for queue in self._store.ready_queues())
 
     def _shut(self, look: Look, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""

@@ -11,7 +11,7 @@ from gpuyard.control.words import Look
 from gpuyard.core.jobs import Attempt, Lack, Outcome, OutcomeKind, Usage
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.metering import note
-from gpuyard.core.model import Claim, Device, Holder, Lease, Share, Ticket
+from gpuyard.core.model import Claim, Device, Holder, Lease, Share, Snapshot, Ticket
 from gpuyard.core.oom import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.reasons import name_of
 from gpuyard.core.retry import Verdict, judge_shortage
@@ -51,13 +51,11 @@ class Observer:
         # A device that is the very same value as before has nothing new to tell.
         live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
         mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
-        measured = self._leases.measure(look.snapshot, tuple(mine)) if mine else {}
+        measured = self._measure(look.snapshot, mine) if mine else {}
         for each in live:
             attempt = each.attempt
             ram_mb = look.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
-            if attempt.reserved_mb is None:
-                memory = _uncovered(memory, devices)
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
             load = _own_load(each, crowd, devices, memory)
@@ -67,6 +65,15 @@ class Observer:
             if attempt.devices and all(_is_deserted(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             self._desk.note_usage(attempt.job_id, usage)
+
+    def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
+        """What the processes of each lease hold. Where the driver hides them, that depends on who else has a lease."""
+        measured = self._leases.measure(snapshot, tuple(mine))
+        hidden = {device.id for device in snapshot.devices if device.hides_processes}
+        if not any(lease.on(device_id) for lease in mine for device_id in hidden):
+            return measured
+        by_growth = self._leases.measure(snapshot, self._live_leases())
+        return {**measured, **{key: used for key, used in by_growth.items() if key[1] in hidden}}
 
     # Those of which nothing was known
 
@@ -193,14 +200,6 @@ def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
         for device_id in each.attempt.devices:
             found.setdefault(device_id, []).append(each)
     return found
-
-
-def _uncovered(memory: dict[str, float | None], devices: Mapping[str, Device]) -> dict[str, float | None]:
-    """Where the driver hides who holds what: one that has its device alone is who holds it."""
-    return {
-        device_id: device.memory_used_mb if used is None and (device := devices.get(device_id)) else used
-        for device_id, used in memory.items()
-    }
 
 
 def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:

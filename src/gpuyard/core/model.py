@@ -31,6 +31,10 @@ class Process(Struct, frozen=True, kw_only=True):
     utilization_percent: float | None = None
 
 
+# A driver keeps less than this of a device for itself.
+_UNEXPLAINED_MB = 1024.0
+
+
 class Device(Struct, frozen=True, kw_only=True):
     id: str
     vendor: Vendor
@@ -51,6 +55,11 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def healthy(self) -> bool:
         return self.fault is None
+
+    @property
+    def hides_processes(self) -> bool:
+        """Whether the driver lists no processes, or nobody though memory is in use, as it does in containers."""
+        return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > _UNEXPLAINED_MB)
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -149,12 +158,17 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """A device, or so much of its memory; an exclusive share may leave open how much it will use."""
+    """A device, or so much of its memory; an exclusive share may leave open how much it will use.
+
+    `foreign_mb` is what processes without a lease held there when it was granted. It is kept where the driver lists no
+    processes: what is in use beyond it is what the leases use.
+    """
 
     device_id: str
     memory_mb: float | None = None
     load_percent: float | None = None
     is_exclusive: bool = True
+    foreign_mb: float | None = None
 
 
 class Claim(Struct, frozen=True, kw_only=True):

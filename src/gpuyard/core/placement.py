@@ -323,7 +323,9 @@ def _whole_or_parts(snapshot: Snapshot) -> tuple[Device, ...]:
 
 def _share_of(need: Need, room: Room) -> Share:
     memory_mb = room.free_mb if need.takes_rest and room.free_mb is not None else need.memory_mb
-    return _kept_share(replace(need, memory_mb=memory_mb), room.device)
+    share = _kept_share(replace(need, memory_mb=memory_mb), room.device)
+    is_told = room.device.hides_processes and room.device.memory_used_mb is not None
+    return replace(share, foreign_mb=room.foreign_mb) if is_told else share
 
 
 def _kept_share(need: Need, device: Device) -> Share:

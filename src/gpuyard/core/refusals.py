@@ -11,6 +11,8 @@ from gpuyard.core.room import Promise, Room, capacity
 
 # A screen or an idle notebook on a card does not make it a taken one.
 _TINY_MB, _TINY_SHARE = 1024.0, 0.05
+# Where the driver lists no processes, nobody can tell a desktop from a program: half of the memory may be in use.
+_UNLISTED_SHARE = 0.5
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -111,8 +113,14 @@ def _occupied(device: Device) -> ReasonKind | None:
 
 
 def allowed_strangers(device: Device) -> float:
-    size = capacity(device)
-    return max(_TINY_MB, _TINY_SHARE * size) if size is not None else _TINY_MB
+    """Return how much others may hold of a device that is given to one job alone."""
+    part = _UNLISTED_SHARE if device.hides_processes else _TINY_SHARE
+    return max(_TINY_MB, part * (capacity(device) or 0.0))
+
+
+def tiny_mb(device: Device) -> float:
+    """Return how much memory is next to nothing on a device of its size."""
+    return max(_TINY_MB, _TINY_SHARE * (capacity(device) or 0.0))
 
 
 def _exceeds(value: float | None, bound: float | None) -> bool:

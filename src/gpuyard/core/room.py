@@ -2,8 +2,8 @@
 
 Free memory on a device is its capacity, less what strangers hold, less for each lease the larger of what it reserved
 and what it was measured to use. A lease that has not allocated yet is charged what it reserved; one that grew, what it
-uses; a stranger, what it holds. Where the driver hides what a lease holds, all that nobody else was seen to use counts
-against its reservation first, and what exceeds that is a stranger's.
+uses; a stranger, what it holds. Where the driver lists no processes, strangers hold what they held when the leases were
+granted, and whatever is in use beyond that and beyond what the leases reserved.
 
 How busy it is goes by the same rule: the larger of what its leases are known to keep it busy with together with the
 processes that have no lease, and what was seen.
@@ -66,7 +66,7 @@ class Room:
         left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
         if len(left) == len(self.promises):
             return self
-        foreign = self._foreign()
+        foreign = self.foreign_mb
         used = foreign + min(self._ours(left), (self.device.memory_used_mb or 0.0) - foreign)
         device = replace(
             self.device,
@@ -96,12 +96,18 @@ class Room:
         self.is_loaded = bool(promises) or foreign > 0.0
         size = self.capacity_mb
         self.free_mb = (
-            None if size is None else size - self._foreign() - sum(charge(promise, size) for promise in promises)
+            None if size is None else size - self.foreign_mb - sum(charge(promise, size) for promise in promises)
         )
 
-    def _foreign(self) -> float:
+    @property
+    def foreign_mb(self) -> float:
         """What strangers hold: all that is used, less what leases were measured to use or may use unseen."""
-        return max(0.0, (self.device.memory_used_mb or 0.0) - self._ours(self.promises))
+        used = self.device.memory_used_mb or 0.0
+        unexplained = max(0.0, used - self._ours(self.promises))
+        if not self.device.hides_processes:
+            return unexplained
+        before = max((each.share.foreign_mb or 0.0 for each in self.promises), default=0.0)
+        return max(unexplained, min(before, used))
 
     def _ours(self, promises: Iterable[Promise]) -> float:
         size = self.capacity_mb or 0.0

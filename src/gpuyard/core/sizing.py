@@ -3,6 +3,8 @@ out.
 
 - Declared values win. A job that declared nothing and of which nothing is known is given all that is free on a device,
   where that is a large part of it, and teaches. Nobody joins it until it has settled. One of a crew is given its share.
+- Where no driver lists processes, a desktop cannot be told from a program, and waiting for it to leave may take for
+  ever. There a first run needs a part of what is free.
 - It has settled once it has been seen for a while without growing: then its lease is for what it uses with a wide
   margin, and never for more than before.
 - A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
@@ -10,7 +12,7 @@ out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from gpuyard.core.jobs import Attempt, Growth, Job, Usage
 from gpuyard.core.learning import Profile, memory_of, speaks_for_others
 from gpuyard.core.model import Device, Need, Share
 from gpuyard.core.oom import Shortage, ShortageKind
-from gpuyard.core.refusals import allowed_strangers, unsuitable
+from gpuyard.core.refusals import tiny_mb, unsuitable
 from gpuyard.core.room import capacity
 from gpuyard.core.units import format_size
 
@@ -79,12 +81,15 @@ def _can_be_shared(need: Need, crew: Crew, cards: "Cards") -> bool:
 
 class Suiting(Struct, frozen=True, kw_only=True):
     """Devices that would do for some need, with their sizes; these sizes, and what they could give as good as empty,
-    from the largest down; whether somebody can see who holds what on all of them."""
+    from the largest down. `listed` are the sizes of those whose driver lists processes, `free` what is free on the
+    others; `least_mb` is the least that a first run needs on these."""
 
     devices: tuple[tuple[str, float], ...]
     sizes: tuple[float, ...]
     roomy: tuple[float, ...]
-    is_open: bool
+    listed: tuple[float, ...]
+    free: tuple[float, ...]
+    least_mb: float
 
 
 class Cards:
@@ -104,10 +109,25 @@ class Cards:
 
 def _suiting(devices: Sequence[Device]) -> Suiting:
     sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
-    sizes = tuple(sorted((size for _, size in sized), reverse=True))
-    roomy = (math.inf if (size := capacity(each)) is None else size - allowed_strangers(each) for each in devices)
-    is_open = all(each.processes is not None and capacity(each) is not None for each in devices)
-    return Suiting(devices=sized, sizes=sizes, roomy=tuple(sorted(roomy, reverse=True)), is_open=is_open)
+    sizes = _from_largest(size for _, size in sized)
+    roomy = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
+    unlisted = [device for device in devices if device.hides_processes]
+    return Suiting(
+        devices=sized,
+        sizes=sizes,
+        roomy=_from_largest(roomy),
+        listed=_from_largest(capacity(device) or 0.0 for device in devices if not device.hides_processes),
+        free=_from_largest(_free(device) for device in unlisted),
+        least_mb=min(map(tiny_mb, unlisted), default=0.0),
+    )
+
+
+def _from_largest(figures: Iterable[float]) -> tuple[float, ...]:
+    return tuple(sorted(figures, reverse=True))
+
+
+def _free(device: Device) -> float:
+    return (capacity(device) or 0.0) - (device.memory_used_mb or 0.0)
 
 
 def _alone(need: Need, cards: Cards) -> Need:
@@ -115,14 +135,16 @@ def _alone(need: Need, cards: Cards) -> Need:
 
 
 def _first_run_mb(need: Need, program: Profile | None, cards: Cards, part: float) -> float | None:
-    """The part of the largest, as far as the smallest has that much; of a program whose runs were unlike each other, it
-    may be like the largest of these. `None` is a device alone: where nobody can see who holds what, only one that is
-    alone teaches anything."""
+    """The part of the largest, as far as the smallest has that much, or of what is free where no driver lists
+    processes; of a program whose runs were unlike each other, it may be like the largest of these. `None` is a device
+    alone, as where a size is unknown."""
     suiting = cards.suiting(need)
-    if part >= 1.0 or not suiting.sizes or not suiting.is_open:
+    if part >= 1.0 or not suiting.sizes or not suiting.sizes[-1]:
         return None
     known = None if program is None else memory_of(program)
-    return max(known or 0.0, min(part * suiting.sizes[0], _NEARLY_ALL * suiting.sizes[-1]))
+    if suiting.listed:
+        return max(known or 0.0, min(part * suiting.listed[0], _NEARLY_ALL * suiting.listed[-1]))
+    return max(known or 0.0, suiting.least_mb, part * suiting.free[min(need.devices, len(suiting.free)) - 1])
 
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:

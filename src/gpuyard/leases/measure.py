@@ -17,7 +17,11 @@ Measured = dict[tuple[str, str], float | None]
 
 
 def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
-    """Memory by lease and device: zero for a lease that has not allocated yet, `None` where it is hidden."""
+    """Memory by lease and device: zero for a lease that has not allocated yet, `None` where nobody can tell.
+
+    Where the driver lists no processes, a lease that is the only one on its device holds what the device's use has
+    grown by since the lease was granted.
+    """
     measured: Measured = {}
     for device in snapshot.devices:
         here = [lease for lease in leases if lease.on(device.id)]
@@ -53,15 +57,22 @@ def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[Stranger
 
 
 def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:
-    if device.processes is None:
-        return {(lease.id, device.id): None for lease in leases}
+    if device.hides_processes:
+        return {(lease.id, device.id): _growth(device, leases) for lease in leases}
     found = _Owners(leases)
     sums: Measured = {(lease.id, device.id): 0.0 for lease in leases}
-    for process in device.processes:
+    for process in device.processes or ():
         for lease, memory in _divide(process.memory_mb, found.of(process.pid), device.id, sums):
             known = sums[lease.id, device.id]
             sums[lease.id, device.id] = None if known is None or memory is None else known + memory
     return sums
+
+
+def _growth(device: Device, leases: Sequence[Lease]) -> float | None:
+    share = leases[0].on(device.id)
+    if len(leases) > 1 or device.memory_used_mb is None or share is None or share.foreign_mb is None:
+        return None
+    return max(0.0, device.memory_used_mb - share.foreign_mb)
 
 
 def _divide(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuyard.core.digesting import MINUTE_S, Outbox
 from gpuyard.core.jobs import Attempt, Job, JobSpec, Outcome, OutcomeKind
 from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Device, Holder, Host, Lease, Need, Share, Snapshot, Vendor
+from gpuyard.core.model import Device, Holder, Host, Lease, Need, Process, Share, Snapshot, Vendor
 from gpuyard.core.news import News, NewsKind
 from gpuyard.core.notifying import Freed, Message, Occurrence, in_sum, message_of, occurrence_of, targets_of
 from gpuyard.core.wishes import JOB_EVENTS, Event, Wish, parse_wish
@@ -242,7 +242,8 @@ def _counts(message: Message) -> dict[Event, int]:
 def seen(used_mb: float = 0.0, **facts: object) -> Snapshot:
     device = Device(
         id="GPU-a", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24000.0, memory_used_mb=used_mb,
-        memory_free_mb=24000.0 - used_mb, utilization_percent=0.0, processes=(), **facts,  # type: ignore[arg-type]
+        memory_free_mb=24000.0 - used_mb, utilization_percent=0.0,
+        processes=(Process(pid=7, memory_mb=used_mb),) if used_mb else (), **facts,  # type: ignore[arg-type]
     )  # fmt: skip
     return Snapshot(taken_at=0.0, host=Host(), devices=(device,))
 

@@ -75,9 +75,25 @@ def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_i
     assert need_of(job(crew=Crew(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
-def test_where_nobody_can_see_who_holds_what_only_one_that_is_alone_teaches() -> None:
-    assert need_of(job(), None, None, (card(0, processes=None), card(1))).is_exclusive
-    assert need_of(job(), None, None, (card(0), card(1, used=None, memory_total_mb=None))).is_exclusive
+def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
+    desktop = card(0, used=8 * GB, processes=None)
+    assert first_run(desktop) == (8 * GB, False)
+    assert first_run(desktop, card(1, used=20 * GB, processes=None)) == (8 * GB, False), "of what is free on the best"
+    assert first_run(card(0, used=23.5 * GB, processes=None)) == (0.05 * CARD, False), "and not of next to nothing"
+    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == (None, True), "and a tiny one is for one alone"
+    two = job()
+    two = replace(two, spec=replace(two.spec, need=Need(devices=2)))
+    fuller = card(1, used=20 * GB, processes=None)
+    assert need_of(two, None, None, (desktop, fuller)).memory_mb == 2 * GB, "where it needs two, both have to have it"
+
+
+def test_beside_cards_that_list_processes_those_decide_how_much_a_first_run_needs() -> None:
+    assert first_run(card(0, processes=None), card(1)) == (12 * GB, False)
+
+
+def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
+    assert first_run(card(0), card(1, used=None, memory_total_mb=None)) == (None, True)
+    assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == (None, True)
 
 
 def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:

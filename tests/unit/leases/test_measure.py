@@ -71,6 +71,17 @@ def test_hidden_memory_is_unknown_not_nothing() -> None:
     assert measure(seen, [lease("a", "G0", "G1")]) == {("a", "G0"): None, ("a", "G1"): None}
 
 
+def test_where_no_processes_are_listed_the_only_lease_holds_what_the_use_has_grown_by() -> None:
+    seen = msgspec.structs.replace(device("G0", None), memory_used_mb=5000.0)
+    [share] = lease("a", "G0").shares
+    granted = msgspec.structs.replace(lease("a"), shares=(msgspec.structs.replace(share, foreign_mb=1800.0),))
+    assert measure(machine(seen), [granted]) == {("a", "G0"): 3200.0}
+    strangers_left = msgspec.structs.replace(seen, memory_used_mb=900.0)
+    assert measure(machine(strangers_left), [granted]) == {("a", "G0"): 0.0}
+    other = msgspec.structs.replace(granted, id="b")
+    assert measure(machine(seen), [granted, other]) == {("a", "G0"): None, ("b", "G0"): None}, "nobody can tell whose"
+
+
 def test_a_process_belongs_to_the_lease_it_was_started_with_wherever_its_parent_went() -> None:
     with sleeper("b") as started:
         seen = machine(device("G0", {started: 500.0}))
