@@ -164,7 +164,7 @@ class Yard:
 
     def why(self, job_id: int) -> str:
         told = self.get(f"/jobs/{job_id}/why")
-        return "\n".join([told["summary"], *(reason["text"] for reason in told["reasons"])])
+        return "\n".join([told["summary"], *(f"{reason['text']}\n{reason['remedy']}" for reason in told["reasons"])])
 
     def counts(self) -> dict[str, int]:
         """Of the states that any job is in."""

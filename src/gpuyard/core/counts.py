@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gpuyard.core.preemption import Running
 from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.remedies import remedy_for
 
 
 class Counts:
@@ -34,4 +35,4 @@ def limit_reached(kind: ReasonKind, what: str, most: int) -> Reason:
         text = f"one of the {what} may run at a time, and one does"
     else:
         text = f"{most} {what} may run at once, and as many do" if most else f"{what} may not run now: their limit is 0"
-    return Reason(kind=kind, text=text, had=float(most), needed=float(most))
+    return Reason(kind=kind, text=text, had=float(most), needed=float(most), remedy=remedy_for(kind))

@@ -54,7 +54,8 @@ _MEASURES = {
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """`device_id` is `None` where it concerns the machine as a whole; `had` and `needed` are what was compared."""
+    """`device_id` is `None` where it concerns the machine as a whole; `had` and `needed` are what was compared.
+    `remedy` names the option or setting that changes it, where waiting may not."""
 
     kind: ReasonKind
     text: str
@@ -62,6 +63,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     had: float | None = None
     needed: float | None = None
     holders: tuple[Holder, ...] = ()
+    remedy: str = ""
 
 
 def name_of(holder: Holder) -> str:
@@ -109,7 +111,7 @@ def foreign_load(device_id: str, load: ForeignLoad, bound: float) -> Reason:
     who = ", ".join(names + [f"{more} more"] * (more > 0)) or "processes outside gpuyard"
     text = (
         f"{who} keep{'s' if len(load.strangers) == 1 else ''} it {load.percent:.0f}% busy without a lease; "
-        f"the limit is {bound:.0f}% (--max-gpu for one job, max_foreign_load_percent for all)"
+        f"the limit is {bound:.0f}%"
     )
     return Reason(kind=ReasonKind.FOREIGN_LOAD, device_id=device_id, text=text, had=load.percent, needed=bound)
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core import reasons
 from gpuyard.core.model import Device, Host, Need
 from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.remedies import remedy_for
 from gpuyard.core.room import Promise, Room, capacity
 
 # A screen or an idle notebook on a card does not make it a taken one.
@@ -35,11 +37,12 @@ def is_of_kind(need: Need, device: Device) -> bool:
 
 def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
     if _exceeds(host.cpu_percent, need.max_cpu_percent):
-        yield reasons.over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
+        told = reasons.over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
+        yield replace(told, remedy=remedy_for(told.kind))
     available = host.memory_available_mb
     if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
         text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
-        yield reasons.plain(ReasonKind.HOST_TOO_FULL, text)
+        yield replace(reasons.plain(ReasonKind.HOST_TOO_FULL, text), remedy=remedy_for(ReasonKind.HOST_TOO_FULL))
 
 
 def unsuitable(need: Need, device: Device) -> ReasonKind | None:
@@ -130,7 +133,11 @@ def _exceeds(value: float | None, bound: float | None) -> bool:
 # In words
 
 
-def reason_for(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:  # noqa: PLR0911 - one for each
+def reason_for(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:
+    return replace(_told(kind, need, room, packing), remedy=remedy_for(kind, need, room))
+
+
+def _told(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:  # noqa: PLR0911 - one for each
     device = room.device
     holders = tuple(each.holder for each in room.promises)
     match kind:

@@ -127,9 +127,7 @@ def test_a_device_that_others_keep_busy_is_waited_for_and_who_does_it_is_told() 
     assert choice.claim is None
     reason = choice.reasons[0]
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.FOREIGN_LOAD, 98.0, 50.0)
-    assert reason.text.startswith(
-        "python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50% (--max-gpu"
-    )
+    assert reason.text.startswith("python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50%")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ export class JobPage {
     if (isOfGpus && !this.gpus) this.nameGpus();
     const nameOf = (device) => this.gpus?.get(device) ?? device;
     const told = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
-    keep(this.whyParts.reasons, [...new Set(told)], (text) => text, (text) => el("li", {text}));
+    const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
+    keep(this.whyParts.reasons, [...new Set([...told, ...remedies])], (text) => text, (text) => el("li", {text}));
     say(this.whyParts.estimate, why.estimate);
   }
 
