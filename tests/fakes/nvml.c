@@ -29,6 +29,7 @@ typedef struct { Bytes total, free, used; } Memory;
 typedef struct { unsigned version; Bytes total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version, sensor; int celsius; } Temperature;
+typedef struct { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; } Sample;
 typedef struct { unsigned pid; Bytes used; } ProcessV1;
 typedef struct { unsigned pid; Bytes used; unsigned gi, ci; } ProcessV2;
 typedef struct {
@@ -303,6 +304,32 @@ PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, "graphics", ProcessV1)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics", ProcessV2)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, "mps", ProcessV1)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps", ProcessV2)
+
+/* How busy each keeps it: those samples that are newer than `since` */
+
+static unsigned write_samples(const Device *device, unsigned long long since, Sample *out) {
+    unsigned count = 0;
+    for (int i = 0; i < state.works; i++) {
+        const Work *work = &state.work[i];
+        if (work->device != device - state.device || work->at <= since) continue;
+        if (out != NULL) out[count] = (Sample){.pid = work->pid, .at = work->at, .sm = work->percent};
+        count++;
+    }
+    return count;
+}
+
+Code nvmlDeviceGetProcessUtilization(Handle handle, Sample *out, unsigned *count, unsigned long long since) {
+    BEGIN_ON(handle);
+    const unsigned room = *count;
+    int is_sampled = 0;
+    for (int i = 0; i < state.works; i++) is_sampled |= state.work[i].device == device - state.device;
+    if (!is_sampled) return NOT_SUPPORTED;
+    *count = write_samples(device, since, NULL);
+    if (*count == 0) return NOT_FOUND;
+    if (*count > room) return INSUFFICIENT_SIZE;
+    write_samples(device, since, out);
+    return SUCCESS;
+}
 
 #ifndef OLD_DRIVER
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, "compute", ProcessV2)

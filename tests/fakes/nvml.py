@@ -51,6 +51,18 @@ class FakeProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FakeSample:
+    """How busy a process kept its card, at a time in microseconds."""
+
+    pid: int
+    at: int
+    percent: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"sample {self.pid} {self.at} {self.percent}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class FakeMemory:
     """In bytes; `used` leaves out what is `reserved`."""
 
@@ -97,6 +109,7 @@ class FakeDevice:
     power_limit_mw: int | None = None
     temperature: int | None = None
     processes: tuple[FakeProcess, ...] = ()
+    samples: tuple[FakeSample, ...] = ()
     is_split: bool = False
     places: int | None = None
     instances: tuple[FakeInstance, ...] = ()
@@ -115,7 +128,7 @@ class FakeDevice:
             temperature=self.temperature,
             mig=mig,
         )
-        for part in (self.memory, *self.processes):
+        for part in (self.memory, *self.processes, *self.samples):
             yield from part.lines() if part else ()
         yield from _rule_lines(self.results, self.hangs)
         for instance in self.instances:

@@ -9,6 +9,7 @@
  *     power MILLIWATTS                   power_limit MILLIWATTS
  *     mig CURRENT PENDING PLACES         of a card that can be split; PLACES is how many instances fit
  *     process compute|graphics|mps PID BYTES|hidden
+ *     sample PID MICROSECONDS PERCENT    of a process's work; a card without any does not sample
  *     result FUNCTION CODE               hang FUNCTION SECONDS
  *
  * A `result` or `hang` before the first device is of the library, a later one of the device or instance above it.
@@ -22,6 +23,7 @@
 
 #define MAX_DEVICES 128
 #define MAX_PROCESSES 4096
+#define MAX_WORKS 256
 #define MAX_RULES 256
 #define LIBRARY (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
@@ -37,13 +39,15 @@ typedef struct {
 } Device;
 
 typedef struct { int device; char kind[16]; unsigned pid; Bytes used; } Process;
+typedef struct { int device; unsigned pid, percent; unsigned long long at; } Work;
 typedef struct { int device; char function[80]; int code; double hang_s; } Rule;
 
 typedef struct {
     char driver[80];
-    int init, devices, processes, rules, cards;
+    int init, devices, processes, works, rules, cards;
     Device device[MAX_DEVICES];
     Process process[MAX_PROCESSES];
+    Work work[MAX_WORKS];
     Rule rule[MAX_RULES];
 } State;
 
@@ -83,6 +87,13 @@ static int read_process(const char *text) {
     return 1;
 }
 
+static int read_work(const char *text) {
+    if (state.works == MAX_WORKS) give_up("more than %d samples", MAX_WORKS);
+    Work *work = &state.work[state.works++];
+    work->device = state.devices - 1;
+    return sscanf(text, "%u %llu %u", &work->pid, &work->at, &work->percent) == 3;
+}
+
 #define IS(word) (strcmp(keyword, word) == 0)
 
 static int read_rule(const char *keyword, const char *text) {
@@ -102,6 +113,7 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("power_limit")) return sscanf(text, "%lld", &device->power_limit) == 1;
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
     if (IS("process")) return read_process(text);
+    if (IS("sample")) return read_work(text);
     if (!IS("memory")) return 0;
     device->has_memory = 1;
     return sscanf(text, "%llu %llu %llu", &device->total, &device->reserved, &device->used) == 3;
@@ -126,7 +138,7 @@ static void read_state(void) {
     FILE *file = path ? fopen(path, "re") : NULL;
     if (file == NULL) give_up("FAKE_NVML_STATE names no file that can be read: %s", path ? path : "it is not set");
     state.driver[0] = '\0';
-    state.init = state.devices = state.processes = state.rules = state.cards = 0;
+    state.init = state.devices = state.processes = state.works = state.rules = state.cards = 0;
     while (fgets(line, sizeof line, file)) {
         int length = 0;
         if (sscanf(line, "%31s %n", keyword, &length) != 1) continue;

@@ -1,0 +1,49 @@
+"""How busy each process keeps a card, by the samples that the driver takes a few times a second.
+
+Rules:
+- A process keeps the card as busy as its newest sample says. One without a sample in the last two seconds did nothing.
+- Times are the driver's own, so samples are compared with each other and never with our clock.
+- Samples of processes that are not listed, or of more than 100%, are of no use; drivers are known to give some. Where
+  none is of a listed process, as in a container, each is unknown.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from gpuyard.core.model import Process
+
+_WINDOW_US = 2_000_000
+_WHOLE = 100
+
+
+class Sample(Protocol):
+    """As NVML gives it: `timeStamp` is in microseconds."""
+
+    pid: int
+    timeStamp: int  # noqa: N815 - NVML's name
+    smUtil: int  # noqa: N815
+
+
+def window_start(samples: Iterable[Sample]) -> int:
+    """Return the time from which on samples count, by the newest of these."""
+    return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
+
+
+def with_loads(processes: Sequence[Process], samples: Sequence[Sample]) -> tuple[Process, ...]:
+    """Return the processes with their utilization. `samples` are those of the driver since the last window began."""
+    begins = window_start(samples)
+    newest: dict[int, Sample] = {}
+    for sample in samples:
+        known = newest.get(sample.pid)
+        is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
+        if is_newer and sample.smUtil <= _WHOLE:
+            newest[sample.pid] = sample
+    if newest and newest.keys().isdisjoint(process.pid for process in processes):
+        return tuple(processes)
+    return tuple(replace(each, utilization_percent=_load(newest.get(each.pid))) for each in processes)
+
+
+def _load(sample: Sample | None) -> float:
+    return 0.0 if sample is None else float(sample.smUtil)

@@ -1,0 +1,85 @@
+"""How busy each process keeps a card, through NVML's samples: the real probe over a fake libnvidia-ml.so.1."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.nvml import FakeDevice, FakeNvml, FakeProcess, FakeSample, FakeState, Result, build_fake_nvml
+from tests.fakes.nvml_reader import Reader
+
+pytestmark = pytest.mark.needs("cc")
+
+CARD = FakeDevice(
+    uuid="GPU-aaaaaaaa-0000-0000-0000-000000000001",
+    utilization=90,
+    processes=(FakeProcess(pid=10, memory=1 << 30), FakeProcess(pid=11, memory=1 << 30)),
+)
+S = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    folder = tmp_path_factory.mktemp("nvml")
+    return Reader(FakeNvml(library=build_fake_nvml(folder), state_file=folder / "state"), Path("/nonexistent"))
+
+
+def loads(outcome: dict[str, Any]) -> dict[int, float | None]:
+    return {process["pid"]: process["utilization_percent"] for process in outcome["devices"][0]["processes"]}
+
+
+def with_samples(*samples: tuple[int, float, int], **changes: Any) -> FakeState:
+    taken = tuple(FakeSample(pid=pid, at=int(at * S), percent=percent) for pid, at, percent in samples)
+    return FakeState(devices=(replace(CARD, samples=taken, **changes),))
+
+
+def test_the_newest_sample_of_each_process_counts_and_one_without_did_nothing(reader: Reader) -> None:
+    [outcome] = reader.read_each(with_samples((10, 100, 20), (10, 100.5, 85), (10, 99, 40)))
+    assert loads(outcome) == {10: 85.0, 11: 0.0}
+
+
+def test_what_was_long_ago_counts_no_more(reader: Reader) -> None:
+    [outcome] = reader.read_each(with_samples((11, 95, 70), (10, 100, 30)))
+    assert loads(outcome) == {10: 30.0, 11: 0.0}
+
+
+def test_from_read_to_read_only_new_samples_are_asked_for(reader: Reader) -> None:
+    first = ((10, 100.0, 80), (11, 100.0, 10))
+    outcomes = reader.read_each(
+        with_samples(*first), with_samples(*first), with_samples(*first, (11, 103.0, 60)), with_samples((10, 90.0, 99))
+    )
+    assert [loads(outcome) for outcome in outcomes] == [
+        {10: 80.0, 11: 10.0},
+        {10: 80.0, 11: 10.0},  # the same ones are still new enough
+        {10: 0.0, 11: 60.0},
+        {10: 0.0, 11: 0.0},  # nobody has worked since
+    ]
+
+
+def test_samples_that_cannot_be_are_left_out(reader: Reader) -> None:
+    [outcome] = reader.read_each(with_samples((10, 100, 50), (10, 100.1, 4_000_000), (0, 100.1, 30), (77, 100.1, 30)))
+    assert loads(outcome) == {10: 50.0, 11: 0.0}
+
+
+def test_in_a_container_whose_samples_are_of_other_numbers_it_is_unknown(reader: Reader) -> None:
+    [outcome] = reader.read_each(with_samples((4711, 100, 90)))
+    assert loads(outcome) == {10: None, 11: None}
+
+
+@pytest.mark.parametrize("code", [Result.NOT_SUPPORTED, Result.NO_PERMISSION, Result.UNKNOWN_ERROR])
+def test_where_the_driver_does_not_tell_it_is_unknown(reader: Reader, code: Result) -> None:
+    [outcome] = reader.read_each(with_samples((10, 100, 50), results={"nvmlDeviceGetProcessUtilization": code}))
+    assert loads(outcome) == {10: None, 11: None}
+
+
+def test_a_card_that_gets_lost_at_this_question_is_lost(reader: Reader) -> None:
+    [outcome] = reader.read_each(
+        with_samples((10, 100, 50), results={"nvmlDeviceGetProcessUtilization": Result.GPU_IS_LOST})
+    )
+    assert outcome["devices"][0]["fault"] is not None
+
+
+def test_of_an_idle_card_it_is_not_asked(reader: Reader) -> None:
+    [outcome] = reader.read_each(with_samples((10, 100, 50), utilization=5))
+    assert loads(outcome) == {10: None, 11: None}
