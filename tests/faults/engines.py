@@ -104,7 +104,7 @@ FAULTS = (
         old="for _ in range(_MOST_ROUNDS if signum in _UNANSWERABLE else 1):",
         new="for _ in range(1):",
         breaks="A program that forks while it is killed survives.",
-        near=(f"{_TESTS}/test_engine_tree.py::test_a_chain_of_forks_does_not_outrun_the_kill",),
+        near=("tests/unit/engines/test_tree.py",),
     ),
     Fault(
         id="engines-next-attempt-is-killed-too",
@@ -177,7 +177,7 @@ FAULTS = (
         file=f"{_ENGINES}/session_logs.py",
         old='        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:\n',
         new='        with open(draft := path, "w", encoding="utf-8", errors="surrogateescape") as file:\n',
-        breaks="A marker or a record that a full disk cuts off stays there, and counts.",
+        breaks="A record that a full disk does not take is lost together with the one before it.",
         near=("tests/unit/engines/test_session_logs.py", f"{_TESTS}/test_session.py"),
     ),
     # Suspension

@@ -218,10 +218,14 @@ def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_lives_on(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path) -> None:
+@pytest.mark.parametrize("leaves_unread", [False, True], ids=["closes", "resets"])
+def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path, leaves_unread: bool) -> None:
+    """The connection of one that goes with an answer unread is reset, which is told in another way than its end."""
     begun, cancelled = threading.Event(), threading.Event()
 
     async def wait_for_ever(request: Request) -> Response:
+        if request.path == "/unread":
+            return Response()
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -232,7 +236,7 @@ def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path) -> None
 
     with served(path, wait_for_ever) as daemon:
         with daemon.dial() as connection:
-            connection.sendall(GET)
+            connection.sendall(GET.replace(b"/a", b"/unread") * leaves_unread + GET)
             assert begun.wait(DEADLINE_S)
             assert not cancelled.is_set()
         assert cancelled.wait(DEADLINE_S)

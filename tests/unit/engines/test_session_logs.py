@@ -1,5 +1,6 @@
 """A task's output in a file, and files that are written whole or not at all."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_name_with_line_breaks_makes_no_lines_of_its_own() -> None:
     assert printable("a\nb\x1b[2Jc ä\udcff") == "a?b?[2Jc ä\udcff"
+
+
+def test_what_a_full_disk_does_not_take_leaves_the_file_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    record = tmp_path / "records" / "task"
+    write_whole(str(record), "before")
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(str(record), "after")
+    assert [(file.name, file.read_text()) for file in record.parent.iterdir()] == [("task", "before")]
