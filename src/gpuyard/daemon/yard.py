@@ -92,6 +92,7 @@ class Yard:
         self._settled = len(_SETTLE_S)
         self._logs_timer: asyncio.TimerHandle | None = None
         self._trouble: str | None = None
+        self._is_closed = False
         self._configuration = config_stamp()
         self._configured_at = 0.0
 
@@ -112,6 +113,9 @@ class Yard:
                 self._loop.remove_reader(descriptor)
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._listen(is_wanted=False)
         self._watch_ledger(is_wanted=False)
         for handle in (self._soon, self._timer, self._logs_timer):
@@ -124,7 +128,7 @@ class Yard:
 
     def wake(self) -> None:
         """Something has happened: a step follows, one for all that happens until then."""
-        if self._soon is None:
+        if self._soon is None and not self._is_closed:  # a request may end after it
             self._soon = self._loop.call_soon(self._step)
 
     def _step(self) -> None:

@@ -102,6 +102,17 @@ def test_a_submission_is_followed_by_a_step(own_home: Path) -> None:
     play(own_home, story)
 
 
+def test_nothing_that_happens_after_its_end_makes_it_step(own_home: Path) -> None:
+    async def story(there: Bench) -> None:
+        there.yard.close()
+        there.yard.wake()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (there.steps.empty(), there.yard.trouble) == (True, None)
+
+    play(own_home, story)
+
+
 def test_a_submission_that_is_sent_again_counts_once(own_home: Path) -> None:
     async def story(there: Bench) -> None:
         first = await there.submit(token="sent twice", gpus=0)
