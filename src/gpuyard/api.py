@@ -24,7 +24,7 @@ from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local import snapshot
-from gpuyard.visibility import cuda_numbers, visible_devices
+from gpuyard.visibility import process_numbers, visible_devices
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,7 +161,7 @@ class GPUScheduler:
 
     def _candidates(self, seen: Snapshot) -> list[Device]:
         """Only what CUDA sees in this process: a GPU that is hidden from it would be of no use."""
-        visible = visible_devices(seen.usable_devices())
+        visible = visible_devices(seen)
         if self._specific is None:
             return visible
         asked = dict.fromkeys(find_devices(self._specific, seen))
@@ -265,13 +265,8 @@ def _info(device: Device) -> dict[str, Any]:
 
 def _numbers(lease: Lease, seen: Snapshot) -> list[int]:
     ids = [share.device_id for share in lease.shares]
-    devices = {device.id: device for device in seen.devices}
-    numbers = cuda_numbers(ids, seen.devices)
-    chosen = []
-    for device_id, number in zip(ids, numbers, strict=True):
-        device = devices[device_id]
-        # Only CUDA's devices have CUDA's numbers; others go by their vendor's.
-        chosen.append(number if number is not None else device.index or 0)
+    numbers = process_numbers(seen)
+    chosen = [numbers[device_id] for device_id in ids]
     _select_in_torch(chosen[0])
     return chosen
 

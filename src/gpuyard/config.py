@@ -6,6 +6,7 @@
     [devices]
     banned = [3, "GPU-…"]            # indexes or ids that nothing is placed on
     banned_names = ["GT 1030"]       # parts of names
+    visible = "index"                # what CUDA_VISIBLE_DEVICES lists for programs; also "uuid"
 
     [leases]
     directory = "/var/lib/gpuyard"   # one that several users share
@@ -61,7 +62,7 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -74,6 +75,11 @@ from gpuyard.errors import UserError
 class Devices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     banned: tuple[int | str, ...] = ()
     banned_names: tuple[str, ...] = ()
+    visible: Literal["index", "uuid"] = "index"
+
+    @property
+    def shows_uuids(self) -> bool:
+        return self.visible == "uuid"
 
 
 class Leases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

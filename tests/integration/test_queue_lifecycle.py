@@ -28,7 +28,7 @@ def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(yard: Yar
     )  # fmt: skip
     quiet = yard.shell("cat; echo over", gpus=0)
     yard.wait()
-    assert yard.log_of(job_id) == f"{tmp_path}\nfrom a file\n3e-4 SIM-0 {job_id} 1\n"
+    assert yard.log_of(job_id) == f"{tmp_path}\nfrom a file\n3e-4 0 {job_id} 1\n"
     assert yard.log_of(quiet) == "over\n"
 
 

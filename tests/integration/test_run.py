@@ -162,8 +162,8 @@ def test_nonsense_is_told_and_runs_nothing(line: str, complaint: str) -> None:
 
 @unmeasured
 @pytest.mark.parametrize(("options", "visible"), [
-    ("--device 1", "SIM-1"), ("--gpus 2", "SIM-0,SIM-1"), ("--device SIM-1,0 --gpus 2", "SIM-0,SIM-1"),
-    ("--vram 8G", "SIM-0"), ("--vram 8G --exclusive --device SIM-1", "SIM-1"), ("--gpus 0", "-1"),
+    ("--device 1", "1"), ("--gpus 2", "0,1"), ("--device SIM-1,0 --gpus 2", "0,1"),
+    ("--vram 8G", "0"), ("--vram 8G --exclusive --device SIM-1", "1"), ("--gpus 0", "-1"),
 ])  # fmt: skip
 def test_the_program_sees_exactly_its_devices(options: str, visible: str) -> None:
     assert run(*options.split(), "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == visible

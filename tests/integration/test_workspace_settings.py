@@ -43,7 +43,7 @@ def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_yard: 
     assert (job["priority"], job["time_limit_s"], job["vram_mb"]) == (7, 7200.0, 5 * 1024)
     assert workspace.tasks()["exp1"]["reserved_mb"] == 5 * 1024
     environment = environment_of(workspace, "exp1")
-    assert environment["MY_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "SIM-0"
+    assert environment["MY_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "0"
     assert (environment["ALPHA"], environment["BETA"]) == ("1e-3", "$(touch pwned) yes")
     assert workspace.session_names() == {"W_exp1_gpu0", "W_exp2_gpu0", "T-all"}
     workspace.let_go("exp1", "exp2")
@@ -118,7 +118,7 @@ def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_yard: Y
     assert (tasks["both"]["reserved_mb"], tasks["short"]["reserved_mb"]) == (6 * 1024, 2 * 1024)
     assert environment_of(workspace, "none")["CUDA_VISIBLE_DEVICES"] == "-1"
     both = environment_of(workspace, "both")
-    assert (both["CUDA_VISIBLE_DEVICES"], both["WHO"], both["ALSO"]) == ("SIM-0,SIM-1", "me", "this")
+    assert (both["CUDA_VISIBLE_DEVICES"], both["WHO"], both["ALSO"]) == ("0,1", "me", "this")
     assert {"T_none_cpu", "T_both_gpu0_1"} < workspace.session_names()
     assert own_yard.job(tasks["none"]["id"])["time_limit_s"] == 3600
     assert tasks["short"]["outcome"] == "timed-out"

@@ -315,9 +315,8 @@ class Controller:
         assert job is not None
         number = job.attempts + 1
         try:
-            prepared = self.engines.prepare(
-                launch_of(job, number, held, snapshot, start.terms), held.descriptor if held is not None else None
-            )
+            launch = launch_of(job, number, held, snapshot, terms=start.terms, shows_uuids=self.rules.shows_uuids)
+            prepared = self.engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:
                 held.release()

@@ -15,7 +15,16 @@ _OURS = frozenset(
 )
 
 
-def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot, terms: Terms | None = None) -> Launch:
+def launch_of(  # noqa: PLR0913 - all that an attempt is started with
+    job: Job,
+    number: int,
+    held: HeldClaim | None,
+    snapshot: Snapshot,
+    *,
+    terms: Terms | None = None,
+    shows_uuids: bool = False,
+) -> Launch:
+    """`shows_uuids` names the devices to the program by their UUIDs."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
     ours = {
@@ -24,7 +33,8 @@ def launch_of(job: Job, number: int, held: HeldClaim | None, snapshot: Snapshot,
         "GPUYARD_OOM_COUNT": str(job.growth.count),
     }
     is_for_others = terms is not None and terms.need.devices > 0  # the engine says which
-    visible = {} if job.spec.sees_all_devices or is_for_others else visible_variables(devices)
+    sees_its_own = not (job.spec.sees_all_devices or is_for_others)
+    visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if sees_its_own else {}
     task = job.spec.task
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
         visible = {**visible, task.variable: visible["CUDA_VISIBLE_DEVICES"]}

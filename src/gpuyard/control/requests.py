@@ -337,7 +337,7 @@ def _named(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None or LEASE_VARIABLE in environment:  # a job that submits another has ours, which says nothing
         return None
-    return tuple(device.id for device in named_visible(visible, snapshot.usable_devices()))
+    return tuple(device.id for device in named_visible(visible, snapshot))
 
 
 def _pieces(elements: Iterator[Element], first: int, size: int) -> Iterator[tuple[int, list[Element]]]:

@@ -15,7 +15,7 @@ from gpuyard.core.sizing import FIRST_RUN_PART, SETTLE_S
 class Rules(Struct, frozen=True, kw_only=True):
     """What the configuration says about the queue. A job of which nothing is known starts where a `first_run_part` of a
     device is free, and is joined once it has been seen for `settle_s`; to suspend one leaves `ram_reserve_mb` of RAM.
-    Those that name no `engine` go to this one.
+    Those that name no `engine` go to this one. With `shows_uuids`, CUDA_VISIBLE_DEVICES names devices by their UUIDs.
     """
 
     limits: Limits
@@ -26,6 +26,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     settle_s: float | None = SETTLE_S
     ram_reserve_mb: float = 2048.0
     engine: str = ""
+    shows_uuids: bool = False
 
 
 class Look(Struct, frozen=True, kw_only=True):

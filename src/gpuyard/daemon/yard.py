@@ -344,6 +344,7 @@ def read_rules() -> Rules:
         settle_s=packing.settle_s or None,
         ram_reserve_mb=config.suspend.ram_reserve_mb,
         engine=queue.engine,
+        shows_uuids=config.devices.shows_uuids,
     )
 
 

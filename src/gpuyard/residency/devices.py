@@ -132,6 +132,7 @@ def _candidates(torch: Any) -> list[str]:
         vendor = Vendor.SIMULATED
     else:
         return []
-    known = [device for device in snapshot().usable_devices() if device.vendor is vendor]
+    seen = snapshot()
+    visible = [device.id for device in visible_devices(seen) if device.vendor is vendor]
     # Where all are hidden from this process, GPUScheduler says so.
-    return [device.id for device in visible_devices(known) or known]
+    return visible or [device.id for device in seen.usable_devices() if device.vendor is vendor]

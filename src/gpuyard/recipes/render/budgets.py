@@ -43,7 +43,7 @@ def choose_ram() -> Budget:
 
 
 def _most_free_mb(seen: Snapshot) -> float | None:
-    free = [device.memory_free_mb for device in visible_devices(seen.usable_devices())]
+    free = [device.memory_free_mb for device in visible_devices(seen)]
     return max((mb for mb in free if mb is not None), default=None)
 
 

@@ -68,7 +68,7 @@ def devices_for(settings: Settings, count: int, text: str | None) -> tuple[list[
         return _listed(text, count), []
     if settings.gpu_count is None:
         return [None] * count, []
-    there = visible_devices(snapshot().usable_devices())
+    there = visible_devices(snapshot())
     first = ",".join(device.id for device in there[: settings.gpu_count])
     notes = []
     if there and len(there) < settings.gpu_count:

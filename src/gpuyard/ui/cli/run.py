@@ -88,11 +88,13 @@ def command(**typed: Any) -> int:
 
 
 def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
+    from gpuyard.config import load_config
     from gpuyard.leases.measure import LEASE_VARIABLE
     from gpuyard.visibility import visible_variables
 
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
-    return {**os.environ, **visible_variables(devices), LEASE_VARIABLE: lease.id}
+    visible = visible_variables(devices, seen, by_uuid=load_config().devices.shows_uuids)
+    return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
 
 
 def _check(asked: _Asked) -> None:
@@ -150,7 +152,7 @@ def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
     if asked.gpus == 0:
         return []
     if asked.device is None:
-        return visible_devices(seen.usable_devices())
+        return visible_devices(seen)
     names = [name.strip() for name in asked.device.split(",") if name.strip()]
     if not names:
         raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
