@@ -2,6 +2,9 @@
 
 with GPUScheduler(num_gpus=2) as gpu_ids:
     model.to(f"cuda:{gpu_ids[0]}")
+
+Every GPU number here, taken or given, is the one that PyTorch has for the GPU in this process: 0 is the first that
+CUDA_VISIBLE_DEVICES shows. Only the configuration file counts as `gpuyard devices` does, for all processes alike.
 """
 
 import atexit
@@ -13,8 +16,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from msgspec.structs import replace
 
 from gpuyard.acquire import Acquisition, enclosing_lease
 from gpuyard.config import load_config
@@ -24,12 +29,14 @@ from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local import snapshot
-from gpuyard.visibility import process_numbers, visible_devices
+from gpuyard.torch_device import Selection
+from gpuyard.visibility import process_numbers
+from gpuyard.wait_report import WaitReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a script may change at run time: indexes or ids, and parts of names, that nothing is placed on.
+# What a script may change at run time: numbers or ids, and parts of names, that nothing is placed on.
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
 
@@ -48,6 +55,9 @@ class GPUScheduler:
     script's alone, and are taken only while they have that much memory free and draw and do no more than that. With
     `vram="8G"` it takes that much memory on each, beside others. Not for one GPU in two threads at once: each `with`
     takes its own.
+
+    One that has to wait prints a line to stderr when it begins to wait, and one when it goes on; not with `quiet`.
+    `progress(line)` is called with these lines in place of stderr, and with a new one when the reason changes.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the names and the order that existing scripts use
@@ -65,7 +75,11 @@ class GPUScheduler:
         vram: str | float | None = None,
         priority: int = 0,
         label: str | None = None,
+        quiet: bool = False,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
+        if not poll_interval >= 0:
+            raise UserError(f"poll_interval is {poll_interval}", hint="write it in seconds, such as 10")
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="ask for at least one GPU")
         self._memory_mb = memory_free_threshold_gb * 1024 if vram is None else _megabytes(vram)
@@ -82,17 +96,19 @@ class GPUScheduler:
         self._ignores_health = debug_mode
         self._priority = operator.index(priority)
         self._label = label or os.path.basename(sys.argv[0] or "python")
+        self._quiet = quiet
+        self._progress = progress
         self._own = threading.local()
 
     def acquire(self) -> list[int]:
         """Waits for the GPUs and takes them; `release()` gives back those taken last in this thread."""
-        first = snapshot()
-        need = self._need(first)
+        seen = snapshot()
+        here = _as_counted_here(seen)
+        need = self._need(seen, here)
         ledger = open_ledger()
         around = enclosing_lease(ledger, need)
         if around is not None:
-            self._stack().append(None)
-            return _numbers(around, first)
+            return self._enter(None, around, seen)
         waiting = Acquisition(
             ledger,
             snapshot,
@@ -102,21 +118,43 @@ class GPUScheduler:
             mutex_timeout_s=self._mutex_timeout_s,
             max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
         )
-        held = waiting.wait(self._max_wait_s, self._poll_interval_s)
+        report = WaitReport(need, here, quiet=self._quiet, progress=self._progress)
+        held = waiting.wait(self._max_wait_s, self._poll_interval_s, report.wait)
         _forgotten.add(held)
-        self._stack().append(held)
         try:
-            return _numbers(held.lease, first)
+            report.go_on(held.lease)
+        except BaseException:
+            held.release()
+            raise
+        return self._enter(held, held.lease, seen)
+
+    def _enter(self, held: HeldLease | None, lease: Lease, seen: Snapshot) -> list[int]:
+        """Make the first GPU PyTorch's current one, and return the numbers of all."""
+        ids = [share.device_id for share in lease.shares]
+
+        def number() -> int | None:
+            return process_numbers(seen).get(ids[0])
+
+        entered = _Entered(held, Selection(number))
+        self._stack().append(entered)
+        try:
+            entered.selection.begin()
+            numbers = process_numbers(seen)
+            _check_visible(ids, numbers)
         except BaseException:
             self.release()
             raise
+        return [numbers[device_id] for device_id in ids]
 
     def release(self) -> None:
         """Gives back what this thread took last; nothing where it holds nothing."""
         stack = self._stack()
-        held = stack.pop() if stack else None
-        if held is not None:
-            held.release()
+        if not stack:
+            return
+        entered = stack.pop()
+        if entered.held is not None:
+            entered.held.release()
+        entered.selection.end()
 
     def __enter__(self) -> list[int]:
         return self.acquire()
@@ -139,14 +177,14 @@ class GPUScheduler:
 
         return with_gpus
 
-    def _stack(self) -> list[HeldLease | None]:
-        """What this thread holds, the last on top; `None` for what belongs to the lease around this process."""
-        stack: list[HeldLease | None] = self._own.__dict__.setdefault("held", [])
+    def _stack(self) -> list["_Entered"]:
+        """What this thread holds, the last on top."""
+        stack: list[_Entered] = self._own.__dict__.setdefault("held", [])
         return stack
 
-    def _need(self, seen: Snapshot) -> Need:
-        banned = banned_devices(seen)
-        only = [device for device in self._candidates(seen) if device.id not in banned]
+    def _need(self, seen: Snapshot, here: Snapshot) -> Need:
+        banned = (*banned_devices(seen), *_banned_by_script(here))
+        only = [device for device in self._candidates(here) if device.id not in banned]
         check_possible(self._num_gpus, None if self._ignores_health else self._memory_mb, only)
         return Need(
             devices=self._num_gpus,
@@ -159,27 +197,58 @@ class GPUScheduler:
             ignores_health=self._ignores_health,
         )
 
-    def _candidates(self, seen: Snapshot) -> list[Device]:
+    def _candidates(self, here: Snapshot) -> list[Device]:
         """Only what CUDA sees in this process: a GPU that is hidden from it would be of no use."""
-        visible = visible_devices(seen)
         if self._specific is None:
-            return visible
-        asked = dict.fromkeys(find_devices(self._specific, seen))
-        hidden = [device_id for device_id in asked if device_id not in {device.id for device in visible}]
-        if hidden:
+            return _visible(here)
+        if not self._specific:
             raise UserError(
-                f"CUDA_VISIBLE_DEVICES hides {', '.join(hidden)} from this process",
-                hint="unset it, or ask for GPUs that it shows",
+                "specific_gpus is an empty list", hint="leave it out to wait for any GPU; find_free_gpus() found none?"
             )
-        return [device for device in visible if device.id in asked]
+        asked = dict.fromkeys(find_devices(self._specific, here))
+        visible = {device.id: device for device in _visible(here)}
+        _check_visible(asked, visible)
+        return [visible[device_id] for device_id in asked]
+
+
+class _Entered(NamedTuple):
+    """`held` is None where the lease is the one around this process."""
+
+    held: HeldLease | None
+    selection: Selection
+
+
+def _as_counted_here(seen: Snapshot) -> Snapshot:
+    """Return the snapshot with the devices in the order of their numbers in this process, which are their indexes.
+
+    Those that are hidden from this process come last, and have none.
+    """
+    numbers = process_numbers(seen)
+    devices = [replace(device, index=numbers.get(device.id)) for device in seen.devices]
+    return replace(seen, devices=tuple(sorted(devices, key=lambda device: numbers.get(device.id, math.inf))))
+
+
+def _check_visible(asked: Iterable[str], visible: Container[str]) -> None:
+    hidden = [device_id for device_id in asked if device_id not in visible]
+    if hidden:
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES hides {', '.join(hidden)} from this process",
+            hint="unset it before CUDA is first used, or ask for GPUs that it shows",
+        )
+
+
+def _visible(here: Snapshot) -> list[Device]:
+    return [device for device in here.usable_devices() if device.index is not None]
 
 
 def banned_devices(seen: Snapshot) -> tuple[str, ...]:
-    """Those that the script or the configuration file bans."""
+    """Return the ids of those that the configuration file bans."""
     config = load_config().devices
-    banned = [*config.banned, *_listed("BANNED_GPUS", BANNED_GPUS)]
-    names = [*config.banned_names, *_listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES)]
-    return ban(banned, names, seen)
+    return ban(config.banned, config.banned_names, seen)
+
+
+def _banned_by_script(here: Snapshot) -> tuple[str, ...]:
+    return ban(_listed("BANNED_GPUS", BANNED_GPUS), _listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES), here)
 
 
 def _listed(name: str, own: list[Any]) -> list[Any]:
@@ -189,8 +258,11 @@ def _listed(name: str, own: list[Any]) -> list[Any]:
 
 
 def get_gpu_info() -> list[dict[str, Any]]:
-    """A dict for each GPU; memory in MB, power in W, utilization in percent, `None` for unknown."""
-    return [_info(device) for device in snapshot().usable_devices()]
+    """A dict for each GPU that this process sees, in the order of their numbers.
+
+    Memory is in MB, power in W, utilization in percent, `None` for unknown.
+    """
+    return [_info(device) for device in _visible(_as_counted_here(snapshot()))]
 
 
 def get_gpu_memory_usage() -> list[float | None]:
@@ -224,17 +296,19 @@ def find_free_gpus(
     from gpuyard.core.placement import View, choose
 
     seen = snapshot()
+    here = _as_counted_here(seen)
     leases = open_ledger().leases()
     names = _names(specific_gpus)
-    asked = None if names is None else find_devices(names, seen)
+    asked = None if names is None else find_devices(names, here)
+    banned = (*banned_devices(seen), *_banned_by_script(here))
     free = []
-    for device in seen.usable_devices():
+    for device in _visible(here):
         if asked is not None and device.id not in asked:
             continue
         need = Need(
             memory_mb=memory_free_threshold_gb * 1024,
             only=(device.id,),
-            banned=banned_devices(seen),
+            banned=banned,
             max_power_w=power_threshold_w,
             max_utilization_percent=utilization_threshold_percent,
         )
@@ -261,21 +335,6 @@ def _info(device: Device) -> dict[str, Any]:
         "utilization": device.utilization_percent,
         "uuid": device.id,
     }
-
-
-def _numbers(lease: Lease, seen: Snapshot) -> list[int]:
-    ids = [share.device_id for share in lease.shares]
-    numbers = process_numbers(seen)
-    chosen = [numbers[device_id] for device_id in ids]
-    _select_in_torch(chosen[0])
-    return chosen
-
-
-def _select_in_torch(number: int) -> None:
-    """Only where PyTorch is in use already: importing it just to ask would cost seconds."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.set_device(number)
 
 
 def _megabytes(size: str | float) -> float:

@@ -6,7 +6,7 @@
         ├── SimulatedOutOfMemory  a simulated device is full
         ├── DeviceFull        a device has no room for what is to be kept or made there
         ├── AssetError        a scene's or an actor's file cannot be read
-        ├── WaitedTooLong     no device could be had in time; also a TimeoutError
+        ├── WaitedTooLong     no device, or not the ledger itself, was free in time; also a TimeoutError
         ├── StoreFault        the queue's database is damaged or cannot be written
         └── ProbeError        one way of reading devices did not work
             ├── ProbeMissing    the tool or library is not installed
@@ -54,7 +54,7 @@ class AssetError(EnvironmentFault):
 
 
 class WaitedTooLong(EnvironmentFault, TimeoutError):
-    """No device could be had in time; the message says what was free and what was missing on each."""
+    """No device was free in time, and the message says what was missing on each; or the ledger stayed locked."""
 
 
 class StoreFault(EnvironmentFault):

@@ -226,21 +226,6 @@ def _wait_for_tickets(count: int) -> None:
     pytest.fail("nobody came to wait")
 
 
-@pytest.mark.parametrize(("visible", "expected"), [("SIM-1,SIM-0", [1]), ("1", [-1]), (None, [0])])
-def test_numbers_are_those_of_this_process(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[int]
-) -> None:
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if expected == [-1]:
-        with GPUScheduler() as gpu_ids:
-            assert gpu_ids == [0], "what CUDA does not see here is not offered, so the other one is number 0"
-            assert held() == ["SIM-1"]
-        return
-    with GPUScheduler(specific_gpus=["SIM-0"]) as gpu_ids:
-        assert gpu_ids == expected
-
-
 def test_banned_gpus_are_never_taken(own_home: Path) -> None:
     BANNED_GPUS.append(0)
     with GPUScheduler() as gpu_ids:
@@ -326,15 +311,6 @@ def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> No
         find_free_gpus()
     assert "config.toml" in str(mistake.value)
     assert mistake.value.hint == "did you mean `banned`?"
-
-
-def test_a_gpu_that_is_hidden_from_this_process_is_not_leased_under_another_s_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES hides SIM-0"):
-        GPUScheduler(specific_gpus=[0]).acquire()
-    assert held() == []
 
 
 @pytest.mark.parametrize(

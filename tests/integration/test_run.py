@@ -169,6 +169,26 @@ def test_the_program_sees_exactly_its_devices(options: str, visible: str) -> Non
     assert run(*options.split(), "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == visible
 
 
+@unmeasured
+def test_under_an_outer_variable_the_numbers_are_still_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "SIM-1")
+    shown = run("--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER").stdout
+    assert shown.strip() == "1 PCI_BUS_ID"
+    inner = [*GPUYARD, "run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    assert run("--", *inner).stdout.strip() == "1"
+
+
+@unmeasured
+def test_uuids_are_shown_where_the_configuration_says_so(own_home: Path) -> None:
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
+    assert run("--gpus", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == "SIM-0,SIM-1"
+    (own_home / "config.toml").write_text('[devices]\nvisible = "name"\n')
+    refused = run("--", "true")
+    assert refused.returncode == 2
+    assert "Invalid enum value 'name' - at `$.devices.visible`" in refused.stderr
+
+
 def test_the_program_knows_its_lease_and_the_ledger_knows_the_program(start: Start) -> None:
     script = "echo $GPUYARD_LEASE; read line"
     process = start(*GPUYARD, "run", "--vram", "3G", "--label", "night", "--", "sh", "-c", script)

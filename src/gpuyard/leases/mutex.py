@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuyard.errors import EnvironmentFault
+from gpuyard.errors import EnvironmentFault, WaitedTooLong
 
 MUTEX = "mutex"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -17,7 +17,7 @@ _open_here: set[int] = set()
 
 @contextlib.contextmanager
 def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
-    """EnvironmentFault where somebody else holds it for longer than `timeout_s`."""
+    """WaitedTooLong where somebody else holds it for longer than `timeout_s`."""
     descriptor = _open_locked(folder, timeout_s)
     try:
         yield
@@ -87,7 +87,7 @@ def _lock(descriptor: int, folder: Path, timeout_s: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise EnvironmentFault(
+                raise WaitedTooLong(
                     f"the ledger in {folder} was busy for {timeout_s:g} s",
                     hint="a process that holds its mutex may be stopped: see `lsof` on the file `mutex` there",
                 ) from None

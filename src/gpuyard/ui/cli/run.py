@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.core.reasons import Reason
 from gpuyard.core.units import parse_size
+from gpuyard.core.waiting_text import describe_wait, telling_reasons
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.output import seconds
 
@@ -186,8 +187,8 @@ class _WaitingLine:
         self._shown: object = None
 
     def show(self, reasons: tuple[Reason, ...]) -> None:
-        telling = [reason for reason in reasons if self._tells(reason)]
-        line = self._words(telling)
+        telling = telling_reasons(self._need, reasons)
+        line = f"gpuyard: {describe_wait(self._need, telling, self._names)}"
         if self._in_place:
             width = max(20, shutil.get_terminal_size().columns)
             self._print(line, f"\r{line[: width - 1]}\x1b[K")
@@ -205,16 +206,3 @@ class _WaitingLine:
             self._shown = what
             with contextlib.suppress(OSError):  # nobody reads it any more, and the program may still be wanted
                 click.echo(text, nl=False, err=True)
-
-    def _tells(self, reason: Reason) -> bool:
-        is_among_ours = reason.device_id is None or reason.device_id in (self._need.only or ())
-        return is_among_ours and reason.kind is not ReasonKind.TOO_FEW
-
-    def _words(self, reasons: list[Reason]) -> str:
-        places: dict[str, list[str]] = {}
-        for reason in reasons:
-            places.setdefault(reason.text, []).append(self._names.get(reason.device_id or "", reason.device_id or ""))
-        why = "; ".join(f"GPU {', '.join(at)}: {text}" if any(at) else text for text, at in places.items())
-        count = self._need.devices
-        what = f"{count} GPU{'' if count == 1 else 's'}" if count else "the machine"
-        return f"gpuyard: waiting for {what}: {why}"

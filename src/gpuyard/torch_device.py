@@ -1,0 +1,118 @@
+"""PyTorch's current device in threads that hold a lease, wherever in the script PyTorch is imported.
+
+- Imported before the lease: the device is set when the lease begins. Once CUDA is set up in a process, no variable
+  changes what it sees; the current device is what can still be chosen.
+- Imported while the lease is held: an import hook sets the device as soon as the import is done. The hook is removed
+  then, or with the last lease.
+
+The current device belongs to a thread. A thread that finds PyTorch imported by another one, while both held a lease
+already, keeps the device 0.
+"""
+
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_of_thread = threading.local()
+_lock = threading.Lock()
+
+
+class Selection:
+    """The device of a lease: PyTorch's current one in this thread from `begin` to `end`.
+
+    `number` is called at each selection, since a script may change what CUDA sees until CUDA is set up. It returns None
+    for a device that CUDA does not see. A selection that is forgotten has ended, as its lease has.
+    """
+
+    def __init__(self, number: Callable[[], int | None]) -> None:
+        self.number = number
+
+    def begin(self) -> None:
+        _selections().append(weakref.ref(self))
+        _all.add(self)
+        if sys.modules.get("torch") is None:
+            _hook.install()
+        if sys.modules.get("torch") is not None:  # asked again: another thread may have begun to import it
+            _select_current(importlib.import_module("torch"))  # waits until that is done
+
+    def end(self) -> None:
+        """Go back to the device of the lease around this one, if any."""
+        was_current = _current() is self
+        _selections().remove(weakref.ref(self))
+        _all.discard(self)
+        if not _all:
+            _hook.remove()
+        torch = sys.modules.get("torch")
+        if was_current and torch is not None and torch.cuda.is_initialized():
+            _select_current(torch)
+
+
+_all: "weakref.WeakSet[Selection]" = weakref.WeakSet()
+
+
+def _selections() -> "list[weakref.ref[Selection]]":
+    """Return this thread's selections, the innermost last."""
+    selections: list[weakref.ref[Selection]] = _of_thread.__dict__.setdefault("selections", [])
+    return selections
+
+
+def _current() -> Selection | None:
+    selections = _selections()
+    while selections and selections[-1]() is None:
+        selections.pop()
+    return selections[-1]() if selections else None
+
+
+def _select_current(torch: ModuleType) -> None:
+    current = _current()
+    if current is not None and torch.cuda.is_available():
+        torch.cuda.init()  # before PyTorch is asked how it counts
+        number = current.number()
+        if number is not None:
+            torch.cuda.set_device(number)
+
+
+class _TorchImport(MetaPathFinder):
+    """Has the other finders find PyTorch, and selects the device when its import is done."""
+
+    def install(self) -> None:
+        with _lock:
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        with _lock:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def execute_and_select(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)  # the loader is as it was
+            execute(module)
+            self.remove()
+            _select_current(module)
+
+        loader.exec_module = execute_and_select
+
+
+_hook = _TorchImport()

@@ -1,0 +1,79 @@
+"""Every GPU number that a script gives or gets is that of its own process, whatever CUDA_VISIBLE_DEVICES says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard import GPUScheduler
+from gpuyard.api import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
+from gpuyard.config import lease_dir
+from gpuyard.errors import UserError
+from gpuyard.leases.ledger import Ledger
+from gpuyard.probes.simulated import Usage
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+    BANNED_GPUS.clear()
+
+
+def held() -> list[str]:
+    leases = Ledger(lease_dir()).leases() if lease_dir().exists() else ()
+    return sorted(share.device_id for lease in leases for share in lease.shares)
+
+
+@pytest.mark.parametrize(("visible", "order"), [
+    (None, ["SIM-0", "SIM-1"]), ("1,0", ["SIM-1", "SIM-0"]), ("SIM-1", ["SIM-1"]), ("1", ["SIM-1"]), ("-1", []),
+])  # fmt: skip
+def test_every_number_is_that_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, order: list[str]
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    numbers = list(range(len(order)))
+    assert [(info["gpu_id"], info["uuid"]) for info in get_gpu_info()] == list(enumerate(order))
+    assert get_total_num_gpus() == len(get_gpu_names()) == len(order)
+    assert find_free_gpus() == numbers
+    for number in numbers:
+        with GPUScheduler(specific_gpus=number) as gpu_ids:
+            assert (gpu_ids, held()) == ([number], [order[number]])
+            assert find_free_gpus() == [other for other in numbers if other != number]
+        BANNED_GPUS[:] = [number]
+        assert find_free_gpus(specific_gpus=number) == []
+        BANNED_GPUS.clear()
+
+
+@pytest.mark.parametrize("visible", [None, "1", "SIM-1,SIM-0"])
+def test_what_is_found_free_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with Usage() as usage:
+        usage.allocate("SIM-0", 20480)
+        free = find_free_gpus()
+        with GPUScheduler(specific_gpus=free) as gpu_ids:
+            assert gpu_ids == free
+            assert held() == ["SIM-1"]
+            with pytest.raises(UserError, match="specific_gpus is an empty list"):
+                GPUScheduler(specific_gpus=find_free_gpus()).acquire()
+
+
+def test_the_configuration_counts_as_the_machine_does(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_home.mkdir(exist_ok=True)
+    (own_home / "config.toml").write_text("[devices]\nbanned = [0]\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert find_free_gpus() == [0]
+    with GPUScheduler():
+        assert held() == ["SIM-1"]
+
+
+def test_a_gpu_that_is_hidden_from_this_process_is_not_leased_under_another_s_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES hides SIM-0"):
+        GPUScheduler(specific_gpus=["SIM-0"]).acquire()
+    assert held() == []

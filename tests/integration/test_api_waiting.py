@@ -1,0 +1,182 @@
+"""What a script hears while `GPUScheduler` waits, how often it looks, and how the waiting ends."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from gpuyard import GPUScheduler
+from gpuyard.config import lease_dir
+from gpuyard.core.model import Snapshot
+from gpuyard.errors import UserError
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.mutex import hold_mutex
+from gpuyard.probes.local import snapshot
+from gpuyard.probes.simulated import Usage
+from tests.integration.conftest import HOLD, Script
+
+DEADLINE_S = 90.0
+# How long the first looks after something ended are apart: the driver takes a while to give memory back.
+QUICK_LOOKS = 6
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def holder(script: Script) -> "subprocess.Popen[str]":
+    """A script that holds both GPUs until it is told to go on."""
+    process = script(num_gpus=2, label="nightly")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0, 1]\n"
+    return process
+
+
+@pytest.fixture
+def waiter(request: pytest.FixtureRequest, holder: "subprocess.Popen[str]") -> Script:
+    """A script that waits for GPU 1, with its stderr in a pipe."""
+
+    def start(**options: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", HOLD, repr({"specific_gpus": [1], "vram": "1G", **options})]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        request.addfinalizer(process.communicate)
+        request.addfinalizer(process.kill)
+        return process
+
+    return start
+
+
+def let_go(process: "subprocess.Popen[str]") -> None:
+    process.communicate("\n", timeout=DEADLINE_S)
+
+
+def until_waiting() -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + DEADLINE_S
+    while not Ledger(lease_dir()).tickets():
+        assert time.monotonic() < deadline, "nobody came to wait"
+        pause.wait(0.01)
+
+
+def test_a_line_says_what_it_waits_for_and_another_that_it_goes_on(
+    waiter: Script, holder: "subprocess.Popen[str]"
+) -> None:
+    waiting = waiter()
+    assert waiting.stderr is not None
+    line = waiting.stderr.readline()
+    user = Ledger(lease_dir()).leases()[0].holder.user
+    assert line == f"gpuyard: waiting for 1 GPU: GPU 1: held by {user}, pid {holder.pid} (nightly)\n"
+    let_go(holder)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == "[1]\n"
+    rest = waiting.communicate("\n", timeout=DEADLINE_S)[1]
+    assert rest.startswith("gpuyard: going on with GPU 1 after ")
+    assert rest.count("\n") == 1
+
+
+def test_quiet_says_nothing(waiter: Script, holder: "subprocess.Popen[str]") -> None:
+    waiting = waiter(quiet=True)
+    until_waiting()
+    let_go(holder)
+    assert waiting.communicate("\n", timeout=DEADLINE_S) == ("[1]\n", "")
+
+
+def test_one_that_need_not_wait_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with GPUScheduler(), GPUScheduler(progress=lines.append):
+        pass
+    assert (lines, capfd.readouterr().err) == ([], "")
+
+
+def test_progress_gets_the_lines_in_place_of_stderr_and_hears_of_changes(
+    script: Script, holder: "subprocess.Popen[str]", capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: Queue[str] = Queue()
+    waiting = threading.Thread(target=lambda: GPUScheduler(num_gpus=2, progress=lines.put).acquire(), daemon=True)
+    second = script(num_gpus=2, label="urgent", priority=5, quiet=True)
+    until_waiting()
+    waiting.start()
+    assert f"pid {holder.pid} (nightly)" in lines.get(timeout=DEADLINE_S)
+    let_go(holder)
+    while f"pid {second.pid} (urgent)" not in lines.get(timeout=DEADLINE_S):
+        pass
+    let_go(second)
+    while not (last := lines.get(timeout=DEADLINE_S)).startswith("gpuyard: going on with GPU 0, 1 after "):
+        assert last.startswith("gpuyard: waiting for 2 GPUs: ")
+    waiting.join(DEADLINE_S)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_progress_that_raises_ends_the_waiting(holder: "subprocess.Popen[str]") -> None:
+    def stop(line: str) -> None:
+        raise InterruptedError(line)
+
+    with pytest.raises(InterruptedError, match="waiting for 1 GPU"):
+        GPUScheduler(progress=stop).acquire()
+    assert Ledger(lease_dir()).tickets() == ()
+
+
+def test_a_progress_that_raises_when_it_goes_on_gives_the_gpu_back(script: Script) -> None:
+    other = script(num_gpus=2)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "[0, 1]\n"
+
+    def stop_at_the_end(line: str) -> None:
+        if "going on" in line:
+            raise InterruptedError
+        let_go(other)
+
+    with pytest.raises(InterruptedError):
+        GPUScheduler(progress=stop_at_the_end).acquire()
+    assert Ledger(lease_dir()).leases() == ()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Queue[float]:
+    """When `GPUScheduler` looked at the GPUs."""
+    times: Queue[float] = Queue()
+
+    def look() -> Snapshot:
+        times.put(time.monotonic())
+        return snapshot()
+
+    monkeypatch.setattr("gpuyard.api.snapshot", look)
+    return times
+
+
+@pytest.mark.parametrize("poll_interval", [0.1, 0.7])
+def test_it_looks_at_the_gpus_once_in_each_poll_interval(looks: Queue[float], poll_interval: float) -> None:
+    """Memory that a process outside gpuyard gives back is no news: only a look at the GPU tells of it."""
+    taken: list[list[int]] = []
+    scheduler = GPUScheduler(specific_gpus=[0], poll_interval=poll_interval, quiet=True)
+    waiting = threading.Thread(target=lambda: taken.append(scheduler.acquire()), daemon=True)
+    with Usage() as usage:
+        usage.allocate("SIM-0", 20480)
+        waiting.start()
+        times = [looks.get(timeout=DEADLINE_S) for _ in range(QUICK_LOOKS + 6)]
+        assert taken == []
+    waiting.join(DEADLINE_S)
+    assert taken == [[0]]
+    apart = [after - before for before, after in zip(times[-3:], times[-2:], strict=False)]
+    assert min(apart) >= poll_interval * 0.99
+
+
+@pytest.mark.parametrize("poll_interval", [-1, float("nan")])
+def test_an_interval_that_is_none_is_refused(poll_interval: float) -> None:
+    with pytest.raises(UserError, match="poll_interval is"):
+        GPUScheduler(poll_interval=poll_interval)
+
+
+def test_a_ledger_that_stays_locked_is_a_timeout_too() -> None:
+    with GPUScheduler():
+        pass  # the ledger is there
+    with hold_mutex(Path(lease_dir()), 1.0), pytest.raises(TimeoutError, match=r"was busy for 0\.1 s"):
+        GPUScheduler(timeout=0.1).acquire()
