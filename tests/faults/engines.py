@@ -286,4 +286,29 @@ FAULTS = (
         breaks="Ray keeps a few kilobytes of RAM for a job that needs gigabytes.",
         near=("tests/unit/engines/test_ray_words.py",),
     ),
+    # What programs and scripts see of the devices
+    Fault(
+        id="engines-integers-count-cards-that-cuda-cannot-open",
+        file="src/gpuyard/visibility.py",
+        old="or device.id not in order else str(order.index(device.id))",
+        new="or device.id not in order else str(device.index)",
+        breaks="A program runs on another card than the one of its lease where some cards are closed to the user.",
+        near=("tests/unit/test_visibility.py",),
+    ),
+    Fault(
+        id="engines-late-torch-keeps-gpu-0",
+        file="src/gpuyard/torch_device.py",
+        old="            self.remove()\n            _select_current(module)\n",
+        new="            self.remove()\n",
+        breaks="PyTorch that is imported inside a block uses GPU 0, whichever was leased.",
+        near=(f"{_TESTS}/test_late_torch.py",),
+    ),
+    Fault(
+        id="engines-import-hook-stays",
+        file="src/gpuyard/torch_device.py",
+        old="        if not _all:\n            _hook.remove()\n",
+        new="",
+        breaks="Every import of the rest of the script goes through a hook for a lease that has ended.",
+        near=(f"{_TESTS}/test_late_torch.py",),
+    ),
 )

@@ -142,4 +142,20 @@ FAULTS = (
         breaks="Any user keeps another user's GPU taken by locking the file that is left of its lease.",
         near=(f"{_TESTS}/test_locks.py",),
     ),
+    Fault(
+        id="leases-poll-interval-is-ignored",
+        file="src/gpuyard/acquire.py",
+        old="notice.wait(min(left, poll_interval_s), self._in_the_way())",
+        new="notice.wait(min(left, 0.05), self._in_the_way())",
+        breaks="Everybody who waits looks at the GPUs twenty times a second.",
+        near=("tests/integration/test_api_waiting.py",),
+    ),
+    Fault(
+        id="leases-locked-ledger-is-no-timeout",
+        file=f"{_LEASES}/mutex.py",
+        old="                raise WaitedTooLong(\n",
+        new="                raise EnvironmentFault(\n",
+        breaks="A script that handles TimeoutError ends with an error when the ledger stays locked.",
+        near=("tests/integration/test_api_waiting.py",),
+    ),
 )
