@@ -22,7 +22,7 @@ def main() -> int:
     note(journal, "begins", options.seed, device)
     with ExitStack() as taken:
         if options.vram or options.load:
-            take(device, options, taken)
+            take(options, taken)
         held = b"\1" * (options.ram * 1048576)
         note(journal, "takes", options.seed, device)
         spend(options)
@@ -62,12 +62,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def take(device: str, options: argparse.Namespace, taken: ExitStack) -> None:
-    from gpuyard.probes.simulated import Usage
+def take(options: argparse.Namespace, taken: ExitStack) -> None:
+    from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
 
-    usage = taken.enter_context(Usage())
-    usage.set_load(device, options.load)
-    usage.allocate(device, options.vram)
+    devices = SimulatedDevices()
+    device_id = visible_device_ids(devices, os.environ)[0]
+    usage = taken.enter_context(Usage(devices))
+    usage.set_load(device_id, options.load)
+    usage.allocate(device_id, options.vram)
 
 
 def spend(options: argparse.Namespace) -> None:

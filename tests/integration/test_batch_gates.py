@@ -108,7 +108,7 @@ def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None
     batch.let_go()
     assert batch.finished().succeeded == 6
     assert [row["gpu_memory_used_mb"] for row in batch.rows("launch")] == [0.0] * 6
-    assert [batch.most_at_once(device) for device in ("SIM-0", "SIM-1")] == [2, 2]
+    assert [batch.most_at_once(device) for device in ("0", "1")] == [2, 2]
 
 
 def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, hog: Hogs) -> None:
@@ -140,7 +140,7 @@ def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs)
     batch.yard.start(QUIET_DAEMON)
     batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
     assert batch.finished().succeeded == 4
-    assert {entry.device for entry in batch.entries()} == {"SIM-1"}
+    assert {entry.device for entry in batch.entries()} == {"1"}
 
 
 # A load that comes from outside

@@ -36,7 +36,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
 WORKER = """
 note() {
     echo "$1 $GPUYARD_ATTEMPT" >> "$runs/$GPUYARD_JOB_ID"
-    for device in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do echo "$1 $kind" >> "$runs/$device"; done
+    for device in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do echo "$1 $kind" >> "$runs/gpu$device"; done
 }
 runs=$1 kind=$2
 note +
@@ -172,7 +172,7 @@ def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_th
         assert (runs / str(job_id)).read_text() == "".join(f"+ {number}\n- {number}\n" for number in attempts)
         for number in attempts:
             assert yard.log_of(job_id, number) == f"job {job_id} attempt {number}\nover\n"
-    for device in ("SIM-0", "SIM-1"):
+    for device in ("gpu0", "gpu1"):
         never_too_many(runs / device)
 
 

@@ -32,6 +32,14 @@ def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(yard: Yar
     assert yard.log_of(quiet) == "over\n"
 
 
+def test_a_job_sees_uuids_where_the_configuration_says_so(yard: Yard) -> None:
+    (yard.home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
+    yard.restart()
+    job_id = yard.shell("echo $CUDA_VISIBLE_DEVICES", gpus=2)
+    yard.wait()
+    assert yard.log_of(job_id) == "SIM-0,SIM-1\n"
+
+
 def test_an_array_and_a_table_fill_in_their_placeholders(yard: Yard) -> None:
     array = yard.submit("echo", "{index}", gpus=0, array="3-9:3")
     table = yard.submit("echo", "{lr}/{seed}", gpus=0, table="lr,seed\n1,2\n3,4\n")
