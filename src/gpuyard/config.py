@@ -62,7 +62,7 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -75,7 +75,11 @@ from gpuyard.errors import UserError
 class Devices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     banned: tuple[int | str, ...] = ()
     banned_names: tuple[str, ...] = ()
-    visible: Literal["index", "uuid"] = "index"
+    visible: str = "index"
+
+    def __post_init__(self) -> None:
+        if self.visible not in ("index", "uuid"):
+            raise ValueError(f'visible = \'{self.visible}\' is not known; write "index" or "uuid"')
 
     @property
     def shows_uuids(self) -> bool:

@@ -76,4 +76,7 @@ def test_a_gpu_that_is_hidden_from_this_process_is_not_leased_under_another_s_nu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES hides SIM-0"):
         GPUScheduler(specific_gpus=["SIM-0"]).acquire()
+    with pytest.raises(UserError, match="there is no GPU '1'") as refused:
+        GPUScheduler(specific_gpus=[1]).acquire()
+    assert refused.value.hint == "there are: 0 (SIM-1), SIM-0"
     assert held() == []

@@ -73,6 +73,23 @@ def test_a_script_that_hides_the_leased_gpu_keeps_its_choice() -> None:
     assert printed(script) == ["SIM-0"]
 
 
+def test_each_thread_uses_its_own_gpu() -> None:
+    script = (
+        "import threading, torch\n"
+        "both = threading.Barrier(2, timeout=60)\n"
+        "told = []\n"
+        "def work():\n"
+        "    with GPUScheduler() as gpu_ids:\n"
+        "        both.wait()\n"
+        "        told.append((gpu_ids, torch.cuda.current_device()))\n"
+        "threads = [threading.Thread(target=work) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(sorted(told), torch.cuda.current_device())\n"
+    )
+    assert printed(script) == ["[([0], 0), ([1], 1)] 0"]
+
+
 def test_after_an_inner_block_the_outer_ones_gpu_is_the_current_one_again() -> None:
     script = (
         "with GPUScheduler(specific_gpus=[1]):\n"

@@ -33,8 +33,12 @@ def _find(name: int | str, seen: Snapshot) -> Device:
     for device in seen.usable_devices():
         if is_called(name, device):
             return device
-    known = ", ".join(f"{device.index} ({device.id})" for device in seen.usable_devices()) or "none"
+    known = ", ".join(_both_names(device) for device in seen.usable_devices()) or "none"
     raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known}")
+
+
+def _both_names(device: Device) -> str:
+    return device.id if device.index is None else f"{device.index} ({device.id})"
 
 
 def is_called(name: int | str, device: Device) -> bool:

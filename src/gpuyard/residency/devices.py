@@ -120,7 +120,8 @@ def _leased(nbytes: int, torch: Any, label: str) -> Iterator[int]:
     if not ids:
         yield 0
         return
-    with GPUScheduler(vram=nbytes / _MB, label=label, specific_gpus=ids) as numbers:
+    # Quiet: `gpuyard render` says in its own words what it waits for.
+    with GPUScheduler(vram=nbytes / _MB, label=label, specific_gpus=ids, quiet=True) as numbers:
         yield numbers[0]
 
 
