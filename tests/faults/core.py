@@ -136,6 +136,14 @@ FAULTS = (
         breaks="One task more of a workspace runs on a GPU than max_jobs_per_gpu allows.",
         near=(f"{_TESTS}/test_policy_crew.py",),
     ),
+    Fault(
+        id="core-crew-share-of-the-whole-device",
+        file=f"{_CORE}/crew.py",
+        old="equal = full if room.free_mb is None else math.floor(room.free_mb / places)",
+        new="equal = full",
+        breaks="Beside a desktop of 1.5 GB one task of a workspace runs where max_jobs_per_gpu says two.",
+        near=(f"{_TESTS}/test_policy_crew.py",),
+    ),
     # What becomes of a job
     Fault(
         id="core-delayed-job-cannot-be-cancelled",

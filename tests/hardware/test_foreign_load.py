@@ -31,6 +31,7 @@ with GPUScheduler(vram="2G", poll_interval=60):
     print(time.time(), flush=True)
 """
 SAYS_WHEN = "import time; print(time.time())"
+SETTINGS = "sessions: none\nlog_dir: logs\nstartup_delay: 0\ncommand_delay: 0\n"
 
 
 @pytest.fixture
@@ -47,7 +48,21 @@ def stranger(own_home: Path) -> Iterator["subprocess.Popen[str]"]:
     gpuyard("daemon", "stop")
 
 
-def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(stranger: "subprocess.Popen[str]") -> None:
+def start_workspace(folder: Path) -> int:
+    """Start the only task of a new workspace, and return its job."""
+    gpuyard("workspace", "init", str(folder))
+    (folder / "scheduler_config.yml").write_text(f"python_env: {sys.executable}\n{SETTINGS}")
+    (folder / "train.py").write_text(SAYS_WHEN)
+    (folder / "configs/exp.yml").write_text("seed: 1\n")
+    gpuyard("workspace", "--workspace", str(folder), "start")
+    [task] = json.loads(gpuyard("workspace", "--workspace", str(folder), "status", "--json"))["tasks"]
+    return int(task["job"])
+
+
+def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(
+    stranger: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    task_id = str(start_workspace(tmp_path / "sweep"))
     job_id = gpuyard("submit", "--", sys.executable, "-c", SAYS_WHEN).strip()
     started = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -57,15 +72,16 @@ def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(stranger: "
         )
     ]
     until(lambda: len(json.loads(gpuyard("leases", "--json"))["waiting"]) >= 2, "those who wait")
-    why = gpuyard("why", job_id)
-    assert f"(pid {stranger.pid}, user " in why
-    assert "busy without a lease; the limit is 50%" in why
+    for each in (job_id, task_id):
+        why = gpuyard("why", each)
+        assert f"(pid {stranger.pid}, user " in why
+        assert "busy without a lease; the limit is 50%" in why
     time.sleep(5)
     assert [process.poll() for process in started] == [None, None]
-    assert shown("show", job_id)["state"] == "queued"
+    assert [shown("show", each)["state"] for each in (job_id, task_id)] == ["queued", "queued"]
     at = time.time()
     stranger.kill()
     gpuyard("wait")
     times = [float(process.communicate(timeout=DEADLINE_S)[0]) - at for process in started]
-    times.append(float(Path(shown("show", job_id)["log"]).read_text()) - at)
+    times += [float(Path(shown("show", each)["log"]).read_text()) - at for each in (job_id, task_id)]
     assert max(times) < 30

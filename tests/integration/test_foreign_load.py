@@ -13,6 +13,12 @@ from gpuyard.probes.simulated import SimulatedDevices, Usage
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
 from tests.integration.queue_fixture import DEADLINE_S, Yard
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspaces,
+    make_tmux,
+    make_workspaces,
+    until,
+)
 
 SEES = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 
@@ -22,10 +28,10 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Usage]]
     """Have this process keep a simulated GPU busy, without a lease on it."""
     usages: list[Usage] = []
 
-    def keep(devices: str, percent: float = 100.0) -> Usage:
+    def keep(devices: str, percent: float = 100.0, memory_mb: float = 2048) -> Usage:
         monkeypatch.setenv("GPUYARD_SIMULATE", devices)
         usages.append(Usage(SimulatedDevices(devices)))
-        usages[-1].allocate("SIM-0", 2048)
+        usages[-1].allocate("SIM-0", memory_mb)
         usages[-1].set_load("SIM-0", percent)
         return usages[-1]
 
@@ -78,6 +84,41 @@ def test_what_runs_in_the_foreground_starts_when_the_process_ends(
     assert run("run", "--vram", "2G", "--wait", "0", "--", "true").returncode != 0
     stranger.kill()
     assert waiting.communicate(timeout=DEADLINE_S)[0] == "started\n"
+
+
+@pytest.mark.needs("tmux")
+def test_a_task_of_a_workspace_starts_when_the_process_ends(
+    workspaces: Workspaces, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    stranger = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
+    assert stranger.stdout is not None
+    assert "holding" in stranger.stdout.readline()
+    workspace = workspaces.make(sessions="none")
+    workspace.add("exp")
+    workspace.add("without-a-gpu", scheduler={"gpus": 0})
+    workspace.do("start")
+    why = f"(pid {stranger.pid}, user {getpass.getuser()}) keeps it 100% busy without a lease; the limit is 50%"
+    until(lambda: why in (workspace.tasks()["exp"]["reason"] or ""), "what it waits for")
+    workspace.until_state("without-a-gpu", "succeeded")
+    assert (workspace.tasks()["exp"]["state"], workspace.starts("exp")) == ("queued", [])
+    stranger.kill()
+    assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
+
+
+@pytest.mark.needs("tmux")
+def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
+    workspaces: Workspaces, keep_busy: Callable[..., Usage]
+) -> None:
+    keep_busy("1x24GB", percent=5.0, memory_mb=1536)
+    workspace = workspaces.make(sessions="none", max_jobs_per_gpu=2)
+    workspace.add_gated("exp1", "exp2", "exp3")
+    workspace.do("start")
+    workspace.until_running("exp1", "exp2")
+    assert [workspace.tasks()[config]["reserved_mb"] for config in ("exp1", "exp2")] == [11.25 * 1024, 11.25 * 1024]
+    assert workspace.tasks()["exp3"]["reason"].startswith("2 tasks of its workspace on one GPU may run at once")
+    workspace.let_go("exp1", "exp2", "exp3")
+    workspace.until_over()
 
 
 def test_the_bound_can_be_turned_off(own_yard: Yard, keep_busy: Callable[..., Usage], own_home: Path) -> None:

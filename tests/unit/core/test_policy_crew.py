@@ -80,9 +80,33 @@ def test_its_share_is_that_of_the_card_it_goes_to() -> None:
     assert Counter(started(made).values()) == {("G0",): 2, ("G1",): 2}
 
 
-def test_a_little_that_strangers_hold_is_taken_off_the_last_share() -> None:
-    made = decide(view(sweep(1, UNKNOWN, 10, 11), on=machine(card(0, used=300.0))))
-    assert reserved(made) == {10: [CARD / 2], 11: [CARD / 2 - 300.0]}
+@pytest.mark.parametrize("others_mb", [300.0, 1.5 * GB, 11 * GB])
+def test_a_share_is_of_what_others_leave(others_mb: float) -> None:
+    share = (CARD - others_mb) / 2
+    beside_a_desktop = decide(view(sweep(1, UNKNOWN, 10, 11, 12), on=machine(card(0, used=others_mb))))
+    assert reserved(beside_a_desktop) == {10: [share], 11: [share]}
+    beside_a_lease = decide(view(sweep(1, UNKNOWN, 10, 11, 12), leases=[lease("a", "G0", memory_mb=others_mb)]))
+    assert reserved(beside_a_lease) == {10: [share], 11: [share]}
+
+
+def test_the_last_share_is_what_is_left_of_the_card() -> None:
+    """A desktop has grown since the first one started."""
+    leases, at = [lease("L5", "G0", memory_mb=11 * GB)], [at_work(5, "G0")]
+    on = machine(card(0, used=4 * GB))
+    made = decide(view(sweep(1, UNKNOWN, 10), on=on, leases=leases, running=at, measured={("L5", "G0"): 0.0}))
+    assert reserved(made) == {10: [9 * GB]}
+
+
+def test_of_two_cards_with_unlike_shares_the_one_where_it_slows_nobody_comes_first() -> None:
+    leases = [lease("a", "G1", memory_mb=GB)]
+    made = decide(view(sweep(1, UNKNOWN, 10), on=machine(card(0, used=4 * GB), card(1)), leases=leases))
+    assert started(made) == {10: ("G0",)}
+    assert reserved(made) == {10: [10 * GB]}
+
+
+def test_a_full_card_makes_no_smaller_share_of_two_others() -> None:
+    made = decide(view(sweep(1, replace(UNKNOWN, devices=2), 10), on=machine(card(0, used=23 * GB), card(1), card(2))))
+    assert reserved(made) == {10: [CARD / 2, CARD / 2]}
 
 
 def test_a_share_that_somebody_else_has_is_waited_for() -> None:
@@ -94,8 +118,9 @@ def test_a_share_that_somebody_else_has_is_waited_for() -> None:
 
 def test_two_crews_share_a_card_by_what_is_left_of_it() -> None:
     made = decide(view(sweep(1, UNKNOWN, 10, 11), sweep(2, UNKNOWN, 20, 21, tag="other")))
-    assert len(made.starts) == 2
-    assert sum(memory or 0.0 for (memory,) in reserved(made).values()) == CARD
+    shares = [memory or 0.0 for (memory,) in reserved(made).values()]
+    assert sum(shares) == CARD
+    assert min(shares) == CARD / 4, "half of a full share is the least"
 
 
 def test_a_full_device_of_a_crew_sends_the_next_to_one_with_more_of_it() -> None:
