@@ -173,6 +173,14 @@ FAULTS = (
         near=("tests/unit/engines/test_private.py",),
     ),
     Fault(
+        id="engines-earlier-sessions-stay",
+        file=f"{_ENGINES}/session.py",
+        old="for name in self._tmux.owned_sessions(owner).get(owner, ()):",
+        new="for name in filter(None, [self._session]):",
+        breaks="With cleanup_on_complete, sessions of earlier attempts that ran on other GPUs stay.",
+        near=(f"{_TESTS}/test_session_tmux.py::test_the_sessions_of_earlier_attempts_are_closed_with_it",),
+    ),
+    Fault(
         id="engines-marker-can-be-half-written",
         file=f"{_ENGINES}/session_logs.py",
         old='        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:\n',

@@ -122,6 +122,14 @@ FAULTS = (
         near=(f"{_TESTS}/workspace/test_files.py", f"{_TESTS}/workspace/test_standing.py"),
     ),
     Fault(
+        id="recipes-configs-in-order-of-characters",
+        file=f"{_RECIPES}/workspace/choosing.py",
+        old="names = sorted(os.listdir(folder), key=natural)",
+        new="names = sorted(os.listdir(folder))",
+        breaks="A workspace starts batch10 before batch2.",
+        near=(f"{_TESTS}/workspace/test_choosing.py",),
+    ),
+    Fault(
         id="recipes-two-configs-of-one-name",
         file=f"{_RECIPES}/workspace/names.py",
         old="        known[name] = path\n",

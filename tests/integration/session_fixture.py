@@ -181,6 +181,7 @@ class Tasks:
             "scheduler_log": str(self.folder / "logs/TASK_scheduler.log"),
             "check_s": 0.1,
             "delay_s": 0.0,
+            "grace_s": 0.2,
             **other,
         }
 

@@ -87,6 +87,25 @@ def test_a_session_is_closed_after_completion_where_that_is_wanted(tasks: Tasks,
     assert tmux.sessions() == ["mine"]
 
 
+def test_the_sessions_of_earlier_attempts_are_closed_with_it(tasks: Tasks, tmux: OwnTmux) -> None:
+    tmux("new-session", "-d", "-s", "mine", "cat")
+    tasks.sh("exit 1", config="exp2", session="TASK_exp2_gpu0", owner="tag/another", closes_session=True).wait()
+    for place in ("gpu0", "gpu1"):
+        assert tasks.sh("exit 1", session=f"TASK_exp1_{place}", closes_session=True).wait() == 1
+    assert tmux.sessions() == ["TASK_exp1_gpu0", "TASK_exp1_gpu1", "TASK_exp2_gpu0", "mine"]
+    assert tasks.sh("true", session="TASK_exp1_gpu2", closes_session=True).wait() == 0
+    assert tmux.sessions() == ["TASK_exp2_gpu0", "mine"]
+
+
+def test_sessions_are_closed_where_the_marker_is_there_already(tasks: Tasks, tmux: OwnTmux) -> None:
+    task = tasks.sh("exit 1", session=NAME, closes_session=True)
+    assert task.wait() == 1
+    task.marker.parent.mkdir()
+    task.marker.touch()
+    assert tasks.sh("exit 1", session="TASK_exp1_gpu1", closes_session=True).wait() == 0
+    assert tmux.sessions() == []
+
+
 def test_a_session_is_not_closed_after_a_failure(tasks: Tasks, tmux: OwnTmux) -> None:
     assert tasks.sh("echo why; exit 1", session=NAME, closes_session=True).wait() == 1
     tmux.wait_to_see(NAME, "why")

@@ -197,7 +197,7 @@ def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: 
 
 @unmeasured
 def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
-    workspace.configure(check_interval=0.2)
+    workspace.configure(check_interval=0.2, exit_grace=0.5)
     workspace.add("lingers", lingers=True)
     workspace.do("start")
     workspace.configure()  # the others are given all the time they take

@@ -43,7 +43,8 @@ def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_yard: 
     assert (job["priority"], job["time_limit_s"], job["vram_mb"]) == (7, 7200.0, 5 * 1024)
     assert workspace.tasks()["exp1"]["reserved_mb"] == 5 * 1024
     environment = environment_of(workspace, "exp1")
-    assert environment["MY_DEVICES"] == environment["CUDA_VISIBLE_DEVICES"] == "0"
+    assert environment["MY_DEVICES"] == "0"
+    assert "CUDA_VISIBLE_DEVICES" not in environment, "the other variable is set instead"
     assert (environment["ALPHA"], environment["BETA"]) == ("1e-3", "$(touch pwned) yes")
     assert workspace.session_names() == {"W_exp1_gpu0", "W_exp2_gpu0", "T-all"}
     workspace.let_go("exp1", "exp2")
@@ -184,6 +185,15 @@ def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Works
     row = workspace.until_over()["exp1"]
     assert (row["state"], victim.read_text()) == ("completed", "mine\n")
     assert "a symbolic link waits there" in row["note"]
+
+
+def test_configs_start_in_natural_order(workspace: Workspace) -> None:
+    workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
+    configs = [f"batch{number}" for number in range(1, 12)]
+    workspace.add(*configs)
+    workspace.do("start")
+    assert list(workspace.until_over()) == configs
+    assert [each["config"] for each in workspace.starts()] == configs
 
 
 @pytest.mark.full

@@ -37,7 +37,7 @@ def launch_of(  # noqa: PLR0913 - all that an attempt is started with
     visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if sees_its_own else {}
     task = job.spec.task
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
-        visible = {**visible, task.variable: visible["CUDA_VISIBLE_DEVICES"]}
+        visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
     if job.index is not None:
         ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:

@@ -14,8 +14,9 @@ GPU = "{gpu}"
 class Task(Struct, frozen=True, kw_only=True):
     """All paths are absolute. `session` is a name with GPU in it, `None` for a task without one; `owner` marks the
     session as this task's. Its end is told in `record`. `log`, or `other_log` where another task writes to that, has
-    what it writes; `scheduler_log` what becomes of it. `variable` names its devices, beside those that always do.
-    The marker is looked for every `check_s`; `delay_s` pass between its session and its start.
+    what it writes; `scheduler_log` what becomes of it. `variable` names its devices in place of CUDA_VISIBLE_DEVICES.
+    The marker is looked for every `check_s`; a program that goes on for `grace_s` after its marker was seen is ended.
+    `delay_s` pass between its session and its start.
     """
 
     workspace: str
@@ -31,6 +32,7 @@ class Task(Struct, frozen=True, kw_only=True):
     variable: str | None = None
     check_s: float = 30.0
     delay_s: float = 0.5
+    grace_s: float = 60.0
 
 
 def place_of(indexes: Sequence[int | None]) -> str:

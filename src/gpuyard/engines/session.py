@@ -8,7 +8,7 @@
 - The runner ends when the program has, with a status that tells the queue what it amounts to (`session_end.py`). No
   signal but SIGKILL ends it before: what is meant for the task reaches the program too.
 - A session that is closed by hand ends the task, as people expect. One that vanishes is opened again, a few times.
-- A program that goes on after its marker is given a time of grace, and is then ended.
+- A program that goes on after its marker is left alone for `grace_s`, and is then ended.
 - The record of its end, a file, is written at the beginning and at the end; whoever finds no result in it asks the
   queue.
 """
@@ -49,7 +49,8 @@ _SURVIVED = signal.valid_signals() - {
 
 
 class Spec(NamedTuple):
-    """The task and its attempt. All paths are absolute; `variable` is one more that names its devices."""
+    """The task and its attempt. All paths are absolute; `variable` names its devices in place of
+    CUDA_VISIBLE_DEVICES."""
 
     command: list[str]
     key: str
@@ -70,6 +71,7 @@ class Spec(NamedTuple):
     variable: str | None = None
     check_s: float = 30.0
     delay_s: float = 0.5
+    grace_s: float = 60.0
 
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
@@ -123,6 +125,7 @@ class Runner:
         self._tell(end.note or "")
         self._event(f"completed: {end.note}")
         self._record(end, marker_by="program")
+        self._close_sessions()
         return end.status
 
     def _open_log(self, path: str) -> None:
@@ -199,7 +202,7 @@ class Runner:
     def _check_marker(self) -> None:
         check_s = max(self._spec.check_s, _LEAST_CHECK_S)
         if self._has_marker():
-            self._loop.after(2 * check_s, self._end_overstayer)
+            self._loop.after(self._spec.grace_s, self._end_overstayer)
         else:
             self._loop.after(check_s, self._check_marker)
 
@@ -281,12 +284,17 @@ class Runner:
             text = f"[{self._spec.config} {end.result}, status {status}, after {seconds:.0f} s]"
             patience_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
             self._audience.end(status, f"\r\n{printable(text)}\r\n", patience_s)
-        if self._spec.closes_session and end.result == COMPLETED and self._session is not None:
-            self._close_session(self._session)
+        if end.result == COMPLETED:
+            self._close_sessions()
 
-    def _close_session(self, name: str) -> None:
+    def _close_sessions(self) -> None:
+        """Also those of earlier attempts, which may have run on other GPUs and so have other names."""
+        owner = self._spec.owner
+        if not self._spec.closes_session or self._spec.session is None or not self._tmux.is_there():
+            return
         try:
-            self._tmux.kill_session(name, self._spec.owner)
+            for name in self._tmux.owned_sessions(owner).get(owner, ()):
+                self._tmux.kill_session(name, owner)
         except TmuxError as error:
             self._tell(f"its session could not be closed: {error.message}")
 

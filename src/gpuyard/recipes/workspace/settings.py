@@ -45,6 +45,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     check_interval: float = 30.0
     startup_delay: float = 1.0
     command_delay: float = 0.5
+    exit_grace: float = 60.0
     log_dir: str = "/tmp"  # noqa: S108 - where shell schedulers keep them; what is made there is made private
     enable_logging: bool = True
     conda_env: str | None = None
@@ -77,6 +78,7 @@ KINDS: dict[str, Kind] = {
     "check_interval": kinds.some_seconds,
     "startup_delay": kinds.seconds,
     "command_delay": kinds.seconds,
+    "exit_grace": kinds.seconds,
     "log_dir": kinds.text,
     "enable_logging": kinds.flag,
     "conda_env": kinds.text,

@@ -214,6 +214,7 @@ class _Sweep:
             variable=settings.cuda_visible_devices_var,
             check_s=settings.check_interval,
             delay_s=settings.command_delay,
+            grace_s=settings.exit_grace,
         )
 
     def _submit_notice(self, queue: Connection, jobs: list[int]) -> None:

@@ -35,13 +35,14 @@ script_path: train.py
 # Where and when.
 #max_jobs_per_gpu: 2                  # tasks of this workspace on one GPU at once
 #gpu_count: all                       # all, or how many GPUs to use
-#cuda_visible_devices_var: CUDA_VISIBLE_DEVICES
+#cuda_visible_devices_var: CUDA_VISIBLE_DEVICES # the variable that names a task's GPUs
 #vram: ""                             # GPU memory of a task, such as 8G [learned]
 #priority: 0                          # higher goes first
 #timeout: ""                          # a task is ended after this time, such as 4h [never]
 #startup_delay: 1                     # seconds between two starts
 #command_delay: 0.5                   # seconds from a session to its program
 #check_interval: 30                   # seconds between two looks at a marker
+#exit_grace: 60                       # seconds that a program may go on after its marker
 #engine: default                      # local, slurm or ray [what the queue's configuration says]
 
 # When a task fails, and when all is done.

@@ -37,6 +37,14 @@ def test_all_files_that_match_are_meant_where_none_is_named(folder: Path) -> Non
     assert names(folder, None) == names(folder, " ") == ["a,b.yml", "heavy.yml", "light.yml"]
 
 
+def test_they_come_in_natural_order(folder: Path) -> None:
+    ordered = ["7.yml", "batch.yml", "batch1.yml", "batch2.yml", "batch2b9.yml", "batch2b10.yml", "batch010.yml",
+               "batch10.yml", "batch11.yml"]  # fmt: skip
+    for name in reversed(ordered):
+        (folder / "configs" / name).write_text("")
+    assert [name for name in names(folder, None) if name[0] in "7b"] == ordered
+
+
 def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
     assert names(folder, "light.yml, heavy") == ["light.yml", "heavy.yml"]
     assert names(folder, "configs/light.yml") == ["light.yml"]

@@ -58,6 +58,7 @@ def test_an_empty_file_is_a_whole_configuration(tmp_path: Path) -> None:
         "check_interval": 30.0,
         "startup_delay": 1.0,
         "command_delay": 0.5,
+        "exit_grace": 60.0,
         "log_dir": "/tmp",
         "enable_logging": True,
         "conda_env": None,
