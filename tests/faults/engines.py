@@ -173,6 +173,14 @@ FAULTS = (
         near=("tests/unit/engines/test_private.py",),
     ),
     Fault(
+        id="engines-log-of-another-workspace-is-used",
+        file=f"{_ENGINES}/session_logs.py",
+        old='    return first in (b"", wanted)\n',
+        new="    return True\n",
+        breaks="Two workspaces with one task name write to the same logs.",
+        near=(f"{_TESTS}/test_session.py::test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over",),
+    ),
+    Fault(
         id="engines-earlier-sessions-stay",
         file=f"{_ENGINES}/session.py",
         old="for name in self._tmux.owned_sessions(owner).get(owner, ()):",

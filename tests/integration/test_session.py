@@ -31,7 +31,8 @@ def scheduler_log(tasks: Tasks) -> list[str]:
 
 
 def log_of(task: Task, name: str = "log") -> list[str]:
-    return Path(task.spec[name]).read_text().splitlines()
+    """Without the line that says whose it is."""
+    return [line for line in Path(task.spec[name]).read_text().splitlines() if not line.startswith("# log of ")]
 
 
 # How it ends
@@ -215,7 +216,8 @@ def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
 
 def others(tasks: Tasks) -> dict[str, str]:
     """As of a task of the same name in another workspace that has the same folder for logs."""
-    return {"record": f"{tasks.folder}/other.json", "marker": f"{tasks.folder}/other.txt"}
+    folder = tasks.folder
+    return {"record": f"{folder}/other.json", "marker": f"{folder}/other.txt", "owner": "other/12345678"}
 
 
 @unmeasured
@@ -229,6 +231,18 @@ def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, 
     assert log_of(first)[1:] == ["first"]
     assert log_of(second, "other_log")[1:] == ["second"]
     assert second.record()["log"] == second.spec["other_log"]
+
+
+def test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over(tasks: Tasks) -> None:
+    first = tasks.sh("echo first; exit 1")
+    assert first.wait() == 1
+    second = tasks.sh("echo second", **others(tasks))
+    assert second.wait() == 0
+    assert log_of(first)[1:] == ["first"]
+    assert log_of(second, "other_log")[1:] == ["second"]
+    again = tasks.sh("echo again", job=1, attempt=2, key="1.2")
+    assert again.wait() == 0
+    assert again.record()["log"] == first.spec["log"]
 
 
 def test_without_another_log_it_is_told_and_the_task_runs(tasks: Tasks, pipe: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.queue_fixture import Yard
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
+    Workspaces,
     make_tmux,
     make_workspace,
     make_workspaces,
@@ -169,9 +170,27 @@ def test_logs_go_to_a_folder_that_is_linked_or_shared_and_are_private(workspace:
     workspace.until_over()
     log, story = tmp_path / "shared/train_logs/exp1.log", tmp_path / "shared/T_scheduler.log"
     assert "epoch 2: loss" in log.read_text()
-    lines = [line.split(" ", 2)[2] for line in story.read_text().splitlines()]
+    first, *others = story.read_text().splitlines()
+    assert first == log.read_text().splitlines()[0] == f"# log of the workspace {workspace.tag}: {workspace.folder}"
+    lines = [line.split(" ", 2)[2] for line in others]
     assert lines == ["exp1 queued as job 1", "exp1 started on gpu0 (job 1, attempt 1)", "exp1 completed"]
     assert [path.stat().st_mode & 0o777 for path in (log.parent, log, story)] == [0o700, 0o600, 0o600]
+
+
+def test_two_workspaces_with_one_task_name_have_logs_of_their_own(workspaces: Workspaces, tmp_path: Path) -> None:
+    one, two = (workspaces.make(name, log_dir=str(tmp_path), sessions="none") for name in ("one", "two"))
+    for ws in (one, two, one):
+        ws.add("exp")
+        ws.do("start", "--rerun")
+        ws.until_over()
+    assert [log.name for log in sorted(tmp_path.glob("*_scheduler.log"))] == [
+        "T_scheduler.log", f"{two.tag}_scheduler.log",
+    ]  # fmt: skip
+    logs = {ws: Path(ws.rows()["exp"]["log"]) for ws in (one, two)}
+    assert logs == {one: tmp_path / "train_logs/exp.log", two: tmp_path / f"train_logs/{two.tag}_exp.log"}
+    stories = [(tmp_path / f"{name}_scheduler.log").read_text() for name in ("T", two.tag)]
+    assert [text.count("exp completed") for text in stories] == [2, 1]
+    assert [log.read_text().count("epoch 1:") for log in logs.values()] == [2, 1]
 
 
 def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:

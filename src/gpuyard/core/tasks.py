@@ -13,10 +13,10 @@ GPU = "{gpu}"
 
 class Task(Struct, frozen=True, kw_only=True):
     """All paths are absolute. `session` is a name with GPU in it, `None` for a task without one; `owner` marks the
-    session as this task's. Its end is told in `record`. `log`, or `other_log` where another task writes to that, has
-    what it writes; `scheduler_log` what becomes of it. `variable` names its devices in place of CUDA_VISIBLE_DEVICES.
-    The marker is looked for every `check_s`; a program that goes on for `grace_s` after its marker was seen is ended.
-    `delay_s` pass between its session and its start.
+    session as this task's. Its end is told in `record`. `log` has what it writes; in a folder that workspaces share,
+    `other_log` has it where `log` is another one's. `scheduler_log` has what becomes of the task. `variable` names its
+    devices in place of CUDA_VISIBLE_DEVICES. The marker is looked for every `check_s`; a program that goes on for
+    `grace_s` after its marker was seen is ended. `delay_s` pass between its session and its start.
     """
 
     workspace: str

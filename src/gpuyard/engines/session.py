@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gpuyard.engines import viewer
 from gpuyard.engines.private import PrivateFileError
 from gpuyard.engines.session_end import COMPLETED, FAILED, TERMINATED, Conclusion, conclude
-from gpuyard.engines.session_logs import Output, open_log, printable, tell, write_whole
+from gpuyard.engines.session_logs import Output, open_log, owner_line, printable, tell, write_whole
 from gpuyard.engines.session_loop import Loop
 from gpuyard.engines.session_program import Program
 from gpuyard.engines.session_view import Audience, Listeners
@@ -130,7 +130,8 @@ class Runner:
 
     def _open_log(self, path: str) -> None:
         try:
-            log, self._log = open_log(path, self._spec.other_log)
+            line = owner_line(self._spec.owner.partition("/")[0], self._spec.workspace)
+            log, self._log = open_log(path, self._spec.other_log, line)
         except PrivateFileError as error:
             self._tell(f"no log of its own: {error.message}")
         else:

@@ -1,6 +1,9 @@
 """What a task leaves in files: its output, its events, its marker and the record of its end.
 
 Nothing here ends a task: a file that cannot be had is told of, and what a full disk does not take is left out.
+
+Several workspaces may write logs of the same name to one folder. There the first line of a log says which workspace it
+belongs to; another one never writes to it, and takes a name of its own.
 """
 
 import contextlib
@@ -37,17 +40,50 @@ class Output:
             self.problem = f"some of the output is missing in {self._path}: {error.strerror}"
 
 
-def open_log(path: str, other: str | None) -> tuple[int, str]:
-    """The first of both that no other task writes to, held as long as this process lives."""
+def owner_line(tag: str, workspace: str) -> str:
+    """The first line of a log in a folder that workspaces share, whatever link led to the workspace."""
+    return f"# log of the workspace {tag}: {printable(os.path.realpath(workspace))}\n"
+
+
+def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
+    """Open the first of both that no other task writes to; it is locked as long as this process lives.
+
+    `other` is a name of this workspace alone, and given where workspaces share the folder: `path` is used there only if
+    its first line is `line`.
+    """
     for each in filter(None, (path, other)):
         log = open_private(each)
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(log)
-        else:
+        if _is_locked(log) and (other is None or each == other or _belongs_to(line, log)):
             return log, each
+        os.close(log)
     raise PrivateFileError(f"{path} is written by another task", hint="give one of the two another name")
+
+
+def _is_locked(log: int) -> bool:
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def claim_in_shared(path: str, line: str) -> bool:
+    """Return whether the log belongs to the workspace that `line` names. A new or empty one does from now on."""
+    log = open_in_shared(path)
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        return _belongs_to(line, log)
+    finally:
+        os.close(log)
+
+
+def _belongs_to(line: str, log: int) -> bool:
+    wanted = os.fsencode(line)
+    first = os.pread(log, len(wanted), 0)
+    if not first:
+        with contextlib.suppress(OSError):
+            os.write(log, wanted)
+    return first in (b"", wanted)
 
 
 def tell(path: str, text: str) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gpuyard.daemon.client import Connection, connect
 from gpuyard.engines.tmux import Tmux
 from gpuyard.recipes.folders import locked
-from gpuyard.recipes.workspace.logbook import note
+from gpuyard.recipes.workspace.logbook import note, scheduler_log
 from gpuyard.recipes.workspace.names import tag_of
 from gpuyard.recipes.workspace.settings import Settings
 
@@ -38,7 +38,7 @@ def stop(workspace: Path, settings: Settings | None) -> Stopped:
         tasks = tasks_of(queue, tag)
         cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
         running = sum(task["is_live"] for task in tasks)
-    _note(settings, f"stopped: {running} running, {cancelled} no longer waiting")
+    _note(workspace, settings, f"stopped: {running} running, {cancelled} no longer waiting")
     return Stopped(cancelled=cancelled, running=running)
 
 
@@ -50,13 +50,13 @@ def kill_all(workspace: Path, settings: Settings | None) -> Killed:
         _cancel(queue, tasks)
         left = _wait_for(queue, tag, {task["id"] for task in tasks})
         sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
-    _note(settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
+    _note(workspace, settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
     return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
 
 
-def _note(settings: Settings | None, text: str) -> None:
+def _note(workspace: Path, settings: Settings | None, text: str) -> None:
     if settings is not None:
-        note(settings, text)
+        note(scheduler_log(settings, workspace), text)
 
 
 def tasks_of(queue: Connection, tag: str) -> list[dict[str, Any]]:

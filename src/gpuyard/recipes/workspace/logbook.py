@@ -1,17 +1,36 @@
 """The scheduler's log of a workspace: a line for whatever becomes of its tasks."""
 
+import os
+from pathlib import Path
+
 from gpuyard.engines.private import PrivateFileError
-from gpuyard.engines.session_logs import tell
+from gpuyard.engines.session_logs import claim_in_shared, owner_line, tell
+from gpuyard.recipes.workspace.names import tag_of
 from gpuyard.recipes.workspace.settings import Settings
 
 
-def scheduler_log(settings: Settings) -> str | None:
-    return f"{settings.log_dir}/{settings.task_name}_scheduler.log" if settings.enable_logging else None
+def has_own_logs(settings: Settings, workspace: Path) -> bool:
+    """Whether `log_dir` is inside the workspace, where no other one writes logs."""
+    return Path(os.path.realpath(settings.log_dir)).is_relative_to(os.path.realpath(workspace))
 
 
-def note(settings: Settings, text: str) -> str | None:
-    """Why it could not be written, where it could not: nothing else depends on it."""
-    path = scheduler_log(settings)
+def scheduler_log(settings: Settings, workspace: Path) -> str | None:
+    """Return its path: by the task's name, else by the workspace's tag where the former is another workspace's."""
+    if not settings.enable_logging:
+        return None
+    path = f"{settings.log_dir}/{settings.task_name}_scheduler.log"
+    if has_own_logs(settings, workspace):
+        return path
+    tag = tag_of(workspace)
+    try:
+        is_own = claim_in_shared(path, owner_line(tag, str(workspace)))
+    except PrivateFileError:
+        is_own = False  # another user's, or nothing that can be written to
+    return path if is_own else f"{settings.log_dir}/{tag}_scheduler.log"
+
+
+def note(path: str | None, text: str) -> str | None:
+    """Return why it could not be written, or None: nothing else depends on it."""
     try:
         if path is not None:
             tell(path, text)

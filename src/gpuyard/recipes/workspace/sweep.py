@@ -33,7 +33,7 @@ from gpuyard.recipes.workspace.files import (
     record_of,
     unmarked,
 )
-from gpuyard.recipes.workspace.logbook import note, scheduler_log
+from gpuyard.recipes.workspace.logbook import has_own_logs, note, scheduler_log
 from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
 from gpuyard.recipes.workspace.program import environment_of, path_for, words_before_config
 from gpuyard.recipes.workspace.settings import Loaded, TaskOptions, load_task_options
@@ -116,6 +116,7 @@ class _Sweep:
             gpu = device if gpus else None
             planned.append(_Planned(path=path, config=config_name(path), options=options, devices=device, gpu=gpu))
         make_folders(self._workspace, settings)
+        self._scheduler_log = scheduler_log(settings, self._workspace)
         return planned, notes
 
     def submit(self, queue: Connection, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
@@ -137,7 +138,7 @@ class _Sweep:
                 refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
                 continue
             submitted.append(Submitted(config=each.config, job=job, gpu=each.gpu))
-            problem = note(self._settings, f"{each.config} queued as job {job}")
+            problem = note(self._scheduler_log, f"{each.config} queued as job {job}")
             if problem is not None and problem not in notes:
                 notes.append(problem)
         if submitted and self._settings.notify is not None:
@@ -200,6 +201,7 @@ class _Sweep:
     def _task(self, each: _Planned, marker: str) -> Task:
         settings, config = self._settings, each.config
         logs = f"{settings.log_dir}/train_logs" if settings.enable_logging else None
+        is_shared = not has_own_logs(settings, self._workspace)
         return Task(
             workspace=str(self._workspace),
             config=config,
@@ -209,8 +211,8 @@ class _Sweep:
             session=session_name(settings.worker_prefix, config) if self._has_tmux else None,
             closes_session=settings.cleanup_on_complete,
             log=f"{logs}/{config}.log" if logs else None,
-            other_log=f"{logs}/{self._tag}_{config}.log" if logs else None,
-            scheduler_log=scheduler_log(settings),
+            other_log=f"{logs}/{self._tag}_{config}.log" if logs and is_shared else None,
+            scheduler_log=self._scheduler_log,
             variable=settings.cuda_visible_devices_var,
             check_s=settings.check_interval,
             delay_s=settings.command_delay,
@@ -269,7 +271,7 @@ class _Sweep:
         try:
             return self._tmux.showing(owner) or self._tmux.open_session(name, owner, words)
         except TmuxError as error:
-            note(settings, f"no session for the view: {error}")
+            note(self._scheduler_log, f"no session for the view: {error}")
             return None
 
 
