@@ -181,6 +181,22 @@ FAULTS = (
         near=(f"{_TESTS}/test_session.py::test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over",),
     ),
     Fault(
+        id="engines-task-starts-though-its-hook-failed",
+        file=f"{_ENGINES}/session.py",
+        old="        elif hook.problem is not None:\n",
+        new="        elif hook.problem is not None and self._was_closed:\n",
+        breaks="A task starts though the hook before it failed.",
+        near=(f"{_TESTS}/test_session_hook.py",),
+    ),
+    Fault(
+        id="engines-hook-hangs-for-ever",
+        file=f"{_ENGINES}/session_hook.py",
+        old="        loop.after(timeout_s, self._end_late)\n",
+        new="",
+        breaks="A hook that hangs keeps its task from starting for ever.",
+        near=(f"{_TESTS}/test_session_hook.py",),
+    ),
+    Fault(
         id="engines-earlier-sessions-stay",
         file=f"{_ENGINES}/session.py",
         old="for name in self._tmux.owned_sessions(owner).get(owner, ()):",

@@ -16,7 +16,8 @@ class Task(Struct, frozen=True, kw_only=True):
     session as this task's. Its end is told in `record`. `log` has what it writes; in a folder that workspaces share,
     `other_log` has it where `log` is another one's. `scheduler_log` has what becomes of the task. `variable` names its
     devices in place of CUDA_VISIBLE_DEVICES. The marker is looked for every `check_s`; a program that goes on for
-    `grace_s` after its marker was seen is ended. `delay_s` pass between its session and its start.
+    `grace_s` after its marker was seen is ended. `delay_s` pass between its session and its start. `hook` is a
+    command that is run before and after it, and ended after `hook_timeout_s`.
     """
 
     workspace: str
@@ -33,6 +34,8 @@ class Task(Struct, frozen=True, kw_only=True):
     check_s: float = 30.0
     delay_s: float = 0.5
     grace_s: float = 60.0
+    hook: tuple[str, ...] = ()
+    hook_timeout_s: float = 60.0
 
 
 def place_of(indexes: Sequence[int | None]) -> str:

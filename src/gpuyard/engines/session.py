@@ -9,6 +9,8 @@
   signal but SIGKILL ends it before: what is meant for the task reaches the program too.
 - A session that is closed by hand ends the task, as people expect. One that vanishes is opened again, a few times.
 - A program that goes on after its marker is left alone for `grace_s`, and is then ended.
+- The workspace's hook (`session_hook.py`) runs before and after the program. If it fails before, the program is not
+  started and the attempt has failed; if it fails after, that is noted and changes nothing.
 - The record of its end, a file, is written at the beginning and at the end; whoever finds no result in it asks the
   queue.
 """
@@ -19,12 +21,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.engines import viewer
 from gpuyard.engines.private import PrivateFileError
-from gpuyard.engines.session_end import COMPLETED, FAILED, TERMINATED, Conclusion, conclude
+from gpuyard.engines.session_end import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
+from gpuyard.engines.session_hook import AFTER, BEFORE, Hook, facts
 from gpuyard.engines.session_logs import Output, open_log, owner_line, printable, tell, write_whole
 from gpuyard.engines.session_loop import Loop
 from gpuyard.engines.session_program import Program
@@ -39,7 +42,6 @@ _MOST_OPENED_AGAIN = 3
 # A viewer is there in a tenth of a second; a server that dies before that leaves nobody to miss.
 _SEEN_WITHIN_S = 10.0
 _LEAST_CHECK_S = 0.01
-_DRAINED_WITHIN_S = 2.0
 # Signals to all processes of an attempt are meant for the program, but for those that stop all of them. And faults are
 # our own.
 _SURVIVED = signal.valid_signals() - {
@@ -72,6 +74,8 @@ class Spec(NamedTuple):
     check_s: float = 30.0
     delay_s: float = 0.5
     grace_s: float = 60.0
+    hook: Sequence[str] = ()
+    hook_timeout_s: float = 60.0
 
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
@@ -86,7 +90,10 @@ class Runner:
         self._signals: set[int] = set()
         self._wire = _lay_wire(self._signals)
         self._loop.watch(self._wire, self._heed)
+        self._environment = environment
         self._program = Program(spec.command, environment)
+        self._hook: Hook | None = None
+        self._hook_problem: str | None = None
         self._tmux = Tmux(environment, hidden=spec.variable)
         self._outputs = [Output(1, "the job's log")]
         self._audience: Audience | None = None
@@ -112,7 +119,7 @@ class Runner:
             self._open_session()
         self._record()
         self._loop.watch(self._program.fileno(), self._attend)
-        self._loop.after(self._spec.delay_s, self._start)
+        self._loop.after(self._spec.delay_s, self._begin)
         while self._status is None:
             self._loop.turn()
         return self._finish(self._status)
@@ -168,12 +175,38 @@ class Runner:
         if self._audience is not None and self._audience.is_empty:
             self._miss_session()
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         """Not where it was told to stop before."""
-        if self._status is None:
-            self._program.start()
-            self._event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
-            self._check_marker()
+        if self._status is not None:
+            return
+        if self._spec.hook:
+            self._start_hook(facts(BEFORE, self._spec.gpu, self._log))
+        else:
+            self._start()
+
+    def _start_hook(self, told: Mapping[str, str]) -> None:
+        environment = {**self._environment, **told}
+        self._hook = Hook(self._spec.hook, environment, self._spec.hook_timeout_s, self._loop, self._pass_on)
+
+    def _hear_of_hook(self, hook: Hook) -> None:
+        """It has ended; after the program nothing depends on it."""
+        self._hook = None
+        if self._status is not None:
+            if hook.problem is not None:
+                self._tell(f"the hook after it {hook.problem}")
+                self._event(f"the hook after it {hook.problem}")
+        elif self._was_stopped or self._was_closed:
+            self._status = TERMINATED if self._was_stopped else HUNG_UP
+        elif hook.problem is not None:
+            self._hook_problem = f"the hook before it {hook.problem}, so it was not started"
+            self._status = hook.status
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        self._program.start()
+        self._event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
+        self._check_marker()
 
     # While it runs
 
@@ -189,19 +222,27 @@ class Runner:
             self._audience.show(output)
 
     def _type(self, keys: bytes = b"") -> None:
+        if self._hook is not None:
+            self._hook.type(keys)
+            return
         waits = self._program.type(keys)
         self._loop.want_to_write(self._program.fileno(), wants=waits)
 
     def _heed(self, _: int) -> None:
         os.read(self._wire, 4096)
         self._was_stopped = signal.SIGTERM in self._signals
-        if self._program.pid is not None:
+        if self._hook is not None:
+            if self._hook.has_ended():
+                self._hear_of_hook(self._hook)
+        elif self._program.pid is not None:
             self._status = self._program.status()
         elif self._was_stopped:
             self._status = TERMINATED
 
     def _check_marker(self) -> None:
         check_s = max(self._spec.check_s, _LEAST_CHECK_S)
+        if self._status is not None:
+            return
         if self._has_marker():
             self._loop.after(self._spec.grace_s, self._end_overstayer)
         else:
@@ -211,7 +252,7 @@ class Runner:
         return os.path.lexists(self._spec.marker)
 
     def _end_overstayer(self) -> None:
-        if not self._has_marker():
+        if self._status is not None or not self._has_marker():
             self._check_marker()
             return
         self._overstayed = True
@@ -219,17 +260,17 @@ class Runner:
         self._end_with(signal.SIGTERM)
 
     def _close(self) -> None:
-        if self._status is not None:
-            return
-        self._was_closed = True
-        self._say("its session was closed, and it is ended")
-        if self._program.pid is None:
-            self._status = 128 + signal.SIGHUP
+        if self._status is None:
+            self._was_closed = True
+            self._say("its session was closed, and it is ended")
+            if self._program.pid is None and self._hook is None:
+                self._status = HUNG_UP
         self._end_with(signal.SIGHUP)
 
     def _end_with(self, signum: int) -> None:
-        self._program.signal(signum)
-        self._loop.after(_KILL_AFTER_S, lambda: self._program.signal(signal.SIGKILL))
+        running = self._hook or self._program
+        running.signal(signum)
+        self._loop.after(_KILL_AFTER_S, lambda: running.signal(signal.SIGKILL))
 
     def _miss_session(self) -> None:
         if self._times_opened < _MOST_OPENED_AGAIN and not self._was_closed:
@@ -243,7 +284,8 @@ class Runner:
     # After its end
 
     def _finish(self, status: int) -> int:
-        self._drain()
+        for output in self._program.rest():
+            self._pass_on(output)
         end = conclude(
             status,
             has_marker=self._overstayed or self._has_marker(),
@@ -251,21 +293,23 @@ class Runner:
             was_stopped=self._was_stopped,
             was_closed=self._was_closed,
         )
+        if self._hook_problem is not None and end.result == FAILED:
+            end = end._replace(note=self._hook_problem)
+            self._say(self._hook_problem)
         marker_by = "program" if self._has_marker() else None
         if end.writes_marker and self._write_marker():
             marker_by = "gpuyard"
+        if self._spec.hook and self._program.pid is not None:
+            self._record(end, status, marker_by)
+            self._start_hook(facts(AFTER, self._spec.gpu, self._log, end.result, status))
+            while self._hook is not None:
+                self._loop.turn()
+        for each in self._outputs:
+            each.finish()
         self._notes += [text for text in (end.note, *(each.problem for each in self._outputs)) if text]
         self._record(end, status, marker_by)
         self._say_farewell(end, status)
         return end.status
-
-    def _drain(self) -> None:
-        """What it wrote last; not what somebody it left behind may write forever."""
-        deadline = time.monotonic() + _DRAINED_WITHIN_S
-        while time.monotonic() < deadline and (output := self._program.read()):
-            self._pass_on(output)
-        for each in self._outputs:
-            each.finish()
 
     def _write_marker(self) -> bool:
         spec = self._spec

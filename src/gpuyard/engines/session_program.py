@@ -9,7 +9,8 @@ import shutil
 import signal
 import struct
 import termios
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
@@ -18,6 +19,7 @@ _EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 _TERMINALS_THAT_CANNOT = ("", "dumb")
 _MOST_UNTYPED = 1 << 16
 _CHUNK = 1 << 16
+_DRAINED_WITHIN_S = 2.0
 
 
 class Program:
@@ -56,6 +58,12 @@ class Program:
             return os.read(self._ours, _CHUNK)
         except OSError:
             return b""
+
+    def rest(self) -> Iterator[bytes]:
+        """What it wrote last; not what somebody it left behind may write forever."""
+        deadline = time.monotonic() + _DRAINED_WITHIN_S
+        while time.monotonic() < deadline and (output := self.read()):
+            yield output
 
     def type(self, keys: bytes = b"") -> bool:
         """True where some of what was typed has to wait until the program reads."""

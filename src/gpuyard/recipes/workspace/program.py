@@ -38,6 +38,14 @@ def words_before_config(settings: Settings, workspace: Path, environment: Mappin
     return (*interpreter, path_for(settings.script_path, settings), "--config_path")
 
 
+def hook_words(settings: Settings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The command of `hook`, checked; nothing where there is none. A path is relative to the workspace."""
+    if settings.hook is None:
+        return ()
+    first, *others = settings.hook
+    return (_executable("hook", _program(first, workspace), environment), *others)
+
+
 def path_for(path: str, settings: Settings) -> str:
     """As the task names it: from its working directory where it lies in there. Never one that looks like an option."""
     inside = os.path.relpath(path, settings.work_dir)
@@ -51,22 +59,26 @@ def _interpreter(settings: Settings, workspace: Path, environment: Mapping[str, 
     text = settings.python_env
     path = os.path.join(workspace, os.path.expanduser(text))
     if os.path.isfile(f"{path}/bin/python"):
-        return (_executable(f"{path}/bin/python", environment),)
+        return (_executable("python_env", f"{path}/bin/python", environment),)
     if os.path.isfile(path) and os.sep in text:
-        return (_executable(path, environment),)
+        return (_executable("python_env", path, environment),)
     try:
         first, *others = shlex.split(text)
     except ValueError as error:
         raise UserError(f"python_env: '{text}' cannot be split into words: {error}", hint="close its quotes") from error
-    first = os.path.expanduser(first)
-    return (_executable(os.path.join(workspace, first) if os.sep in first else first, environment), *others)
+    return (_executable("python_env", _program(first, workspace), environment), *others)
 
 
-def _executable(program: str, environment: Mapping[str, str]) -> str:
+def _program(written: str, workspace: Path) -> str:
+    """One on PATH by its name, or one in the workspace by its path."""
+    word = os.path.expanduser(written)
+    return os.path.join(workspace, word) if os.sep in word else word
+
+
+def _executable(key: str, program: str, environment: Mapping[str, str]) -> str:
     found = shutil.which(program, path=environment.get("PATH", os.defpath))
     if found is None:
         what = f"{program} cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
-        raise UserError(
-            f"python_env: {what}", hint="name an interpreter that is on PATH (of the conda environment), or its path"
-        )
+        kind = "an interpreter" if key == "python_env" else "a program"
+        raise UserError(f"{key}: {what}", hint=f"name {kind} that is on PATH (of the conda environment), or its path")
     return found

@@ -61,6 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     sessions: str = "tmux"
     timeout_s: float | None = None
     notify: tuple[str, ...] | None = None
+    hook: tuple[str, ...] | None = None
+    hook_timeout: float = 60.0
 
 
 # Every key, in the order people are shown them.
@@ -94,6 +96,8 @@ KINDS: dict[str, Kind] = {
     "sessions": kinds.choice("tmux", "none"),
     "timeout": kinds.some_seconds,
     "notify": kinds.command,
+    "hook": kinds.command,
+    "hook_timeout": kinds.some_seconds,
 }
 _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
 # What a value of None stands for, where people read it.

@@ -160,7 +160,7 @@ def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked
     if state == "completed" or task["is_live"]:
         return told
     reason: str | None = task["reason"]
-    return reason
+    return f"{reason}: {told}" if reason and told else reason
 
 
 def _last_line(log: str | None) -> str | None:

@@ -35,7 +35,7 @@ from gpuyard.recipes.workspace.files import (
 )
 from gpuyard.recipes.workspace.logbook import has_own_logs, note, scheduler_log
 from gpuyard.recipes.workspace.names import config_name, scheduler_session, session_name, slug, tag_of
-from gpuyard.recipes.workspace.program import environment_of, path_for, words_before_config
+from gpuyard.recipes.workspace.program import environment_of, hook_words, path_for, words_before_config
 from gpuyard.recipes.workspace.settings import Loaded, TaskOptions, load_task_options
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows what one writes"
@@ -106,6 +106,7 @@ class _Sweep:
         devices, notes = ([None] * len(paths), []) if is_elsewhere else devices_for(settings, len(paths), gpus)
         self._environment = environment_of(settings)
         self._words = words_before_config(settings, self._workspace, self._environment)
+        self._hook = hook_words(settings, self._workspace, self._environment)
         if self._tmux is not None and not self._has_tmux:
             notes.append(NO_TMUX)
         planned = []
@@ -168,11 +169,17 @@ class _Sweep:
         settings = self._settings
         config_path = path_for(str(each.path), settings)
         marker = str(marker_of(settings, each.config))
-        environment = {**self._environment, "GPUYARD_MARKER": marker, **each.options.env}
+        told = {
+            "GPUYARD_WORKSPACE": str(self._workspace),
+            "GPUYARD_TASK_NAME": settings.task_name,
+            "GPUYARD_CONFIG_NAME": each.config,
+            "GPUYARD_CONFIG_PATH": str(each.path),
+            "GPUYARD_MARKER": marker,
+        }
         return self._post(
             queue,
             command=(*self._words, config_path),
-            environment=environment,
+            environment={**self._environment, **told, **each.options.env},
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
             crew=msgspec.to_builtins(Crew(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)),
@@ -217,6 +224,8 @@ class _Sweep:
             check_s=settings.check_interval,
             delay_s=settings.command_delay,
             grace_s=settings.exit_grace,
+            hook=self._hook,
+            hook_timeout_s=settings.hook_timeout,
         )
 
     def _submit_notice(self, queue: Connection, jobs: list[int]) -> None:

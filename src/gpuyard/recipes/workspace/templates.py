@@ -49,6 +49,8 @@ script_path: train.py
 #auto_restart_failed: false
 #max_retries: 3
 #notify: ""                           # a command that is run when the sweep is over
+#hook: ""                             # a command that is run before and after each task
+#hook_timeout: 60                     # seconds after which it is ended
 
 # Sessions and logs.
 #sessions: tmux                       # tmux or none

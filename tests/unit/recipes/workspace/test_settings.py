@@ -74,6 +74,8 @@ def test_an_empty_file_is_a_whole_configuration(tmp_path: Path) -> None:
         "sessions": "tmux",
         "timeout_s": None,
         "notify": None,
+        "hook": None,
+        "hook_timeout": 60.0,
     }
 
 

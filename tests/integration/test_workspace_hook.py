@@ -1,0 +1,114 @@
+"""The `hook` of a workspace, as its user has it: around each task, whatever becomes of the daemon."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    Workspaces,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
+    until,
+)
+
+FACTS = (
+    "WORKSPACE", "TASK_NAME", "CONFIG_NAME", "CONFIG_PATH", "ATTEMPT", "GPUS", "LOG", "MARKER", "OUTCOME",
+    "EXIT_STATUS",
+)  # fmt: skip
+
+
+def write_hook(workspace: Workspace, script: str) -> None:
+    """As `hooks/mine.sh` in the workspace, which its configuration names from there."""
+    hook = workspace.folder / "hooks/mine.sh"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{script}\n")
+    hook.chmod(0o755)
+
+
+def told(workspace: Workspace) -> list[str]:
+    path = workspace.folder / "told"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_hook_is_run_around_each_task_with_its_facts(workspace: Workspace) -> None:
+    facts = "|".join(f"${{GPUYARD_{name}-}}" for name in FACTS)
+    write_hook(workspace, f'echo "$1 $GPUYARD_PHASE $CUDA_VISIBLE_DEVICES|{facts}" >> told')
+    workspace.configure(hook="hooks/mine.sh word", sessions="none", gpu_count=1, max_jobs_per_gpu=1)
+    workspace.add("exp1")
+    workspace.add("exp2", fails=1)
+    workspace.do("start")
+    workspace.until_over()
+    folder = workspace.folder
+    common = {
+        name: f"|{folder}|T|{name}|{folder}/configs/{name}.yml|1|0|{folder}/logs/train_logs/{name}.log"
+        f"|{folder}/out/{name}_completed.txt"
+        for name in ("exp1", "exp2")
+    }
+    visible = workspace.starts("exp1")[0]["env"]["CUDA_VISIBLE_DEVICES"]
+    assert told(workspace) == [
+        f"word before {visible}{common['exp1']}||",
+        f"word after {visible}{common['exp1']}|completed|0",
+        f"word before {visible}{common['exp2']}||",
+        f"word after {visible}{common['exp2']}|failed|1",
+    ]
+
+
+def test_a_task_whose_hook_fails_before_it_is_run_again_as_any_that_fails(workspace: Workspace) -> None:
+    write_hook(workspace, "[ $GPUYARD_ATTEMPT != 1 ] || exit 7")
+    workspace.configure(hook="hooks/mine.sh", sessions="none", auto_restart_failed=True, max_retries=1)
+    workspace.add("exp")
+    workspace.do("start")
+    row = workspace.until_over()["exp"]
+    assert (row["state"], row["attempt"], len(workspace.starts())) == ("completed", 2, 1)
+
+    workspace.configure(hook=["sh", "-c", "exit 7"], sessions="none")
+    workspace.do("start", "--rerun")
+    row = workspace.until_over()["exp"]
+    why = "exit status 7: the hook before it failed with status 7, so it was not started"
+    assert (row["state"], row["attempt"], row["note"]) == ("failed", 1, why)
+    assert why in workspace.do("status")
+    assert len(workspace.starts()) == 1
+
+
+def test_a_hook_goes_on_when_the_daemon_is_killed(workspaces: Workspaces) -> None:
+    workspace, yard = workspaces.make(), workspaces.yard
+    gates = {phase: workspace.folder / f"gate-{phase}" for phase in ("before", "after")}
+    for gate in gates.values():
+        os.mkfifo(gate)
+    write_hook(workspace, 'echo "$GPUYARD_PHASE begins" >> told; read x < gate-$GPUYARD_PHASE; echo "ends" >> told')
+    workspace.configure(hook="hooks/mine.sh", sessions="none")
+    workspace.add("exp")
+    workspace.do("start")
+    for phase in ("before", "after"):
+        until(lambda: told(workspace)[-1:] == [f"{phase} begins"], f"the hook {phase}")  # noqa: B023 - at once
+        yard.kill9()
+        open_gate(gates[phase])
+        yard.start()
+    row = workspace.until_over()["exp"]
+    assert (row["state"], row["attempt"], row["note"]) == ("completed", 1, None)
+    assert told(workspace) == ["before begins", "ends", "after begins", "ends"]
+
+
+def open_gate(gate: Path) -> None:
+    """When the hook waits there."""
+    gate.write_text("go\n")
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        ("hooks/none.sh", "hook: there is no program '{folder}/hooks/none.sh'"),
+        ("configs/exp.yml", "hook: {folder}/configs/exp.yml cannot be executed"),
+        ("no-such-hook", "hook: there is no program 'no-such-hook'"),
+    ],
+)
+def test_a_hook_that_cannot_be_run_is_told_before_anything_starts(workspace: Workspace, hook: str, says: str) -> None:
+    workspace.configure(hook=hook, sessions="none")
+    workspace.add("exp")
+    refused = workspace.scheduler("start")
+    assert refused.returncode == 2
+    assert says.format(folder=workspace.folder) in refused.stderr
+    assert workspace.tasks() == {}
