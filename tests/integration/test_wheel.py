@@ -5,6 +5,7 @@ empty environment and used there. Nothing is downloaded: what the package depend
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0
 PACKAGES = ("gpuyard", "gpu_scheduler")
-DATA = {".css", ".html", ".js", ".py", ".sql", ".typed"}
+DATA = {".css", ".html", ".js", ".py", ".sh", ".sql", ".typed", ".yml"}
 
 
 class Built(NamedTuple):
@@ -181,6 +182,18 @@ def test_a_workspace_is_made_from_its_templates(installed: Environment, tmp_path
     told = installed.run("workspace", "init", str(tmp_path / "sweep"))
     assert told.returncode == 0, told.stderr
     assert (tmp_path / "sweep/scheduler_config.yml").exists()
+
+
+def test_a_workspace_of_templates_that_were_copied_by_hand_works(installed: Environment, tmp_path: Path) -> None:
+    [templates] = installed.folder.glob("lib/python*/site-packages/gpuyard/recipes/workspace")
+    shutil.copy(templates / "scheduler_config_template.yml", tmp_path / "scheduler_config.yml")
+    shutil.copy(templates / "scheduler_wrapper_template.sh", tmp_path / "scheduler.sh")
+    told = subprocess.run(
+        [tmp_path / "scheduler.sh", "config"], env={**environment_variables(), "PATH": f"{installed.folder}/bin:/bin"},
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "max_jobs_per_gpu" in told.stdout
 
 
 def test_render_without_its_extra_says_what_to_type(installed: Environment, tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.workspace.scaffold import Made, init
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, KINDS, load
+from gpuyard.recipes.workspace.templates import CONFIG_TEMPLATE, WRAPPER_TEMPLATE
 from tests.unit.recipes.workspace.test_settings import LEGACY
 
 
@@ -44,6 +47,20 @@ def test_a_new_configuration_shows_every_key_with_its_default(tmp_path: Path) ->
     assert load(folder).settings == fresh
     for key in KINDS:
         assert re.search(rf"^#?{key}:", text, re.MULTILINE), key
+
+
+def test_a_workspace_is_made_of_the_templates_that_people_may_copy(tmp_path: Path) -> None:
+    copied = tmp_path / "exp"
+    copied.mkdir()
+    shutil.copy(CONFIG_TEMPLATE, copied / CONFIG_FILE)
+    shutil.copy(WRAPPER_TEMPLATE, copied / "scheduler.sh")
+    assert os.access(copied / "scheduler.sh", os.X_OK)
+    made = init(tmp_path / "made" / "exp", force=False).folder
+    settings, paths = load(copied).settings, ("work_dir", "config_dir", "script_path", "output_dir")
+    assert replace(load(made).settings, **{name: getattr(settings, name) for name in paths}) == settings
+    for name, own in ((CONFIG_FILE, "task_name:"), ("scheduler.sh", "python=")):
+        pairs = zip((copied / name).read_text().splitlines(), (made / name).read_text().splitlines(), strict=True)
+        assert all(own in ours for theirs, ours in pairs if theirs != ours)
 
 
 @pytest.mark.parametrize("name", ["-dash", "a 'b' \"c\" \\n", "$(touch x)", "größe: #1", "two\nlines", "x" * 255])

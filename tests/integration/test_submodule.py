@@ -1,0 +1,124 @@
+"""gpuyard in another project's tree: a real git submodule, the line that the docs give, and the import."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_wheel import DEADLINE_S, ROOT, environment_variables, lend, needed_by
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+PAGE = (ROOT / "docs/how-to/use-in-another-project.md").read_text()
+FOLDER = "third_party/gpuyard"
+# What git has of a checkout and an installation needs.
+FILES = (".gitignore", "LICENSE", "README.md", "pyproject.toml", "src")
+USES = """
+import gpu_scheduler
+with gpu_scheduler.GPUScheduler(num_gpus=1) as gpu_ids:
+    print(gpu_ids, gpu_scheduler.__file__)
+"""
+
+
+def line(beginning: str) -> str:
+    """The line of an example on the page, without what is said about it."""
+    [found] = re.findall(rf"^({re.escape(beginning)}.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
+    return str(found)
+
+
+class Project:
+    """A git repository with an environment of its own, which has what gpuyard depends on, and not gpuyard."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        self._variables = {
+            **environment_variables(), "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}", "GPUYARD_SIMULATE": "2x24GB",
+            "GIT_CONFIG_GLOBAL": str(home / "gitconfig"), "GIT_CONFIG_NOSYSTEM": "1",
+            "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }  # fmt: skip
+        (home / "gitconfig").write_text(
+            '[user]\nname = Ada\nemail = ada@example.org\n[protocol "file"]\nallow = always\n'
+        )
+        folder.mkdir()
+        self._make_environment()
+        self.sh("git init --quiet; echo .venv > .gitignore; git add .; git commit --quiet -m 'a project'")
+
+    def _make_environment(self) -> None:
+        place = self.folder / ".venv"
+        venv.create(place, symlinks=True)
+        pip = place / "bin/pip"
+        pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {place}/bin/python "$@"\n')
+        pip.chmod(0o755)
+        (place / "lent").mkdir()
+        [packages] = place.glob("lib/python*/site-packages")
+        (packages / "lent.pth").write_text(f"{place / 'lent'}\n")
+        lend(place / "lent", needed_by(["gpuyard", "hatchling"]) - {"gpuyard"})
+
+    def sh(self, script: str) -> str:
+        done = subprocess.run(
+            ["sh", "-ec", script], cwd=self.folder, env=self._variables, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def python(self, code: str) -> str:
+        (self.folder / "train.py").write_text(code)
+        return self.sh("python train.py")
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A repository with what is in this checkout now."""
+    folder = tmp_path / "upstream"
+    folder.mkdir()
+    for name in FILES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, own_home: Path, upstream: Path) -> Project:
+    made = Project(tmp_path / "project", tmp_path)
+    made.sh(f"cd {upstream}; git init --quiet; git add .; git commit --quiet -m upstream")
+    return made
+
+
+def add_submodule(project: Project, upstream: Path, folder: str) -> None:
+    project.sh(line("git submodule add ").replace("GPUYARD_URL", str(upstream)).replace(FOLDER, folder))
+    project.sh("git commit --quiet -m 'carry gpuyard'")
+
+
+# The second has the name of the package, and lies where Python looks first.
+@pytest.mark.parametrize("folder", [FOLDER, "gpu_scheduler"])
+def test_the_package_is_installed_from_a_submodule_by_one_line(project: Project, upstream: Path, folder: str) -> None:
+    add_submodule(project, upstream, folder)
+    project.sh(line("pip install -e ").replace(FOLDER, folder))
+    assert project.python(USES) == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
+    assert project.sh("command -v gpuyard; command -v setup_workspace.sh") == "".join(
+        f"{project.folder}/.venv/bin/{name}\n" for name in ("gpuyard", "setup_workspace.sh")
+    )
+    assert project.sh("git status --porcelain --ignore-submodules=none") == "?? train.py\n"
+
+
+@pytest.mark.parametrize("folder", [FOLDER, "gpu_scheduler"])
+def test_a_path_entry_is_enough_for_the_import(project: Project, upstream: Path, folder: str) -> None:
+    add_submodule(project, upstream, folder)
+    entry = line("sys.path.insert(0, ").replace(FOLDER, folder)
+    said = project.python(f"import sys\n{entry}\n{USES}")
+    assert said == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
+
+
+def test_templates_that_are_copied_from_a_submodule_make_a_workspace(project: Project, upstream: Path) -> None:
+    add_submodule(project, upstream, FOLDER)
+    copies = re.findall(r"^cp third_party/.*$", PAGE, re.MULTILINE)
+    assert len(copies) == 2
+    project.sh("\n".join([line("pip install -e "), "mkdir sweep", *copies]))
+    assert "max_jobs_per_gpu" in project.sh("sweep/scheduler.sh config")
