@@ -94,6 +94,14 @@ FAULTS = (
         near=("tests/unit/control/test_news.py",),
     ),
     Fault(
+        id="control-devices-named-twice",
+        file="src/gpuyard/control/launching.py",
+        old='visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")',
+        new='visible[task.variable] = visible["CUDA_VISIBLE_DEVICES"]',
+        breaks="A task has CUDA_VISIBLE_DEVICES besides the variable that cuda_visible_devices_var names instead.",
+        near=("tests/integration/test_workspace_settings.py::test_every_task_has_what_the_workspace_sets",),
+    ),
+    Fault(
         id="control-retry-without-a-pause",
         file=f"{_CONTROL}/desk.py",
         old="due_at=now + verdict.delay_s if state is JobState.DELAYED else None,",
