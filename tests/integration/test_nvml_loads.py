@@ -53,7 +53,7 @@ def test_from_read_to_read_only_new_samples_are_asked_for(reader: Reader) -> Non
         {10: 80.0, 11: 10.0},
         {10: 80.0, 11: 10.0},  # the same ones are still new enough
         {10: 0.0, 11: 60.0},
-        {10: 0.0, 11: 0.0},  # nobody has worked since
+        {10: None, 11: None},  # the card is busy, and of its processes nobody has worked since
     ]
 
 

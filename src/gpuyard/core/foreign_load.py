@@ -1,6 +1,7 @@
 """Foreign load: how busy processes without a lease keep a device.
 
-- Where the driver reports the utilization of each process, the figures of the strangers are added up.
+- Where there are no leases, all of a device's utilization is the strangers'. Figures of single processes lag behind it.
+- Beside leases, the figures of the strangers are added up, where the driver reports the utilization of each process.
 - Elsewhere the device's utilization counts while strangers hold memory there, less what our own leases explain. A lease
   of unknown load may explain all of it.
 - A device without strangers has no foreign load, however busy it was a moment ago.
@@ -71,7 +72,8 @@ def read_foreign_load(device: Device, strangers: Sequence[Stranger], own: Sequen
     known = [stranger.process.utilization_percent for stranger in strangers]
     figures = [figure for figure in known if figure is not None]
     if known and len(figures) == len(known):
-        return min(100.0, sum(figures))
+        seen = 0.0 if own else device.utilization_percent or 0.0
+        return min(100.0, max(seen, sum(figures)))
     if device.utilization_percent is None:
         return None
     explained = sum(100.0 if share.load_percent is None else share.load_percent for share in own)

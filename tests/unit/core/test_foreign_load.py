@@ -47,6 +47,7 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     [
         ([stranger(percent=30.0), stranger(8, 15.0)], [share(None)], 45.0),
         ([stranger(percent=80.0), stranger(8, 70.0)], [], 100.0),
+        ([stranger(percent=30.0)], [], 90.0),
         ([stranger(percent=30.0), stranger(8)], [], 90.0),
         ([stranger()], [], 90.0),
         ([stranger()], [share(60.0)], 30.0),

@@ -1,10 +1,12 @@
 """How busy each process keeps a card, by the samples that the driver takes a few times a second.
 
 Rules:
-- A process keeps the card as busy as its newest sample says. One without a sample in the last two seconds did nothing.
+- A process keeps the card as busy as its newest sample says. One without a sample in the last two seconds did nothing
+  while others worked.
 - Times are the driver's own, so samples are compared with each other and never with our clock.
 - Samples of processes that are not listed, or of more than 100%, are of no use; drivers are known to give some. Where
-  none is of a listed process, as in a container, each is unknown.
+  none is of a listed process, each is unknown: in a container they have other numbers, and the samples of one that has
+  just begun are late.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +42,7 @@ def with_loads(processes: Sequence[Process], samples: Sequence[Sample]) -> tuple
         is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
         if is_newer and sample.smUtil <= _WHOLE:
             newest[sample.pid] = sample
-    if newest and newest.keys().isdisjoint(process.pid for process in processes):
+    if newest.keys().isdisjoint(process.pid for process in processes):
         return tuple(processes)
     return tuple(replace(each, utilization_percent=_load(newest.get(each.pid))) for each in processes)
 
