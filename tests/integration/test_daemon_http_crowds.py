@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
         viewer.sendall(GET)
         hear_until(viewer, b"all that was")
         assert hear_until(viewer, b"later") == b"what comes later"
+
+
+def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> None:
+    """And not only when it has had its time to read."""
+
+    def begin(viewer: Viewer) -> None:
+        viewer.send(b"x" * 3_000_000)
+        asyncio.get_running_loop().call_soon(viewer.send, b"one thing more")
+
+    limits = Limits(unread_answer_s=10 * DEADLINE_S, unread_bytes=1_000_000)
+    with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
+        viewer.sendall(GET)
+        wait_until(lambda: bool(viewer.recv(1, socket.MSG_PEEK)))
+        wait_until(lambda: daemon.server.connections == 0)
 
 
 def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) -> None:
