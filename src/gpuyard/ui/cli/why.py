@@ -34,7 +34,7 @@ def why_lines(answer: "dict[str, Any]") -> "Iterator[str]":
     for reason in answer["reasons"]:
         place = f"{reason['device_id']}: " if reason["device_id"] else ""
         yield f"  {place}{clean(reason['text'])}"
-    for remedy in dict.fromkeys(reason["remedy"] for reason in answer["reasons"] if reason["remedy"]):
+    for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
         yield f"  to change that: {clean(remedy)}"
     for holder in _holders(answer["reasons"]):
         yield f"  in the way: {clean(holder)}"
