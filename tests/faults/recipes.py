@@ -4,6 +4,8 @@ from tests.faults.fault import Fault
 
 _RECIPES = "src/gpuyard/recipes"
 _TESTS = "tests/unit/recipes"
+_CLI = "tests/integration/test_batch_cli.py"
+_AGAIN = "test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_another_beside_a_finished_one"
 _CRASHES = "tests/integration/test_batch_crashes.py"
 
 FAULTS = (
@@ -22,7 +24,7 @@ FAULTS = (
         old='done = {index for index, run in results(record).items() if run["state"] == SUCCEEDED}',
         new='done = {index for index, run in results(record).items() if run["state"] in _ENDS}',
         breaks="--resume leaves out runs that failed.",
-        near=("tests/integration/test_batch_cli.py::test_resume_runs_only_what_has_not_succeeded",),
+        near=(f"{_CLI}::test_resume_runs_only_what_has_not_succeeded",),
     ),
     Fault(
         id="recipes-folder-lock-is-shared",
@@ -42,11 +44,27 @@ FAULTS = (
     ),
     Fault(
         id="recipes-runs-with-frames-are-pruned",
-        file=f"{_RECIPES}/finish.py",
-        old="        if has_frame(folder, plan.frames):\n            return None\n",
-        new="        if not has_frame(folder, plan.frames):\n            return None\n",
+        file=f"{_RECIPES}/run_fate.py",
+        old="        if folder.is_dir() and has_frame(folder, plan.frames):\n",
+        new="        if folder.is_dir() and not has_frame(folder, plan.frames):\n",
         breaks="Runs with data are moved away, and empty ones stay.",
-        near=("tests/integration/test_batch_cli.py::test_what_came_out_empty_is_pruned_by_the_scheduler",),
+        near=(f"{_CLI}::test_what_came_out_empty_is_pruned_by_the_scheduler",),
+    ),
+    Fault(
+        id="recipes-cancelled-runs-are-pruned",
+        file=f"{_RECIPES}/run_fate.py",
+        old='return bool(run["state"] != _CANCELLED and run["attempts"])',
+        new="return True",
+        breaks="Runs that were cancelled are counted as pruned, and their folders are moved away.",
+        near=(f"{_TESTS}/test_run_fate.py",),
+    ),
+    Fault(
+        id="recipes-finished-batch-begun-again-in-its-root",
+        file=f"{_RECIPES}/batch_root.py",
+        old="        if changed is None and not is_finished:\n",
+        new="        if changed is None:\n",
+        breaks="The same command after a finished batch runs nothing, and only tells of the old one.",
+        near=(f"{_CLI}::{_AGAIN}",),
     ),
     Fault(
         id="recipes-empty-file-counts-as-a-frame",

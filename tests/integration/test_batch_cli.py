@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,13 +148,10 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     program = "echo {index} >> done; [ {index} != 1 ] || [ -e mended ]"
     root = ("--output-root", "out")
     assert batch(3, *root, program=program).returncode == 1
-    again = batch(3, *root, program=program)
-    assert again.returncode == 2
-    assert f"there is a batch in {tmp_path}/out already\n  --resume goes on with it" in again.stderr
     (tmp_path / "mended").touch()
     resumed = batch(3, *root, "--resume", program=program)
     assert resumed.returncode == 0
-    assert "gpuyard: it goes on with 1 of 3 runs\n" in resumed.stderr
+    assert resumed.stderr.startswith("gpuyard: it goes on with 1 of 3 runs\n")
     assert resumed.stdout.startswith("sh: all 3 runs succeeded")
     nothing_left = batch(3, *root, "--resume", program=program)
     assert (nothing_left.returncode, nothing_left.stdout) == (0, resumed.stdout)
@@ -162,6 +160,71 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     assert sorted((tmp_path / "done").read_text().split()) == ["0", "1", "1", "2", "3"]
     other = batch(4, *root, "--resume", "--seed", "1", program=program)
     assert (other.returncode, "begun with another seed: 0, not 1" in other.stderr) == (2, True)
+
+
+def test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_another_beside_a_finished_one(
+    tmp_path: Path,
+) -> None:
+    program = "echo {output} >> done; [ {index} != 1 ] || [ -e mended ] && echo > {output}/frame"
+    typed = ("--output-root", "out", "--prune-output-root", "empty")
+    assert batch(3, *typed, program=program).returncode == 1
+    (tmp_path / "mended").touch()
+    again = batch(3, *typed, program=program)
+    assert again.returncode == 0, again.stderr
+    told = f"gpuyard: the batch in {tmp_path}/out is unfinished: it goes on with 1 of 3 runs\n"
+    assert again.stderr.startswith(told)
+    other = batch(3, *typed, program=program)
+    beside = f"gpuyard: the batch in {tmp_path}/out is finished (--append adds runs to it); a new one begins in "
+    assert other.stderr.startswith(f"{beside}{tmp_path}/out-2\n")
+    assert (other.returncode, summary_in(tmp_path / "out-2")["succeeded"]) == (0, 3)
+    assert batch(3, *typed, program=program).stderr.startswith(f"{beside}{tmp_path}/out-3\n")
+    ran = [Path(line) for line in (tmp_path / "done").read_text().splitlines()]
+    assert [sum(each.parent.name == root for each in ran) for root in ("out", "out-2", "out-3")] == [4, 3, 3]
+    assert {each.name for each in tmp_path.glob("empty*")} == {"empty", "empty-2", "empty-3"}
+
+
+def test_a_batch_of_another_command_is_left_alone(tmp_path: Path) -> None:
+    assert batch(1, "--output-root", "out", program="false").returncode == 1
+    other = batch(1, "--output-root", "out", program="true")
+    assert other.returncode == 0
+    told = (
+        f"gpuyard: the batch in {tmp_path}/out was begun with another command; a new one begins in {tmp_path}/out-2\n"
+    )
+    assert other.stderr.startswith(told)
+    assert summary_in(tmp_path / "out")["succeeded"] == 0
+    dry = batch(1, "--output-root", "out", "--dry-run", program="true")
+    assert (dry.returncode, f"a new one begins in {tmp_path}/out-3\n" in dry.stderr) == (0, True)
+
+
+def test_append_adds_runs_with_the_next_seeds_once_the_batch_is_finished(tmp_path: Path) -> None:
+    program = "echo {seed} >> seeds; [ {index} != 3 ] || [ -e mended ]"
+    typed = ("--append", "--seed", "5", "--output-root", "out")
+    assert batch(2, *typed, program=program).returncode == 0
+    added = batch(2, *typed, program=program)
+    assert added.returncode == 1
+    told = f"gpuyard: adds seeds 7 to 8 to the batch in {tmp_path}/out: it goes on with 2 of 4 runs\n"
+    assert added.stderr.startswith(told)
+    assert "--append" not in added.stderr.splitlines()[-1]
+    (tmp_path / "mended").touch()
+    again = batch(2, *typed, program=program)
+    unfinished = (
+        f"gpuyard: the batch in {tmp_path}/out is unfinished, so nothing is added: it goes on with 1 of 4 runs\n"
+    )
+    assert (again.returncode, again.stderr.startswith(unfinished)) == (0, True)
+    assert (tmp_path / "seeds").read_text().split() == ["5", "6", "7", "8", "8"]
+    assert summary_in(tmp_path / "out")["runs"] == 4
+
+
+def test_the_way_back_to_a_batch_beside_another_names_its_root(tmp_path: Path) -> None:
+    assert batch(1, "--output-root", "out", program="true").returncode == 0
+    os.mkfifo(tmp_path / "gate")
+    begun = batch(1, "--detach", "--output-root=out", program="read word < gate")
+    way_back = begun.stderr.splitlines()[-1].strip()
+    assert way_back.startswith(f"gpuyard batch --resume --output-root {tmp_path}/out-2 --count 1 ")
+    assert "--output-root=out" not in way_back
+    (tmp_path / "gate").write_text("go\n")
+    followed = run(*shlex.split(way_back)[1:])
+    assert (followed.returncode, followed.stdout.startswith("sh: the run succeeded")) == (0, True)
 
 
 def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
@@ -219,10 +282,13 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
         (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
         (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
+        (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),
+        (["datagen", "--count", "1", "--append", "--resume"], "--resume and --append do not go together"),
         (["datagen", "--count", "1"], "there is no program 'sim_view'\n  name one that is on PATH"),
         (["batch", "--count", "1", "--", "/etc/passwd"], "'/etc/passwd' cannot be executed"),
         (["datagen", "--count", "1", "--program", ""], "--program '' is not a program"),
         (["datagen", "--count", "1", "--max-frames", "0"], "--max-frames 0 is too small"),
+        (["datagen", "--count", "1", "--no-prune", "--prune-keeps", "here"], "--prune-keeps is about a simulator"),
         (["datagen", "--count", "1", "--frames", "*.png"], "add --prune-with scheduler"),
         (["datagen", "--count", "1", "--program", "true", "--prune-output-root", "out/x"], "inside the output root"),
     ],
@@ -235,6 +301,20 @@ def test_a_mistake_is_told_with_what_to_do_before_anything_is_begun(
     assert told in result.stderr
     assert result.stderr.startswith("gpuyard: ")
     assert "\n  " in result.stderr, "it has a hint"
+    assert running_pid(own_home / "daemon.lock") is None
+
+
+def test_a_program_of_the_current_folder_is_not_started_by_its_bare_name(own_home: Path) -> None:
+    program = own_home.parent / "sim_view"
+    program.touch()
+    refused = run("datagen", "--count", "1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "'sim_view' on PATH; there is one in the current folder\n  `chmod +x sim_view`, and write" in refused.stderr
+    program.chmod(0o755)
+    assert (
+        "\n  write it as ./sim_view; datagen takes it as --program ./sim_view\n"
+        in run("datagen", "--count", "1").stderr
+    )
     assert running_pid(own_home / "daemon.lock") is None
 
 

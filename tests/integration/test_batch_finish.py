@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,22 @@ from tests.integration.queue_fixture import until
 pytestmark = pytest.mark.usefixtures("queue")
 unmeasured = pytest.mark.usefixtures("unmeasured")
 ROOTS = ("--output-root", "out", "--prune-output-root", "pruned")
+
+
+STAYS = """
+import os, sys, time
+open(os.path.join(sys.argv[sys.argv.index('--output-root') + 1], 'begun'), 'w')
+time.sleep(3600)
+"""
+# It moves what it keeps, and leaves the rest.
+KEEPS_THERE = """
+import os, sys
+told = dict(zip(sys.argv, sys.argv[1:]))
+if told['--seed'] != '1':
+    open(os.path.join(told['--output-root'], 'frame'), 'w').write('data')
+    os.rename(told['--output-root'], os.path.join(told['--prune-output-root'], f"seed-{told['--seed']}"))
+print('frames:', int(told['--seed'] != '1'))
+"""
 
 
 def runs_in(root: Path) -> list[dict[str, object]]:
@@ -38,6 +55,30 @@ def test_an_empty_run_that_the_simulator_left_where_it_was_is_told_as_such(tmp_p
     summary = summary_in(tmp_path / "out")
     assert (summary["pruned"], [each["run"] for each in summary["left"]]) == (0, ["run-000000", "run-000001"])
     assert "it is empty, and the program left it there" in result.stdout
+
+
+def test_a_cancelled_run_is_not_a_pruned_one(tmp_path: Path, tools: Callable[[str, str], Path]) -> None:
+    tools("sim_view", STAYS)
+    assert run("datagen", "--count", "3", "--detach", *OPEN).returncode == 0
+    until((tmp_path / "out/run-000000/begun").exists, "the first run")
+    assert run("cancel", "1-3").returncode == 0
+    assert run("wait", "4").returncode == 0
+    summary = summary_in(tmp_path / "out")
+    assert (summary["cancelled"], summary["pruned"], summary["kept"], summary["left"]) == (3, 0, 0, [])
+    assert [run["pruned_to"] for run in runs_in(tmp_path / "out")] == [None] * 3
+
+
+def test_data_that_the_simulator_keeps_in_the_prune_root_are_counted_as_kept(
+    tmp_path: Path, tools: Callable[[str, str], Path]
+) -> None:
+    tools("sim_view", KEEPS_THERE)
+    result = run("datagen", "--count", "4", *OPEN)
+    assert result.returncode == 0, result.stderr
+    summary = summary_in(tmp_path / "out")
+    assert (summary["kept"], summary["pruned"], summary["left"]) == (3, 1, [])
+    assert f"  kept    3 runs with data, in {tmp_path}/out-pruned\n  pruned  1 run without a frame\n" in result.stdout
+    here = run("datagen", "--count", "4", *OPEN, "--prune-keeps", "here")
+    assert f"  kept    0 runs with data, in {tmp_path}/out-2\n" in here.stdout
 
 
 @unmeasured

@@ -3,7 +3,7 @@
 What belongs to a batch lies in its root: `batch.json` says what was asked for and which jobs of the queue do it, and is
 written before they are submitted; `run-000017` is run 17's own folder; `runs.jsonl`, `summary.json` and `pruned.jsonl`
 are written when all is over (`finish`). A submission carries a token, so one that is sent again after a crash counts
-once; a batch that is gone on with starts only what has not succeeded.
+once; a batch that is gone on with starts only what has not succeeded. `batch_root` says which batch a command means.
 """
 
 import contextlib
@@ -40,7 +40,9 @@ _PAGE = 1000
 
 class Plan(Struct, frozen=True, kw_only=True):
     """What was asked for. `options` are the queue's. `prunes` says who moves empty runs into `pruned_root`: the program
-    or the scheduler; `frames` is a glob of the files that make a run one that is not empty."""
+    or the scheduler. `prune_keeps` says where a program that prunes keeps data: here, in the run's folder, or there, in
+    `pruned_root`; None where that is found out. `frames` is a glob of the files that make a run one that is not empty.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -49,6 +51,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     seed: int = 0
     pruned_root: str | None = None
     prunes: str | None = None
+    prune_keeps: str | None = None
     frames: str = ANY_FILE
     options: dict[str, Any] = {}
 
@@ -93,37 +96,51 @@ def check_words(plan: Plan) -> None:
 def check(plan: Plan) -> None:
     """Whatever can be wrong is told before the first launch."""
     check_words(plan)
-    program = words_of(plan, 0)[0]
-    if shutil.which(program) is None:
-        what = f"'{program}' cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
-        raise UserError(what, hint="name one that is on PATH, or its whole path; datagen takes it as --program")
+    _check_program(words_of(plan, 0)[0])
     make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
 
 
-def begin(plan: Plan, *, is_resumed: bool) -> Record:
-    """Submits what has not succeeded yet. UserError where the root has a batch already that is not to be resumed."""
+def _check_program(program: str) -> None:
+    """A bare name is looked up on PATH alone, as a shell does: in a shared folder, anybody may have put a file of that
+    name."""
+    if shutil.which(program) is not None:
+        return
+    is_bare = bool(program) and "/" not in program
+    if is_bare and os.path.isfile(program):
+        mode = "" if os.access(program, os.X_OK) else f"`chmod +x {program}`, and "
+        raise UserError(
+            f"there is no program '{program}' on PATH; there is one in the current folder",
+            hint=f"{mode}write it as ./{program}; datagen takes it as --program ./{program}",
+        )
+    what = f"'{program}' cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
+    raise UserError(what, hint="name one that is on PATH, or its whole path; datagen takes it as --program")
+
+
+def begin(plan: Plan, before: Record | None) -> Record | None:
+    """Submit what has not succeeded yet. None where the root's record is no longer the one that was read before."""
     check(plan)
     with locked(Path(plan.root)):
-        record = read_record(Path(plan.root))
-        if record is not None and not is_resumed:
-            raise UserError(
-                f"there is a batch in {plan.root} already", hint="--resume goes on with it; or name another root"
-            )
-        record = Record(plan=plan) if record is None else _continued(record, plan)
-        return _submit_rest(record)
+        if read_record(Path(plan.root)) != before:
+            return None
+        return _submit_rest(Record(plan=plan) if before is None else _continued(before, plan))
+
+
+def changed_field(before: Plan, plan: Plan) -> str | None:
+    """What makes it another batch, or None."""
+    return next((name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)), None)
 
 
 def _continued(record: Record, plan: Plan) -> Record:
+    """With no fewer runs than before: a lower count takes none away."""
     before = record.plan
-    changed = [name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)]
-    if changed or plan.count < before.count:
-        what = changed[0] if changed else "count"
-        was, asked = (_told(getattr(each, what)) for each in (before, plan))
+    changed = changed_field(before, plan)
+    if changed is not None:
+        was, asked = (_told(getattr(each, changed)) for each in (before, plan))
         raise UserError(
-            f"the batch in {plan.root} was begun with another {what}: {was}, not {asked}",
+            f"the batch in {plan.root} was begun with another {changed}: {was}, not {asked}",
             hint="go on with the same, or name another root",
         )
-    return replace(record, plan=replace(plan, name=before.name))
+    return replace(record, plan=replace(plan, name=before.name, count=max(before.count, plan.count)))
 
 
 def _told(value: object) -> str:

@@ -5,10 +5,8 @@ It can be done again at any time, and comes to the same end: what was moved befo
 
 import contextlib
 import json
-import os
 import re
 import sys
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from gpuyard.recipes.batch import (
     RUNS,
     SUCCEEDED,
     SUMMARY,
-    Plan,
     Record,
     read_record,
     results,
@@ -32,8 +29,8 @@ from gpuyard.recipes.batch import (
     standing_of,
 )
 from gpuyard.recipes.folders import write_whole
-from gpuyard.recipes.pruning import Moved, has_frame, prune
 from gpuyard.recipes.pruning import read_record as read_pruned
+from gpuyard.recipes.run_fate import THERE, Fate, fates_of
 
 # As simulators say it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
 _FRAMES = re.compile(r"\bframes\b[\"']?\s*[:=]\s*(\d+)|\b(\d+) frames\b", re.IGNORECASE)
@@ -41,8 +38,9 @@ _TAIL_BYTES = 64 * 1024
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """How a batch came out. `frames` is what its runs reported, `None` where none did; `left` are empty runs that could
-    not be moved, and why; `unknown` are bounds that were not enforced."""
+    """How a batch came out. `frames` is what its runs reported, `None` where none did; `kept` runs have data, in
+    `kept_in`; both are `None` where nothing is pruned. `left` are empty runs that could not be moved, and why;
+    `unknown` are bounds that were not enforced."""
 
     name: str
     command: tuple[str, ...]
@@ -61,6 +59,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     seconds: float | None
     failures: tuple[dict[str, Any], ...]
     left: tuple[dict[str, str], ...]
+    kept: int | None = None
+    kept_in: str | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -73,14 +73,13 @@ def finish(root: Path) -> Summary:
         raise EnvironmentFault(f"there is no batch in {root}", hint="it was there when the batch began")
     found = results(record)
     runs = [found[index] for index in sorted(found)]
-    known = read_pruned(root / PRUNED)
-    left = [told for run in runs if (told := _prune(record.plan, run, known)) is not None]
-    moved = read_pruned(root / PRUNED)
     for run in runs:
         run["frames"] = _frames(run["log"]) if run.get("frames") is None else run["frames"]
-        run["pruned_to"] = _pruned_to(record.plan, run_folder(record.plan, run["index"]), moved)
+    keeps, fates = fates_of(record.plan, runs, read_pruned(root / PRUNED), _now())
+    for run, fate in zip(runs, fates, strict=True):
+        run |= {"kept_in": fate.kept_in, "pruned_to": fate.pruned_to}
     write_whole(root / RUNS, "".join(f"{json.dumps(run)}\n" for run in runs).encode())
-    summary = _summary(record, runs, left)
+    summary = _summary(record, runs, keeps, fates)
     write_whole(root / SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
     return summary
 
@@ -91,35 +90,8 @@ def read_summary(root: Path) -> Summary | None:
     return None
 
 
-def _prune(plan: Plan, run: dict[str, Any], known: Mapping[str, Moved]) -> dict[str, str] | None:
-    """Moves it where it is empty and that is ours to do; why it stays, where it should not."""
-    folder = run_folder(plan, run["index"])
-    if plan.prunes is None or run["attempts"] == 0 or not folder.is_dir():
-        return None
-    try:
-        if has_frame(folder, plan.frames):
-            return None
-    except EnvironmentFault as error:
-        return {"run": folder.name, "why": str(error)}
-    if plan.prunes == "program":
-        is_its_own = run["state"] == SUCCEEDED  # what failed may have had no time to look
-        return {"run": folder.name, "why": "it is empty, and the program left it there"} if is_its_own else None
-    why = f"{run['state']} without a single frame ({plan.frames})"
-    is_new = folder.name not in known
-    moved = prune(folder, Path(plan.pruned_root or ""), Path(plan.root) / PRUNED, why=why, at=_now(), is_new=is_new)
-    return None if moved.left is None else {"run": folder.name, "why": moved.left}
-
-
 def _now() -> str:
     return str(iso_time(SystemClock().now()))
-
-
-def _pruned_to(plan: Plan, folder: Path, moved: Mapping[str, Moved]) -> str | None:
-    """Where it went, if it is gone; what a program moves by itself it does not tell."""
-    if plan.prunes is None or os.path.lexists(folder):
-        return None
-    found = moved.get(folder.name)
-    return plan.pruned_root if plan.prunes == "program" else None if found is None else found.to
 
 
 def _frames(log: str | None) -> int | None:
@@ -134,8 +106,13 @@ def _frames(log: str | None) -> int | None:
     return int(next(filter(None, told[-1]))) if told else None
 
 
-def _summary(record: Record, runs: list[dict[str, Any]], left: list[dict[str, str]]) -> Summary:
+def _summary(record: Record, runs: list[dict[str, Any]], keeps: str, fates: list[Fate]) -> Summary:
     plan = record.plan
+    left = [
+        {"run": run_folder(plan, run["index"]).name, "why": fate.left}
+        for run, fate in zip(runs, fates, strict=True)
+        if fate.left is not None
+    ]
     waits, unknown = _waits(record)
     frames = [run["frames"] for run in runs if run["frames"] is not None]
     started = min((run["submitted_at"] for run in runs), default=None)
@@ -149,7 +126,9 @@ def _summary(record: Record, runs: list[dict[str, Any]], left: list[dict[str, st
         succeeded=len(runs) - len(bad),
         failed=sum(run["state"] in ("failed", "rejected") for run in bad),
         cancelled=sum(run["state"] == "cancelled" for run in bad),
-        pruned=sum(run["pruned_to"] is not None for run in runs),
+        pruned=sum(fate.pruned_to is not None for fate in fates),
+        kept=None if plan.prunes is None else sum(fate.kept_in is not None for fate in fates),
+        kept_in=None if plan.prunes is None else plan.pruned_root if keeps == THERE else plan.root,
         attempts=sum(run["attempts"] for run in runs),
         frames=sum(frames) if frames else None,
         waits_s=waits,

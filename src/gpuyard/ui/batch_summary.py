@@ -47,8 +47,11 @@ def _facts(summary: Summary, plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "attempts", [f"{summary.attempts:,}"]
     if summary.frames is not None:
         yield "frames", [f"{summary.frames:,}"]
+    if summary.kept is not None and summary.kept_in is not None:
+        yield "kept", [f"{count_text(summary.kept, 'run')} with data, in {clean(summary.kept_in)}"]
     if plan.pruned_root is not None:
-        yield "pruned", [f"{count_text(summary.pruned, 'run')} without a frame, in {clean(plan.pruned_root)}"]
+        where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
+        yield "pruned", [f"{count_text(summary.pruned, 'run')} without a frame{where}"]
     if summary.left:
         yield "left", list(_cut([f"{each['run']}: {clean(each['why'])}" for each in summary.left]))
     waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)

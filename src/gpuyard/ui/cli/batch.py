@@ -15,13 +15,12 @@ from gpuyard.recipes.batch import (
     Part,
     Plan,
     Record,
-    begin,
     check_words,
     default_root,
-    read_record,
     standing_of,
     words_of,
 )
+from gpuyard.recipes.batch_root import Choice, Way, begin_chosen, choose
 from gpuyard.recipes.pruning import ANY_FILE
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.batch_options import (
@@ -89,23 +88,37 @@ def carry_out(plan: Plan, conduct: Conduct) -> int:
     check_words(plan)
     _check_options(plan)
     if conduct.is_dry:
-        for index in range(plan.count):
-            say(shlex.join(words_of(plan, index)))
-        return 0
+        return _print_commands(choose(plan, conduct.way))
     _check_sample_log(plan)
     return _begin_and_follow(plan, conduct)
 
 
+def _print_commands(choice: Choice) -> int:
+    """Those of new runs: which of the others would be run again only the queue knows."""
+    _tell_choice(choice)
+    first = (
+        choice.before.plan.count if choice.before is not None and choice.plan.count > choice.before.plan.count else 0
+    )
+    for index in range(first, choice.plan.count):
+        say(shlex.join(words_of(choice.plan, index)))
+    return 0
+
+
 def _begin_and_follow(plan: Plan, conduct: Conduct) -> int:
-    before = read_record(Path(plan.root))
     with _not_in_the_middle() as heard:
-        record = begin(plan, is_resumed=conduct.is_resumed)
+        choice, record = begin_chosen(plan, conduct.way)
+    before = choice.before
     standing, is_new = standing_of(record.parts[-1]), before is None or record.parts[-1] not in before.parts
     if standing is None:  # it was over so long ago that the queue has forgotten it
         return _tell_summary(record, conduct)
-    if is_new or not standing["done"]:
-        is_changed = not is_new and before is not None and before.plan.options != plan.options
-        _tell_what_goes_on(standing["count"], plan.count, is_changed=is_changed)
+    is_over = standing["done"] and not is_new
+    left = standing["count"] - (0 if is_new else standing["counts"].get("succeeded", 0))
+    _tell_choice(
+        choice, None if is_over or before is None else f"it goes on with {left:,} of {record.plan.count:,} runs"
+    )
+    if not is_over:
+        if not is_new and before is not None and before.plan.options != plan.options:
+            note("gpuyard: what is in the queue keeps the bounds it was begun with; stop it first to change them")
         if conduct.is_detached:
             return _detach(record, conduct)
     status = _follow(record, conduct, is_interrupted=bool(heard))
@@ -219,11 +232,10 @@ def _ids(part: Part) -> str:
 # What is said
 
 
-def _tell_what_goes_on(count: int, total: int, *, is_changed: bool) -> None:
-    if count < total:
-        note(f"gpuyard: it goes on with {count:,} of {total:,} runs")
-    if is_changed:
-        note("gpuyard: what is in the queue keeps the bounds it was begun with; stop it first to change them")
+def _tell_choice(choice: Choice, more: str | None = None) -> None:
+    """In one line."""
+    if text := ": ".join(filter(None, (choice.note, more))):
+        note(f"gpuyard: {text}")
 
 
 def _detach(record: Record, conduct: Conduct) -> int:
@@ -243,13 +255,22 @@ def _tell_way_back(record: Record, conduct: Conduct) -> None:
 
 
 def _again(plan: Plan, conduct: Conduct) -> str:
-    """The command that was typed, so that it goes on."""
+    """The command that was typed, so that it goes on with this very batch."""
     verb, *words = sys.argv[1:]
-    if conduct.is_detached:
-        words.remove("--detach")  # the first one: what the program is told comes last
-    root = [] if conduct.names_root else ["--output-root", plan.root]
-    resume = [] if conduct.is_resumed else ["--resume"]
+    # The first one each time: what the program is told comes last.
+    for flag, is_typed in (("--detach", conduct.is_detached), ("--append", conduct.way is Way.APPEND)):
+        if is_typed:
+            words.remove(flag)
+    root = [] if plan.root == conduct.root else ["--output-root", plan.root]
+    if root and conduct.is_root_typed:
+        words = _without(words, "--output-root")
+    resume = [] if conduct.way is Way.RESUME else ["--resume"]
     return shlex.join(["gpuyard", verb, *resume, *root, *words])
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    place = next(place for place, word in enumerate(words) if word == option or word.startswith(f"{option}="))
+    return words[:place] + words[place + (2 if words[place] == option else 1) :]
 
 
 def _tell_summary(record: Record, conduct: Conduct) -> int:

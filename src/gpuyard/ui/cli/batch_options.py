@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from msgspec import Struct
 
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
+from gpuyard.recipes.batch_root import Way
 from gpuyard.ui.cli.output import json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,13 +44,15 @@ _LONGEST_NAME = 60
 
 
 class Conduct(Struct, frozen=True, kw_only=True):
-    """How a batch is begun and followed. `names_root`: whether the same command again means the same output root."""
+    """How a batch is begun and followed. `root` is the output root that the command names, None where it is a new one
+    each time; `is_root_typed` says whether that is one of its words."""
 
-    is_resumed: bool
+    way: Way
     is_detached: bool
     is_dry: bool
     as_json: bool
-    names_root: bool
+    root: str | None
+    is_root_typed: bool
 
 
 def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
@@ -75,7 +79,8 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
         _option("seed", "S", _whole(None), "Run i gets the seed S + i.", default="0"),
         _option("name", "WORD", _word, f"What the queue calls it. [{name}]"),
         _option("sample-log", "FILE", _log, "Write what the gates saw to this file, .csv or .jsonl."),
-        click.option("--resume", is_flag=True, help="Go on with the batch in the output root: what has not succeeded."),
+        click.option("--resume", is_flag=True, help="Go on with the batch in the output root and with no other one."),
+        click.option("--append", is_flag=True, help="Add runs with the next seeds to the batch in the output root."),
         click.option("--detach", is_flag=True, help="Print the jobs' ids, and leave it all to the queue."),
         click.option("--dry-run", is_flag=True, help="Print the commands that would be run, and run nothing."),
         json_option,
@@ -90,14 +95,20 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
 
 
 def conduct_of(typed: dict[str, Any]) -> Conduct:
-    if typed["resume"] and typed["output_root"] is None:
-        raise UserError("--resume: which batch?", hint="name its folder with --output-root")
+    if typed["resume"] and typed["append"]:
+        raise UserError("--resume and --append do not go together", hint="finish the batch first, then add runs to it")
+    way = Way.RESUME if typed["resume"] else Way.APPEND if typed["append"] else Way.AGAIN
+    root = typed["output_root"]
+    if way is not Way.AGAIN and root is None:
+        raise UserError(f"--{way.name.lower()}: which batch?", hint="name its folder with --output-root")
+    source = click.get_current_context().get_parameter_source("output_root")
     return Conduct(
-        is_resumed=typed["resume"],
+        way=way,
         is_detached=typed["detach"],
         is_dry=typed["dry_run"],
         as_json=typed["as_json"],
-        names_root=typed["output_root"] is not None,
+        root=None if root is None else absolute(root),
+        is_root_typed=source is ParameterSource.COMMANDLINE,
     )
 
 

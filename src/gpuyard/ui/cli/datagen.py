@@ -30,6 +30,9 @@ _NAME = "datagen"
 @click.option("--prune-output-root", metavar="DIR", help="Where to. [the output root's name and -pruned]")
 @click.option("--prune-with", type=click.Choice(["program", "scheduler"]), default="program", show_default=True,
               help="Who looks and moves: the simulator itself, or gpuyard when all is over.")  # fmt: skip
+@click.option("--prune-keeps", type=click.Choice(["here", "there"]),
+              help="With --prune-with program: the simulator leaves runs with data in the output root (here), or moves "
+              "them to the prune root (there). [found out]")  # fmt: skip
 @click.option("--frames", metavar="GLOB", help="With --prune-with scheduler: which files are frames. [*]")
 @whole_option("max-frames", "F", 1, "How many frames a run makes at most. [the simulator's own]")
 @click.option("--headless/--no-headless", "is_headless", default=True, show_default=True, help="Without a window.")
@@ -56,6 +59,8 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
     prunes = typed["prune_with"] if typed["is_pruned"] else None
     if typed["frames"] is not None and prunes != "scheduler":
         raise UserError("--frames says what the scheduler prunes by", hint="add --prune-with scheduler")
+    if typed["prune_keeps"] is not None and prunes != "program":
+        raise UserError("--prune-keeps is about a simulator that prunes", hint="leave it out, or the other option")
     root = absolute(typed["output_root"])
     pruned_root = None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned")
     return Plan(
@@ -66,6 +71,7 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
         seed=int(typed["seed"]),
         pruned_root=pruned_root,
         prunes=prunes,
+        prune_keeps=typed["prune_keeps"],
         frames=typed["frames"] or ANY_FILE,
         options=queue_options(typed),
     )
