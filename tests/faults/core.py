@@ -16,6 +16,22 @@ FAULTS = (
         near=(f"{_TESTS}/test_policy.py", f"{_TESTS}/test_policy_backfill.py"),
     ),
     Fault(
+        id="core-runs-without-devices-ignore-gpu-gates",
+        file=f"{_CORE}/policy.py",
+        old="watched = () if lane.need.devices else watched_refusals(lane.pace, standing, lane.need, now)",
+        new="watched = ()",
+        breaks="With --gpus 0, --max-gpu and --max-gpu-mem-mb hold nothing back.",
+        near=(f"{_TESTS}/test_policy_pacing.py",),
+    ),
+    Fault(
+        id="core-run-of-a-batch-settles-like-any-job",
+        file=f"{_CORE}/sizing.py",
+        old="return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)",
+        new="return settle_s",
+        breaks="The second run of a batch on a GPU waits for a minute.",
+        near=(f"{_TESTS}/test_sizing.py",),
+    ),
+    Fault(
         id="core-backfill-delays-head",
         file=f"{_CORE}/policy.py",
         old="return self._view.now + most_s <= self._shadow",

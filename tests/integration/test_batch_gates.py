@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import until
 from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are found where they are named
     CPU_HOG,
@@ -124,6 +125,16 @@ def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, 
     check_launches(batch, 2, bounds)
 
 
+def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(batch: Batch) -> None:
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(2, ["--vram", "2000", *batch.gated()], concurrency=2, device="0", max_gpu_mem_mb=8000)
+    batch.until_begun(2)
+    first, second = batch.entries("begins")
+    assert 10.0 <= second.at - first.at < 50.0
+    batch.let_go()
+    assert batch.finished().succeeded == 2
+
+
 def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
     batch.yard.start(QUIET_DAEMON)
     batch.begin(7, batch.gated(), concurrency=3, run_vram="100M")
@@ -141,6 +152,20 @@ def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs)
     batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
     assert batch.finished().succeeded == 4
     assert {entry.device for entry in batch.entries()} == {"1"}
+
+
+def test_without_gpus_of_their_own_runs_still_wait_for_those_that_the_thresholds_go_by(batch: Batch, hog: Hogs) -> None:
+    busy = hog(GPU_HOG, "SIM-0", 90, 0)
+    busy.take()
+    batch.yard.start(QUIET_DAEMON)
+    batch.begin(1, gpus=0, max_gpu=80)
+    batch.until_held_by("gpu")
+    assert "% > 80%" in batch.standing()["held_by"]
+    other = run(*batch.command(1, gpus=0, max_gpu=80, device=1, output_root=f"{batch.root}-other"))
+    assert other.returncode == 0, other.stderr
+    assert len(batch.entries("begins")) == 1
+    busy.end()
+    assert batch.finished().succeeded == 1
 
 
 # A load that comes from outside

@@ -42,7 +42,7 @@ def _go_by_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_charged_mb", lambda room, need: 0.0)
+    monkeypatch.setattr(pacing, "_charged_mb", lambda *_: 0.0)
 
 
 def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:

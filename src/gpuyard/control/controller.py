@@ -30,7 +30,7 @@ from gpuyard.core.foreign_load import ForeignLoad
 from gpuyard.core.jobs import Job, OutcomeKind
 from gpuyard.core.lifecycle import JobEvent, JobState
 from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
-from gpuyard.core.ordering import LaneQueue
+from gpuyard.core.ordering import Lane, LaneQueue
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.policy import Hold, Plan, Start, View, decide, estimate_start
 from gpuyard.core.preemption import Running
@@ -273,8 +273,13 @@ class Controller:
             standings=self.pacer.standings,
             stopped=self._store.stopped_tags(),
             last_starts=self.desk.last_starts(queue.lane for queue in queues),
-            need=lambda _, job_id: self.desk.lessons.need(job_id, devices, self.rules.first_run_part),
+            need=lambda lane, job_id: self.desk.lessons.need(
+                job_id, devices, self.rules.first_run_part, self._sibling_mb(lane, now)
+            ),
         )
+
+    def _sibling_mb(self, lane: Lane, now: float) -> float | None:
+        return None if lane.pace is None else self._observer.sibling_mb(lane.group, now, self.rules.settle_s)
 
     def _foreign(self, look: Look, leases: tuple[Lease, ...], now: float) -> Mapping[str, ForeignLoad]:
         return self._leases.foreign_loads(look.snapshot, leases, now, self.rules.packing.max_foreign_load_percent)

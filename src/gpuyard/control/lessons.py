@@ -48,13 +48,15 @@ class Lessons:
         known = self._known(job_id)
         return estimate(known.job.spec, self._best(known))
 
-    def need(self, job_id: int, devices: Sequence[Device], first_run_part: float) -> Need:
+    def need(
+        self, job_id: int, devices: Sequence[Device], first_run_part: float, sibling_mb: float | None = None
+    ) -> Need:
         """What a job is to be given whose lane leaves that open."""
         known = self._known(job_id)
         if devices is not self._cards.devices:
             self._cards = Cards(devices)
         exact, program = self._profile(known.exact), self._profile(known.program)
-        return need_of(known.job, exact, program, self._cards, first_run_part)
+        return need_of(known.job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
 
     def need_elsewhere(self, job: Job) -> Need:
         """The same for an engine that places it, on cards that nobody here has seen: a whole one where nothing is known

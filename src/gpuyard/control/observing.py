@@ -15,7 +15,7 @@ from gpuyard.core.model import Claim, Device, Holder, Lease, Share, Snapshot, Ti
 from gpuyard.core.oom import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.reasons import name_of
 from gpuyard.core.retry import Verdict, judge_shortage
-from gpuyard.core.sizing import grow, largest_mb, settled_shares
+from gpuyard.core.sizing import grow, largest_mb, settle_time, settled_shares, shown_mb
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, LeaseBook, Wanted
 
@@ -86,13 +86,22 @@ class Observer:
         for live in list(self._unsettled()):
             attempt = live.attempt
             before = held.get(attempt.lease_id or "", ())
-            shares = settled_shares(attempt, before, devices, now, settle_s) if before else None
+            flat_s = settle_time(live.job, settle_s)
+            shares = settled_shares(attempt, before, devices, now, flat_s) if before else None
             if shares is None:
                 continue
             self._settled.add((attempt.job_id, attempt.number))
             self._desk.set_reserved(attempt.job_id, Claim(shares=shares))
             if shares != before:
                 yield Wanted(claim=Claim(shares=shares), amends=attempt.lease_id)
+
+    def sibling_mb(self, group: int | None, now: float, settle_s: float | None) -> float | None:
+        """What runs of a batch show that still run; None where none has run for long enough."""
+        if group is None or settle_s is None:
+            return None
+        runs = (each for each in self._desk.live.values() if each.job.group == group and each.job.spec.pace is not None)
+        shown = (shown_mb(each.attempt, now, settle_s) for each in runs)
+        return max((each for each in shown if each is not None), default=None)
 
     @property
     def has_unsettled(self) -> bool:

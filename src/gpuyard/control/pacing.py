@@ -1,7 +1,7 @@
 """Pacer: the gates of batches, look by look; for how long each held a batch up; and what its sample log is told."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,7 @@ from gpuyard.control.live import Live
 from gpuyard.control.words import Look
 from gpuyard.core.model import Device
 from gpuyard.core.ordering import Lane
-from gpuyard.core.pacing import Coming, Figure, Pace, Standing, follow, unknown_figures, unshown_percent
+from gpuyard.core.pacing import Coming, Figure, Pace, Standing, follow, unknown_figures, unshown_percent, watches
 from gpuyard.core.policy import Plan, Start
 from gpuyard.core.reasons import Reason, ReasonKind
 from gpuyard.core.shape import iso_time
@@ -217,28 +217,43 @@ class Pacer:
         self._runs = runs
 
     def _coming(self, group: int, pace: Pace, look: Look, now: float) -> Coming:
-        unshown, run_mb = 0.0, pace.run_ram_mb or 0.0
+        unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
+        shown = self._shown_ram_mb()
         for live in self._runs.values():
             assert live.job.spec.pace is not None
-            expected = live.job.spec.pace.run_ram_mb or self._desk.lessons.ram_mb(live.job) or 0.0
+            known = live.job.spec.pace.run_ram_mb or self._desk.lessons.ram_mb(live.job)
+            expected = known or shown.get(live.job.group, 0.0)
             unshown += max(0.0, expected - look.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0))
             if live.job.group == group:
                 run_mb = max(run_mb, expected)
+                run_vram_mb = max(run_vram_mb, (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0)
         cores = look.snapshot.host.cpu_count
-        cpu_percent, loads = self._unshown_load(pace.smoothing_s, 100.0 / max(1.0, cores) if cores else 0.0, now)
-        return Coming(unshown_mb=unshown, run_mb=run_mb, cpu_percent=cpu_percent, loads=loads)
+        core_percent = 100.0 / max(1.0, cores) if cores else 0.0
+        devices = [device.id for device in look.snapshot.usable_devices()]
+        cpu_percent, loads = self._unshown_load(pace.smoothing_s, core_percent, devices, now)
+        return Coming(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads)
 
-    def _unshown_load(self, smoothing_s: float, core_percent: float, now: float) -> tuple[float, dict[str, float]]:
+    def _shown_ram_mb(self) -> dict[int | None, float]:
+        """By batch, the most that one of its runs at work has had of RAM."""
+        shown: dict[int | None, float] = {}
+        for live in self._runs.values():
+            ram_mb = live.attempt.usage.ram_mb if live.attempt.usage is not None else None
+            shown[live.job.group] = max(shown.get(live.job.group, 0.0), ram_mb or 0.0)
+        return shown
+
+    def _unshown_load(
+        self, smoothing_s: float, core_percent: float, devices: Sequence[str], now: float
+    ) -> tuple[float, dict[str, float]]:
         """What averages do not show yet of those that have started, less what they still show of those that have ended:
         one run after another changes nothing. One of which nothing is known is taken to keep a core and its devices
-        busy."""
+        busy, or, where it has none of its own, those that its gates go by."""
         cpu_percent, loads = 0.0, dict[str, float]()
         changes = [(live.attempt.started_at, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
             cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
             known = self._desk.lessons.load_percent(live.job)
             load = sign * unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
-            for device_id in live.attempt.devices:
+            for device_id in live.attempt.devices or _watched(live, devices):
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
@@ -261,6 +276,11 @@ class Pacer:
                 (path, replace(row, event="launch", job=job.id, index=job.values.get("index"),
                                gpu_memory_charged_mb=start.charged_mb))
             )  # fmt: skip
+
+
+def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
+    pace, need = live.job.spec.pace, live.job.spec.need
+    return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
 def _rows(standing: Standing, look: Look, devices: Iterable[Device]) -> Iterator[Row]:

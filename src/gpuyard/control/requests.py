@@ -309,8 +309,11 @@ class Requests:
 def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
     """With devices by their ids; UserError for what this machine could never give."""
     need = submission.spec.need
-    if not need.devices or submission.spec.engine:
+    if submission.spec.engine:
         return submission
+    if not need.devices:
+        only = None if submission.devices is None else _named(submission, snapshot)
+        return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
     if submission.devices_are_optional and not snapshot.usable_devices():
         without = replace(submission.spec, need=Need(devices=0), learns_memory=False, sees_all_devices=True)
         return replace(submission, spec=without)

@@ -42,6 +42,10 @@ class Pace(Struct, frozen=True, kw_only=True):
     stagger_s: float = 0.0
     sample_log: str | None = None
 
+    @property
+    def gates_devices(self) -> bool:
+        return self.max_gpu_percent is not None or self.max_gpu_memory_mb is not None
+
 
 class Figure(Struct, frozen=True, kw_only=True):
     """As it was last read, and smoothed; `seen` is what its gate goes by, and `judged` what it comes to with what is as
@@ -56,12 +60,14 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 class Standing(Struct, frozen=True, kw_only=True):
     """How the gates of a batch stand: its figures of the host, and of each device by its id. Its last run started at
-    `launched_at`; `at_work` of its runs have not ended. The last run of any batch started at `others_at`."""
+    `launched_at`; `at_work` of its runs have not ended, and the largest of them holds `run_vram_mb` of a device.
+    The last run of any batch started at `others_at`."""
 
     looked_at: float | None = None
     launched_at: float | None = None
     others_at: float | None = None
     at_work: int = 0
+    run_vram_mb: float = 0.0
     cpu: Figure = Figure()
     memory: Figure = Figure()
     loads: Mapping[str, Figure] = {}
@@ -69,11 +75,13 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Coming(Struct, frozen=True, kw_only=True):
-    """What is as good as taken: RAM that runs at work have not taken yet and that one run more would take, and load
-    that averages do not show yet, of the CPU and of each device by its id."""
+    """What is as good as taken: RAM that runs at work have not taken yet and that one run more would take, memory of a
+    device that one run more would take, and load that averages do not show yet, of the CPU and of each device by its
+    id."""
 
     unshown_mb: float = 0.0
     run_mb: float = 0.0
+    run_vram_mb: float = 0.0
     cpu_percent: float = 0.0
     loads: Mapping[str, float] = {}
 
@@ -89,6 +97,7 @@ def follow(before: Standing, pace: Pace, snapshot: Snapshot, coming: Coming, now
     return replace(
         before,
         looked_at=snapshot.taken_at,
+        run_vram_mb=coming.run_vram_mb,
         cpu=_gated(_with_more(cpu, coming.cpu_percent), _is_within(cpu.seen, pace.max_cpu_percent), pace, now),
         memory=_gated(
             replace(memory, seen=least, judged=None if least is None else least - kept),
@@ -135,30 +144,52 @@ def refusals(pace: Pace, standing: Standing, now: float) -> Iterator[Reason]:
         yield _short_of_memory(standing.memory, pace, now)
 
 
+def watches(need: Need, device_id: str) -> bool:
+    """Whether the gates of runs without devices of their own go by this device."""
+    return device_id not in need.banned and (need.only is None or device_id in need.only)
+
+
+def watched_refusals(pace: Pace, standing: Standing, need: Need, now: float) -> Iterator[Reason]:
+    """Why no run without devices of its own may start now. It may use any device that it finds, so all that it watches
+    have to be within their bounds."""
+    for device_id in standing.loads:
+        if watches(need, device_id) and (reason := _gate_refusal(pace, standing, device_id, now)) is not None:
+            yield reason
+
+
 def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: float) -> Reason | None:
     """Why no run may start on this device now."""
     device_id = room.device.id
-    load, full = standing.loads.get(device_id, Figure()), standing.full.get(device_id, Figure())
-    if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
-        return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
-    if full.gate.is_closed:
-        return _steady(over(ReasonKind.TOO_FULL, full.seen, pace.max_gpu_memory_mb, device_id), full, pace, now)
-    charged, bound = _charged_mb(room, need), pace.max_gpu_memory_mb
+    closed = _gate_refusal(pace, standing, device_id, now)
+    if closed is not None:
+        return closed
+    charged, bound = _charged_mb(room, need, standing), pace.max_gpu_memory_mb
     if bound is None or charged is None or charged <= bound + _ROUNDING_MB:
         return None
     text = f"GPU memory {charged:.0f} MB, with what is reserved and one run more, > {bound:.0f} MB"
     return Reason(kind=ReasonKind.TOO_FULL, text=text, device_id=device_id, had=charged, needed=bound)
 
 
-def _charged_mb(room: Room, need: Need) -> float | None:
+def _gate_refusal(pace: Pace, standing: Standing, device_id: str, now: float) -> Reason | None:
+    load, full = standing.loads.get(device_id, Figure()), standing.full.get(device_id, Figure())
+    if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
+        return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
+    if full.gate.is_closed:
+        return _steady(over(ReasonKind.TOO_FULL, full.seen, pace.max_gpu_memory_mb, device_id), full, pace, now)
+    return None
+
+
+def _charged_mb(room: Room, need: Need, standing: Standing) -> float | None:
     """What is used and reserved of a device, with one more run if it is not the first there: where nobody else is, a
-    bound that is too tight would keep it out for ever."""
+    bound that is too tight would keep it out for ever. One of which nothing is known counts as the largest of its batch
+    that is at work."""
     charged = room.charged_mb
     if charged is None:
         return None
-    is_known = need.memory_mb is not None and not need.is_exclusive and not need.takes_rest
     is_first = not room.takers and charged <= allowed_strangers(room.device)
-    return charged if is_first or not is_known else charged + (need.memory_mb or 0.0)
+    if is_first or need.is_exclusive or need.memory_mb is None:
+        return charged
+    return charged + (standing.run_vram_mb if need.takes_rest else need.memory_mb)
 
 
 def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> float:

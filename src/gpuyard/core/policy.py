@@ -29,7 +29,7 @@ from gpuyard.core.crew import anywhere, emptiest, spread
 from gpuyard.core.learning import Estimate
 from gpuyard.core.model import Claim, Holder, Need, Ticket
 from gpuyard.core.ordering import Candidate, Lane, LaneQueue, Line, Party
-from gpuyard.core.pacing import Standing, device_refusal, refusals
+from gpuyard.core.pacing import Standing, device_refusal, refusals, watched_refusals
 from gpuyard.core.placement import Board, in_line
 from gpuyard.core.placement import View as Placement
 from gpuyard.core.preemption import Running, find_victims
@@ -247,7 +247,9 @@ class _Planner:
         assert lane.group is not None
         if self._has_paced:
             return (plain(ReasonKind.STAGGERED, "another run starts at this moment"),)
-        return tuple(refusals(lane.pace, self._view.standings.get(lane.group, Standing()), self._view.now))
+        standing, now = self._view.standings.get(lane.group, Standing()), self._view.now
+        watched = () if lane.need.devices else watched_refusals(lane.pace, standing, lane.need, now)
+        return (*refusals(lane.pace, standing, now), *watched)
 
     def _narrow(self, lane: Lane, need: Need) -> tuple[Need, Refusal]:
         """What it needs, on those devices alone that its batch's gates leave it; where they leave none, why."""

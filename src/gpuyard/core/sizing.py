@@ -6,7 +6,8 @@ out.
 - Where no driver lists processes, a desktop cannot be told from a program, and waiting for it to leave may take for
   ever. There a first run needs a part of what is free.
 - It has settled once it has been seen for a while without growing: then its lease is for what it uses with a wide
-  margin, and never for more than before.
+  margin, and never for more than before. A run of a batch settles sooner, so that the next one can start; it speaks for
+  the others of its batch only after the whole time.
 - A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
   never keeps a job from running at all: at worst it is alone.
 """
@@ -33,6 +34,7 @@ _GROWN_RAM = 1.5
 _MOST_RAM = 0.75
 # A program's memory is flat for so long before it counts as settled, and so much more than that is kept for it.
 SETTLE_S = 60.0
+_RUN_SETTLE_S = 10.0
 _SETTLED_MARGIN, _SETTLED_LEAST_MB = 0.5, 1024.0
 # Half of a card is enough for most programs' first run: to wait for an empty card costs far more than the few that run
 # out there, and are run again.
@@ -42,14 +44,17 @@ _NEARLY_ALL = 0.9
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
 
-def need_of(
+def need_of(  # noqa: PLR0913 - all that is known of it
     job: Job,
     exact: Profile | None,
     program: Profile | None,
     devices: "Cards | Sequence[Device]",
     first_run_part: float = FIRST_RUN_PART,
+    *,
+    sibling_mb: float | None = None,
 ) -> Need:
-    """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone."""
+    """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone.
+    `sibling_mb` is what others of its batch that still run are known to need."""
     cards = devices if isinstance(devices, Cards) else Cards(devices)
     need = replace(job.spec.need, load_percent=_known_load(exact, program))
     growth = job.growth
@@ -62,6 +67,7 @@ def need_of(
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
+        memory_mb = sibling_mb if memory_mb is None else memory_mb
     if memory_mb is None and job.spec.learns_memory:
         if job.spec.crew is not None and _can_be_shared(need, job.spec.crew, cards):
             return replace(need, part=1.0 / job.spec.crew.most_per_device, is_exclusive=False)
@@ -199,13 +205,30 @@ def settled_shares(
     usage = attempt.usage
     if usage is None or any(share.device_id not in usage.peaks_mb for share in shares):
         return None
-    ran_s = attempt.ran_s(now)
-    if ran_s < settle_s or ran_s - usage.grew_at_s < max(settle_s, ran_s / 2):
+    if not _is_flat(attempt, usage, now, settle_s):
         return None
     settled = tuple(_settled(share, usage) for share in shares)
     sizes = {device.id: capacity(device) or 0.0 for device in devices}
     fits = all((share.memory_mb or 0.0) < sizes.get(share.device_id, 0.0) for share in settled)
     return settled if fits else None
+
+
+def settle_time(job: Job, settle_s: float) -> float:
+    """For how long its memory has to be flat."""
+    return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)
+
+
+def shown_mb(attempt: Attempt, now: float, settle_s: float) -> float | None:
+    """What others of its batch need, as a run shows that has not ended, once it has been flat for `settle_s`."""
+    usage = attempt.usage
+    if usage is None or usage.peak_mb is None or not _is_flat(attempt, usage, now, settle_s):
+        return None
+    return _with_margin(usage.peak_mb)
+
+
+def _is_flat(attempt: Attempt, usage: Usage, now: float, settle_s: float) -> bool:
+    ran_s = attempt.ran_s(now)
+    return ran_s >= settle_s and ran_s - usage.grew_at_s >= max(settle_s, ran_s / 2)
 
 
 def _settled(share: Share, usage: Usage) -> Share:

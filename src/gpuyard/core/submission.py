@@ -191,7 +191,9 @@ def _need(options: Options, pace: Pace | None) -> Need:
     vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
     if model is not None and not model.isprintable():
         raise UserError("--gpu-name takes plain text", hint="a part of the GPU's name, such as H100")
-    asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or "device" in options
+    only_watches = pace is not None and pace.gates_devices
+    names_gpu = "device" in options and not only_watches
+    asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or names_gpu
     if gpus == 0 and asks_for_gpu:
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
     if gpus == 0 and options.flag("preempt"):

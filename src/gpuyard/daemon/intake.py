@@ -82,7 +82,8 @@ class Intake:
     async def _take_in(self, submission: Submission) -> Answer:
         yard = self._yard
         is_new = not submission.token or yard.store.submitted(submission.token) is None
-        if is_new and submission.spec.need.devices:
+        pace = submission.spec.pace
+        if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
             submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
         first, last = await in_pieces(yard.requests.submit(submission, self._user))

@@ -59,3 +59,10 @@ def test_runs_do_not_share_devices_of_which_nobody_can_tell_how_full_they_are() 
 def test_a_run_that_no_device_could_hold_is_refused() -> None:
     with pytest.raises(UserError):
         fitted(card(0), concurrency="2", vram="40G")
+
+
+def test_a_batch_without_devices_watches_those_that_it_names() -> None:
+    assert fitted(card(0), card(1), concurrency="2", gpus="0", max_gpu="80", device="1").need.only == ("G1",)
+    assert fitted(card(0), concurrency="2", gpus="0", max_gpu_mem_mb="8000").need.only is None
+    with pytest.raises(UserError, match="--gpus 0 asks for no GPU"):
+        fitted(card(0), concurrency="2", gpus="0", device="0")

@@ -268,6 +268,26 @@ def test_what_a_run_takes_of_ram_is_learned_where_nobody_said_it(bench: Bench) -
     assert bench.standing.memory.judged == (10 - 3 - 3) * GB
 
 
+def test_until_that_is_learned_a_run_is_expected_to_take_what_another_of_its_batch_has_taken(bench: Bench) -> None:
+    for place in range(2):
+        bench.launch(bench.runs[place], bench.see())
+    bench.desk.note_usage(bench.runs[0], Usage(ram_mb=3 * GB, peaks_mb={"G0": 2 * GB}))
+    ram = {(bench.runs[0], 1): 3 * GB, (bench.runs[1], 1): 1 * GB}
+    bench.see(NOW + 1, memory_available_mb=12 * GB, ram=ram)
+    assert bench.standing.memory.judged == (12 - 2 - 3) * GB
+    assert bench.standing.run_vram_mb == 2 * GB
+
+
+def test_a_run_without_devices_is_taken_to_keep_those_busy_that_its_gates_go_by(
+    bench_with: Callable[[Pace], Bench],
+) -> None:
+    bench = bench_with(replace(PACE, smoothing_s=5.0, max_gpu_percent=80.0))
+    cards = (card(0, utilization_percent=10.0),)
+    bench.launch(bench.runs[0], bench.see(devices=cards))
+    bench.see(NOW + 5, devices=cards)
+    assert bench.standing.loads["G0"].judged == pytest.approx(10.0 + 100.0 / 2)
+
+
 def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with: Callable[[Pace], Bench]) -> None:
     bench = bench_with(replace(PACE, smoothing_s=5.0))
     bench.launch(bench.runs[0], bench.see(cpu_percent=10.0, cpu_count=4.0))

@@ -76,6 +76,15 @@ def charged_on(room: Room, need: Need) -> float:
     return 0.0 if reason is None else reason.had or 0.0
 
 
+def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() -> None:
+    rest = replace(shared(12 * GB), takes_rest=True)
+    largest = Standing(run_vram_mb=3 * GB)
+    assert on_card(PACE, largest, promised(5 * GB, 2 * GB), need=rest) is None
+    reason = on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest)
+    assert reason is not None
+    assert (reason.kind, reason.had) == (ReasonKind.TOO_FULL, 9 * GB)
+
+
 # What each gate goes by
 
 

@@ -196,3 +196,29 @@ def test_a_device_whose_size_nobody_knows_is_charged_nothing() -> None:
     blind = machine(card(0, None, memory_total_mb=None))
     (start,) = plan(batch(1, Need(), 10), on=blind).starts
     assert start.charged_mb is None
+
+
+# Runs without devices of their own
+
+
+@pytest.mark.parametrize(("only", "banned"), [(None, ()), (("G1",), ()), (None, ("G0",))])
+def test_a_run_without_devices_waits_while_any_that_it_watches_is_beyond_its_bound(
+    only: tuple[str, ...] | None, banned: tuple[str, ...]
+) -> None:
+    need = Need(devices=0, only=only, banned=banned)
+    (reason,) = hold_of(plan(batch(1, need, 10), standing=busy("G1")), 1).reasons
+    assert (reason.kind, reason.device_id) == (ReasonKind.TOO_BUSY, "G1")
+
+
+@pytest.mark.parametrize(("only", "banned"), [(("G0",), ()), (None, ("G1",))])
+def test_a_run_without_devices_does_not_wait_for_one_that_it_does_not_watch(
+    only: tuple[str, ...] | None, banned: tuple[str, ...]
+) -> None:
+    made = plan(batch(1, Need(devices=0, only=only, banned=banned), 10), standing=busy("G1"))
+    assert list(started(made)) == [10]
+
+
+def test_a_run_without_devices_waits_for_memory_of_those_that_it_watches_too() -> None:
+    full = replace(LOOKED, loads={"G0": Figure()}, full={"G0": Figure(seen=9 * GB, judged=9 * GB, gate=CLOSED)})
+    (reason,) = hold_of(plan(batch(1, CPU, 10), standing=full), 1).reasons
+    assert (reason.kind, reason.device_id) == (ReasonKind.TOO_FULL, "G0")

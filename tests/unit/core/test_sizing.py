@@ -14,8 +14,19 @@ from gpuyard.core.learning import Profile
 from gpuyard.core.lifecycle import JobState
 from gpuyard.core.model import Device, Need, Share, Vendor
 from gpuyard.core.oom import Shortage, ShortageKind
+from gpuyard.core.pacing import Pace
 from gpuyard.core.placement import View, choose
-from gpuyard.core.sizing import MOST_RERUNS, declared_far_off, grow, lacked_mb, need_of, predicted_mb, settled_shares
+from gpuyard.core.sizing import (
+    MOST_RERUNS,
+    declared_far_off,
+    grow,
+    lacked_mb,
+    need_of,
+    predicted_mb,
+    settle_time,
+    settled_shares,
+    shown_mb,
+)
 from tests.unit.test_placement import CARD, GB, card, machine, shared
 
 CARDS = (card(0), card(1))
@@ -286,6 +297,23 @@ def test_one_that_has_been_flat_for_long_is_given_what_it_uses_with_a_wide_margi
     small = settled(Usage(peaks_mb={"G0": 100.0}))
     assert small is not None
     assert small[0].memory_mb == 100.0 + GB
+
+
+def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_the_whole_time() -> None:
+    run, flat = job(pace=Pace()), attempt(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=4.0))
+    assert (settle_time(job(), SETTLE_S), settle_time(run, SETTLE_S), settle_time(run, 3.0)) == (60.0, 10.0, 3.0)
+    shares = (Share(device_id="G0"),)
+    assert settled_shares(flat, shares, CARDS, 13.0, settle_time(run, SETTLE_S)) is None
+    assert settled_shares(flat, shares, CARDS, 14.0, settle_time(run, SETTLE_S)) is not None
+    assert (shown_mb(flat, 63.0, SETTLE_S), shown_mb(flat, 64.0, SETTLE_S)) == (None, 12 * GB)
+    assert shown_mb(attempt(Usage()), 300.0, SETTLE_S) is None
+
+
+def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
+    need = need_of(job(pace=Pace()), None, None, CARDS, sibling_mb=3 * GB)
+    assert (need.memory_mb, need.is_exclusive, need.takes_rest) == (3 * GB, False, False)
+    learned = need_of(job(pace=Pace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
+    assert (learned.memory_mb or 0.0) < 3 * GB
 
 
 @pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
