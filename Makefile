@@ -64,7 +64,7 @@ $(MADE):
 	touch $@
 
 $(VENV)/.installed: pyproject.toml $(MADE)
-	$(BIN)/python -m pip install --quiet --editable '.[top]'
+	$(BIN)/python -m pip install --quiet --editable '.[top,render]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -173,6 +173,14 @@ FAULTS = (
         near=(f"{_TESTS}/render/test_following.py",),
     ),
     Fault(
+        id="recipes-status-only-where-it-was-asked-for",
+        file=f"{_RECIPES}/render/following.py",
+        old="        if status.elapsed_s < self._after_s:\n",
+        new="        if self._after_s:\n",
+        breaks="A long render that was started without --status leaves nothing to see how far it is.",
+        near=(f"{_TESTS}/render/test_following.py",),
+    ),
+    Fault(
         id="recipes-stop-before-the-first-label-is-lost",
         file=f"{_RECIPES}/render/following.py",
         old="            is_to_stop = is_to_stop or order is _Order.STOP\n",

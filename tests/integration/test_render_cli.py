@@ -229,6 +229,40 @@ def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None
     assert (last["state"], last["rendered"], last["left_s"]) == ("finished", 24, 0)
 
 
+LONG = """
+from gpuyard.recipes.render import following
+from gpuyard.ui.cli import main
+following.UNASKED_AFTER_S = 0.001
+main()
+"""
+
+
+def test_a_long_run_has_a_status_among_its_outputs_that_lists_what_is_in_ram_and_in_vram() -> None:
+    write_manifest(Path("manifest.jsonl"), *entries(), {"scene": "scenes/room0.ply", "name": "status.json"})
+    command = ["render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
+    process = subprocess.Popen([sys.executable, "-c", LONG, *command], stderr=subprocess.PIPE, text=True)
+    with closed_gate() as open_gate, process:
+        await_begun(2)
+        until(Path("out/status.json").exists, "a status")
+        until(lambda: json.loads(Path("out/status.json").read_text())["scenes_in_ram"], "scenes in RAM")
+        seen = json.loads(Path("out/status.json").read_text())
+        open_gate()
+        assert process.wait(DEADLINE_S) == 0
+    there = {str(path.absolute()) for path in (*Path("scenes").iterdir(), *Path("actors").iterdir())}
+    assert seen["scenes"]
+    assert {*seen["scenes"], *seen["scenes_in_ram"], *seen["actors"], *seen["actors_in_ram"]} <= there
+    assert json.loads(Path("out/status.json").read_text())["state"] == "finished"
+    assert rendered() == {*ALL, "%73tatus.json"}
+
+
+def test_a_folder_in_the_place_of_the_status_keeps_nothing_from_being_rendered() -> None:
+    Path("out/status.json").mkdir(parents=True)
+    result = render()
+    assert result.returncode == 0
+    assert "no status is written: " in result.stderr
+    assert "--status names another file" in result.stderr
+
+
 def test_a_status_file_may_lie_among_the_outputs() -> None:
     assert render("render", "--status", "out/status.json").returncode == 0
     assert json.loads(Path("out/status.json").read_text())["rendered"] == 24

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
+from msgspec import Struct
+
 from gpuyard.api import GPUScheduler
 from gpuyard.config import simulated_devices
 from gpuyard.core.model import Vendor
@@ -28,6 +30,14 @@ _MB = 1048576
 # Segments that grow, so that gaps between assets can be used for others; and many threads to pin RAM, which is slow.
 _SETTING = "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _SETTING_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+_WITHOUT_A_CARD = "VRAM is simulated in RAM, and renderers get numpy's arrays"
+
+
+class _NoCard(Struct, frozen=True, kw_only=True):
+    why: str
+    remedy: str
 
 
 @contextlib.contextmanager
@@ -75,22 +85,37 @@ def torch_with_a_card(kind: str) -> Any:
         return None
     if simulated_devices():
         raise UserError("simulated GPUs have no CUDA", hint="unset GPUYARD_SIMULATE, or ask for the host's memory")
+    found = _find_torch()
+    if not isinstance(found, _NoCard):
+        return found
+    if kind == "auto":
+        return None
+    raise EnvironmentFault(found.why, hint=f"{found.remedy}; or ask for the device 'auto': {_WITHOUT_A_CARD}")
+
+
+def want_of_a_card(kind: str) -> tuple[str, str] | None:
+    """Why the memory is the host's though nobody asked for that, and what to do about it; None where it is not so."""
+    if kind != "auto" or simulated_devices():
+        return None
+    found = _find_torch()
+    return (f"{found.why}: {_WITHOUT_A_CARD}", found.remedy) if isinstance(found, _NoCard) else None
+
+
+def _find_torch() -> Any:
+    """PyTorch, or why it has no card."""
     _set_allocator()
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library that its own need is missing
-        if kind == "auto":
-            return None
-        raise EnvironmentFault(
-            f"PyTorch cannot be used: {error}", hint=f"install it with: {find_installation().with_extra('cuda')}"
-        ) from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        why = "PyTorch is not installed" if is_missing else f"PyTorch cannot be used: {error}"
+        line = find_installation().with_extra("cuda")
+        return _NoCard(why=why, remedy=f"for a GPU, install it with: {line}")
     if torch.cuda.is_available():
         return torch
-    if kind == "auto":
-        return None
-    raise EnvironmentFault(
-        f"PyTorch {torch.__version__} sees no card",
-        hint="`gpuyard devices` shows what the driver sees; CUDA_VISIBLE_DEVICES may hide it, and a PyTorch that was "
+    return _NoCard(
+        why=f"PyTorch {torch.__version__} sees no GPU",
+        remedy="`gpuyard devices` shows what the driver sees; CUDA_VISIBLE_DEVICES may hide it, and a PyTorch that was "
         "built for the CPU never sees one",
     )
 

@@ -61,6 +61,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     scene_slots: int
     scenes: tuple[str, ...]  # in VRAM
     actors: tuple[str, ...]  # in VRAM
+    scenes_in_ram: tuple[str, ...]
+    actors_in_ram: tuple[str, ...]
     moved: MovedStatus
     counts: CountsStatus
     stalls_s: dict[str, float]

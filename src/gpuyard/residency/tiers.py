@@ -189,8 +189,7 @@ class Tiers:
 
     def sizes(self, unit: Unit) -> dict[str, int]:
         """Of its assets, by their kinds."""
-        assets = (self._assets[key] for key in keys_of(unit))
-        return {str(asset.kind): asset.nbytes for asset in assets}
+        return {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
 
     def memory_state(self) -> dict[str, int]:
         return {
@@ -202,10 +201,11 @@ class Tiers:
             "ram_assets": self.ram_nbytes(),
         }
 
-    def in_vram(self, kind: Kind) -> tuple[str, ...]:
-        """The paths of those that are there."""
+    def paths_in(self, kind: Kind, *, is_ram: bool = False) -> tuple[str, ...]:
+        """Of those that are whole in VRAM, or in RAM."""
         with self._changed:
-            there = (self._assets[key] for key, stage in self._vram.items() if stage is Stage.THERE)
+            tier = self._ram if is_ram else self._vram
+            there = (self._assets[key] for key in tier if tier[key] is Stage.THERE)
             return tuple(asset.path for asset in there if asset.kind is kind)
 
     # Its steps

@@ -17,11 +17,12 @@ from gpuyard.installation import find_installation
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes import local
 from gpuyard.residency import devices
-from gpuyard.residency.devices import open_device
+from gpuyard.residency.devices import open_device, want_of_a_card
 from tests.fakes import torch_stand_in
 
 MB = 1048576
 BUDGET = 256 * MB
+IN_RAM = "VRAM is simulated in RAM, and renderers get numpy's arrays"
 
 
 @pytest.fixture(autouse=True)
@@ -157,14 +158,26 @@ def test_simulated_gpus_have_no_cuda() -> None:
 
 
 def test_cuda_without_pytorch_says_what_to_install() -> None:
-    with pytest.raises(EnvironmentFault, match="PyTorch cannot be used") as caught, open_device(BUDGET, "cuda"):
+    with pytest.raises(EnvironmentFault, match="PyTorch is not installed") as caught, open_device(BUDGET, "cuda"):
         pass
-    assert caught.value.hint == f"install it with: {find_installation().with_extra('cuda')}"
+    line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
+    assert caught.value.hint == f"{line}; or ask for the device 'auto': {IN_RAM}"
+
+
+def test_why_the_memory_is_the_hosts_is_told_where_nobody_asked_for_that(torch: Any, monkeypatch: Any) -> None:
+    assert [want_of_a_card(kind) for kind in ("auto", "host")] == [None, None]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (want_of_a_card("auto") or ("",))[0] == f"PyTorch {torch.__version__} sees no GPU: {IN_RAM}"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
+    assert want_of_a_card("auto") == (f"PyTorch is not installed: {IN_RAM}", line)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    assert want_of_a_card("auto") is None
 
 
 def test_cuda_without_a_card_says_that_none_is_seen(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(EnvironmentFault, match=r"PyTorch 2\.9\.0\S* sees no card") as caught:
+    with pytest.raises(EnvironmentFault, match=r"PyTorch 2\.9\.0\S* sees no GPU") as caught:
         open_device(BUDGET, "cuda").__enter__()
     assert "CUDA_VISIBLE_DEVICES" in str(caught.value.hint)
     with open_device(BUDGET) as memory:

@@ -90,7 +90,7 @@ def test_whoever_finds_all_slots_in_use_is_served_when_one_is_given_back(
         waiting = aside(take_scene, tiers)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.2)
-        assert set(tiers.in_vram(Kind.SCENE)) == set(shelf.scenes[:2])
+        assert set(tiers.paths_in(Kind.SCENE)) == set(shelf.scenes[:2])
         tiers.give_back(loans[0])
         served = waiting.result(LATE_S)
         assert content(tiers, served) == shelf.right(Unit(scene=shelf.scenes[2], labels=()))
@@ -172,13 +172,13 @@ def test_the_ladder_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(she
         seen: list[tuple[int, int]] = []
 
         def act() -> None:
-            seen.append((len(tiers.in_vram(Kind.SCENE)), len(tiers.in_vram(Kind.ACTOR))))
+            seen.append((len(tiers.paths_in(Kind.SCENE)), len(tiers.paths_in(Kind.ACTOR))))
             raise DeviceFull("still full")
 
         with pytest.raises(DeviceFull, match="still full"):
             climb(tiers, act)
         assert seen == [(2, 1), (2, 0), (1, 0)]
-        assert tiers.in_vram(Kind.SCENE) == (shelf.scenes[1],)
+        assert tiers.paths_in(Kind.SCENE) == (shelf.scenes[1],)
         tiers.give_back(kept)
 
 

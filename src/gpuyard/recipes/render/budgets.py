@@ -24,11 +24,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return format_size(self.mb) + ("" if self.why is None else f" ({self.why})")
 
 
-def is_simulated_for_want_of_a_card(device: str) -> bool:
-    """Not where somebody asked for it. What has to be loaded to know that is needed anyway."""
-    return torch_with_a_card(device) is None and device == "auto" and not simulated_devices()
-
-
 def choose_vram(device: str) -> Budget:
     seen = snapshot()
     free = _most_free_mb(seen)

@@ -21,6 +21,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.status import Status
 
 LOOK_EVERY_S = 1.0
+UNASKED, UNASKED_AFTER_S = "status.json", 60.0
 _GIVE_UP_S = 0.5  # the file may be on a disk that does not answer
 
 
@@ -33,18 +34,28 @@ class Running(Protocol):
 
 
 class StatusFile:
-    """Not synced to disk: after a power failure nobody asks how far it had been."""
+    """Written once a run has taken `after_s`. Not synced to disk: after a power failure nobody asks how far it was."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, after_s: float = 0.0) -> None:
         if path.is_dir():
             raise UserError(f"{path} is a folder", hint="name a file for the status, such as status.json")
         if not path.absolute().parent.is_dir():
             raise UserError(f"there is no folder {path.parent}", hint="make it, or name another file for the status")
         self._path = path
         self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._after_s = after_s
+
+    @classmethod
+    def unasked(cls, out: Path) -> "StatusFile":
+        """Among the outputs, for a run that takes longer than a minute. One that an earlier run left there is written
+        from the beginning, so that it does not tell of that one."""
+        path = out / UNASKED
+        return cls(path, 0.0 if path.exists() else UNASKED_AFTER_S)
 
     def write(self, status: Status) -> None:
         """EnvironmentFault where it cannot be; then the last one stays."""
+        if status.elapsed_s < self._after_s:
+            return
         try:
             self._beside.write_bytes(_as_json(status))
             self._beside.replace(self._path)

@@ -71,7 +71,10 @@ class _Render(click.Command):
 )  # fmt: skip
 @loader_option
 @device_option
-@click.option("--status", metavar="FILE", help="Write how it stands to this file, each second, as JSON.")
+@click.option(
+    "--status", metavar="FILE",
+    help="Write how it stands to this file, each second, as JSON. [after a minute, to DIR/status.json]",
+)  # fmt: skip
 @json_option
 def command(manifest: str, **typed: Any) -> int:
     """Render every label of MANIFEST, keeping scenes and actors in VRAM and RAM as long as they are needed.
@@ -82,7 +85,7 @@ def command(manifest: str, **typed: Any) -> int:
 
     \b
     gpuyard render manifest.json --renderer my_pkg.render:render_label --vram-budget 44G --ram-budget 90G
-    gpuyard render manifest.json --renderer my_pkg.render:render_label --resume --status status.json
+    gpuyard render manifest.json --renderer my_pkg.render:render_label --resume
     gpuyard render profile manifest.json    what the budgets should be; see `gpuyard render profile --help`
 
     Exit status 0 where every label is rendered, 1 where some were skipped.
@@ -112,7 +115,6 @@ class _Ran(NamedTuple):
 
 
 def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
-    from gpuyard.recipes.render.following import StatusFile
     from gpuyard.recipes.render.plugin import RENDERER, find_function
     from gpuyard.residency.outputs import check_outputs
 
@@ -120,7 +122,7 @@ def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
     typed |= {"loader": loader_of(typed["loader"]), "out": absolute(typed["out"])}
     read = read_manifest(manifest, is_strict=typed["strict"])
     check_outputs(Path(typed["out"]), read.units, resume=typed["resume"])
-    file = None if typed["status"] is None else StatusFile(Path(absolute(typed["status"])))
+    file = _status_file(typed)
     # They stay to the end: looking through a million labels for garbage would hold up all workers.
     gc.freeze()
     faults: list[EnvironmentFault] = []
@@ -130,6 +132,19 @@ def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
         )
     _write_last(file, report, faults)
     return _Ran(manifest=read, report=report, heard=heard, faults=faults)
+
+
+def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
+    from gpuyard.errors import UserError
+    from gpuyard.recipes.render.following import StatusFile
+
+    if typed["status"] is not None:
+        return StatusFile(Path(absolute(typed["status"])))
+    try:
+        return StatusFile.unasked(Path(typed["out"]))
+    except UserError as error:  # nobody asked for it: that is no reason not to render
+        note(f"gpuyard: no status is written: {error}; --status names another file")
+        return None
 
 
 def _report(coordinator: "Coordinator", run: Callable[[], "Report"], faults: "list[EnvironmentFault]") -> "Report":

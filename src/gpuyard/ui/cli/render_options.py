@@ -73,12 +73,14 @@ def loader_of(text: str | None) -> "Loader":
 
 def budgets_of(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
     """As typed, or a part of what is free; then it says so."""
-    from gpuyard.recipes.render.budgets import Budget, choose_ram, choose_vram, is_simulated_for_want_of_a_card
+    from gpuyard.recipes.render.budgets import Budget, choose_ram, choose_vram
+    from gpuyard.residency.devices import want_of_a_card
 
     vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
     ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
-    if is_simulated_for_want_of_a_card(device):
-        note("gpuyard: PyTorch sees no GPU here, so VRAM is simulated in RAM")
+    if (want := want_of_a_card(device)) is not None:
+        why, remedy = want
+        note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
     chosen = [
         f"{option} is {budget.text()}"
         for option, budget in (("--vram-budget", vram), ("--ram-budget", ram))

@@ -25,6 +25,8 @@ STATUS = Status(
     scene_slots=5,
     scenes=("/a.ply", "/b.ply"),
     actors=("/walk",),
+    scenes_in_ram=("/c.ply",),
+    actors_in_ram=(),
     moved=MovedStatus(read_from_disk=60 * _GB, uploaded=80 * _GB, streamed=0, downloaded=_GB),
     counts=CountsStatus(vram_hits=90, ram_hits=6, misses=4, streams=0, out_of_memory=0),
     stalls_s={},

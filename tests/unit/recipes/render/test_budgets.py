@@ -5,7 +5,7 @@ import pytest
 from gpuyard.core.model import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.render import budgets
-from gpuyard.recipes.render.budgets import choose_ram, choose_vram, is_simulated_for_want_of_a_card
+from gpuyard.recipes.render.budgets import choose_ram, choose_vram
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,10 @@ def test_vram_is_most_of_what_is_free_on_the_emptiest_device(monkeypatch: pytest
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x1GB")
     assert choose_vram("auto").mb == 400.0
     assert choose_vram("auto").text() == "400 MB (80% of what is free on the emptiest device)"
-    assert not is_simulated_for_want_of_a_card("auto")
 
 
 def test_without_a_gpu_vram_is_simulated_in_a_part_of_ram() -> None:
     assert choose_vram("host").text() == "2.0 GB (a quarter of the available RAM)"
-    assert not is_simulated_for_want_of_a_card("host")
 
 
 def test_ram_is_half_of_what_is_available() -> None:

@@ -170,6 +170,16 @@ def test_a_reader_finds_a_whole_status_at_any_moment(tmp_path: Path) -> None:
     assert seen == [2000] * 300
 
 
+def test_nobody_asked_for_it_yet_a_run_of_more_than_a_minute_has_one_among_its_outputs(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    StatusFile.unasked(tmp_path).write(status(elapsed_s=59.0))
+    assert not path.exists()
+    StatusFile.unasked(tmp_path).write(status(elapsed_s=60.0))
+    assert json.loads(path.read_text())["elapsed_s"] == 60.0
+    StatusFile.unasked(tmp_path).write(status(elapsed_s=1.0))
+    assert json.loads(path.read_text())["elapsed_s"] == 1.0, "what an earlier run left does not stay"
+
+
 def test_a_path_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     StatusFile(path).write(status(scenes=(os.fsdecode(b"/\xff.ply"),)))
