@@ -167,6 +167,8 @@ def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: 
     if bound is None or charged is None or charged <= bound + _ROUNDING_MB:
         return None
     text = f"GPU memory {charged:.0f} MB, with what is reserved and one run more, > {bound:.0f} MB"
+    if need.takes_rest and standing.at_work and (room.free_mb or 0.0) <= 0:
+        text = "GPU memory: a run has all of it until it is known how much it takes (--run-vram says it)"
     return Reason(kind=ReasonKind.TOO_FULL, text=text, device_id=device_id, had=charged, needed=bound)
 
 

@@ -83,6 +83,9 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
     reason = on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest)
     assert reason is not None
     assert (reason.kind, reason.had) == (ReasonKind.TOO_FULL, 9 * GB)
+    measured = on_card(PACE, replace(largest, at_work=1), promised(CARD, 2 * GB), need=rest)
+    assert measured is not None
+    assert measured.text == "GPU memory: a run has all of it until it is known how much it takes (--run-vram says it)"
 
 
 # What each gate goes by
