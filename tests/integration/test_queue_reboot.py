@@ -6,12 +6,15 @@ A restart is made by ending the daemon and all processes of its jobs, and noting
 import contextlib
 import sqlite3
 
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import Yard, processes_of, until
 
 LONG = ("sleep", "3600")
 
 
 def reboot(yard: Yard) -> None:
+    running = {str(job["id"]) for job in yard.get("/jobs", state="running")["jobs"]}
+    # One that is recorded as running may be about to be started, and nobody could kill it yet.
+    until(lambda: running <= {words.get("GPUYARD_JOB_ID") for _, words in processes_of(yard.home)}, "their programs")
     yard.kill9()
     yard.kill_processes()
     with contextlib.closing(sqlite3.connect(yard.home / "queue.db")) as database, database:
