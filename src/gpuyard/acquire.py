@@ -156,12 +156,10 @@ class Acquisition:
         return tuple(line)
 
     def _complaint(self, waited_s: float) -> str:
-        """What was missing on each device that would do; the others were never in question."""
-        lines = [
-            f"  {reason.device_id or 'machine'}: {reason.text}"
-            for reason in self.reasons
-            if reason.kind is not ReasonKind.NOT_ASKED_FOR
-        ]
+        """What was missing on each device that would do, and what changes that; the others were never in question."""
+        telling = [reason for reason in self.reasons if reason.kind is not ReasonKind.NOT_ASKED_FOR]
+        lines = [f"  {reason.device_id or 'machine'}: {reason.text}" for reason in telling]
+        lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in telling) if remedy]
         count = self._need.devices
         missed = f"{count} device{'' if count == 1 else 's'} could not be had" if count else "there was no room"
         return "\n".join([f"{missed} within {waited_s:g} s", *lines])

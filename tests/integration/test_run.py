@@ -250,6 +250,7 @@ def test_the_machine_must_have_room_too() -> None:
     result = run("--gpus", "0", "--min-free-mem-mb", "99999999", "--wait", "0", "--", "echo", "ran")
     assert (result.returncode, result.stdout) == (1, "")
     assert "RAM" in result.stderr
+    assert "to change that: --min-free-mem-mb" in result.stderr
 
 
 @unmeasured

@@ -44,6 +44,12 @@ def test_a_first_run_starts_beside_a_desktop(yard: Yard) -> None:
     assert run("run", "--", "echo", "alone").stdout == "alone\n"
 
 
+def test_a_batch_starts_beside_a_desktop(yard: Yard, tmp_path: Path) -> None:
+    bounds = ("--max-cpu", "100", "--min-free-mem-mb", "0", "--max-gpu", "80", "--max-gpu-mem-mb", "12000")
+    done = run("batch", "--count", "2", *bounds, "--output-root", str(tmp_path / "out"), "--", "true")
+    assert "all 2 runs succeeded" in done.stdout, done.stderr
+
+
 def test_what_the_use_of_the_card_grows_by_is_what_it_needs(yard: Yard, tmp_path: Path) -> None:
     words = (sys.executable, "-c", HOLD, str(tmp_path / "held"), "3000", str(tmp_path))
     first = yard.submit(*words)
