@@ -267,4 +267,29 @@ FAULTS = (
         breaks="The secret in a notification's URL is shown to everybody who sees the job.",
         near=(f"{_TESTS}/test_wishes.py",),
     ),
+    # Devices that hide their processes, and the load of others
+    Fault(
+        id="core-desktop-keeps-jobs-waiting-where-processes-are-hidden",
+        file=f"{_CORE}/refusals.py",
+        old="part = _UNLISTED_SHARE if device.hides_processes else _TINY_SHARE",
+        new="part = _TINY_SHARE",
+        breaks="On a laptop with a desktop nothing that wants the GPU alone ever starts.",
+        near=("tests/unit/test_placement.py",),
+    ),
+    Fault(
+        id="core-reservation-covers-the-memory-of-a-desktop",
+        file=f"{_CORE}/room.py",
+        old="        return max(unexplained, min(before, used))\n",
+        new="        return unexplained\n",
+        breaks="Where processes are hidden, jobs are promised memory that a desktop has.",
+        near=("tests/unit/test_placement.py",),
+    ),
+    Fault(
+        id="core-late-figures-of-processes-are-believed",
+        file=f"{_CORE}/foreign_load.py",
+        old="        seen = 0.0 if own else device.utilization_percent or 0.0\n",
+        new="        seen = 0.0\n",
+        breaks="A job starts beside a program at 100%, in its first second.",
+        near=(f"{_TESTS}/test_foreign_load.py",),
+    ),
 )

@@ -158,4 +158,12 @@ FAULTS = (
         breaks="A script that handles TimeoutError ends with an error when the ledger stays locked.",
         near=("tests/integration/test_api_waiting.py",),
     ),
+    Fault(
+        id="leases-desktop-is-learned-as-a-part-of-a-job",
+        file=f"{_LEASES}/measure.py",
+        old="    return max(0.0, device.memory_used_mb - share.foreign_mb)\n",
+        new="    return device.memory_used_mb\n",
+        breaks="Where processes are hidden, what a desktop holds is learned as a part of what a job needs.",
+        near=("tests/unit/leases/test_measure.py",),
+    ),
 )

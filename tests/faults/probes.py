@@ -70,4 +70,12 @@ FAULTS = (
         breaks="Two processes are given the same memory of a simulated GPU.",
         near=("tests/unit/test_shares.py",),
     ),
+    Fault(
+        id="probes-impossible-load-of-a-process",
+        file="src/gpuyard/probes/nvidia/process_load.py",
+        old="        if is_newer and sample.smUtil <= _WHOLE:\n",
+        new="        if is_newer:\n",
+        breaks="A process is shown at 4,000,000%, and counts as such.",
+        near=("tests/integration/test_nvml_loads.py",),
+    ),
 )
