@@ -107,6 +107,16 @@ def test_a_task_of_a_workspace_starts_when_the_process_ends(
 
 
 @pytest.mark.needs("tmux")
+def test_a_task_of_a_workspace_goes_to_the_idle_gpu(workspaces: Workspaces, keep_busy: Callable[..., Usage]) -> None:
+    keep_busy("2x24GB", percent=40.0)
+    workspace = workspaces.make(sessions="none")
+    workspace.add("exp")
+    workspace.do("start")
+    workspace.until_over()
+    assert workspace.tasks()["exp"]["devices"] == ["SIM-1"]
+
+
+@pytest.mark.needs("tmux")
 def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
     workspaces: Workspaces, keep_busy: Callable[..., Usage]
 ) -> None:
