@@ -274,7 +274,7 @@ FAULTS = (
         old="part = _UNLISTED_SHARE if device.hides_processes else _TINY_SHARE",
         new="part = _TINY_SHARE",
         breaks="On a laptop with a desktop nothing that wants the GPU alone ever starts.",
-        near=("tests/unit/test_placement.py",),
+        near=(f"{_TESTS}/test_hidden_processes.py",),
     ),
     Fault(
         id="core-reservation-covers-the-memory-of-a-desktop",
@@ -282,7 +282,7 @@ FAULTS = (
         old="        return max(unexplained, min(before, used))\n",
         new="        return unexplained\n",
         breaks="Where processes are hidden, jobs are promised memory that a desktop has.",
-        near=("tests/unit/test_placement.py",),
+        near=(f"{_TESTS}/test_hidden_processes.py",),
     ),
     Fault(
         id="core-late-figures-of-processes-are-believed",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.api import BANNED_GPU_NAMES, BANNED_GPUS
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import (
     end_what_is_left,
@@ -22,6 +23,7 @@ HOLD = (
     "    print(gpu_ids, flush=True)\n"
     "    sys.stdin.readline()\n"
 )
+
 Script = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -45,3 +47,13 @@ def script(request: pytest.FixtureRequest) -> Script:
         return process
 
     return start
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulated, and all of them visible; what the test bans is banned for it alone."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+    BANNED_GPUS.clear()
+    BANNED_GPU_NAMES.clear()

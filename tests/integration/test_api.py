@@ -31,14 +31,7 @@ from gpuyard.leases.mutex import hold_mutex
 from gpuyard.probes.simulated import Usage
 from tests.integration.conftest import Script
 
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield
-    BANNED_GPUS.clear()
-    BANNED_GPU_NAMES.clear()
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def held() -> list[str]:

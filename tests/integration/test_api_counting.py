@@ -1,6 +1,5 @@
 """Every GPU number that a script gives or gets is that of its own process, whatever CUDA_VISIBLE_DEVICES says."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,7 @@ from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated import Usage
 
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield
-    BANNED_GPUS.clear()
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def held() -> list[str]:

@@ -19,15 +19,11 @@ from gpuyard.probes.local import snapshot
 from gpuyard.probes.simulated import Usage
 from tests.integration.conftest import HOLD, Script
 
+pytestmark = pytest.mark.usefixtures("two_gpus")
+
 DEADLINE_S = 90.0
 # How long the first looks after something ended are apart: the driver takes a while to give memory back.
 QUICK_LOOKS = 6
-
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture

@@ -13,12 +13,9 @@ import pytest
 
 from tests.integration.conftest import Script
 
+pytestmark = pytest.mark.usefixtures("two_gpus")
+
 GPUYARD = [sys.executable, "-m", "gpuyard"]
-
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -19,6 +19,8 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated import SimulatedDevices, Usage
 from tests.integration.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("two_gpus")
+
 GPUYARD = [sys.executable, "-m", "gpuyard"]
 DEADLINE_S = 90.0
 Process = subprocess.Popen[str]
@@ -54,12 +56,6 @@ DAEMONISER = (
     "os.wait()\n"
     "sys.stdin.read()\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture
