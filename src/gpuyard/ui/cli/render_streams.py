@@ -4,12 +4,13 @@
 - With `--json`, standard output is the answer and nothing else: all that is printed goes to standard error.
 """
 
+import atexit
 import contextlib
 import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -74,3 +75,9 @@ def only_the_answer(*, as_json: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):  # of somebody who kept it
             printed.flush()
         sys.stdout = answer
+        atexit.register(_close, answer)
+
+
+def _close(file: TextIO) -> None:
+    with contextlib.suppress(OSError):  # whoever read it has gone, and it has been told
+        file.close()
