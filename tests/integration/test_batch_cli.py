@@ -228,7 +228,6 @@ def test_the_way_back_to_a_batch_beside_another_names_its_root(tmp_path: Path) -
 
 
 def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
     begun = batch(2, "--detach", "--output-root", "out", program=GATED)
     assert (begun.returncode, begun.stdout) == (0, "1-2\n")
     way_back = begun.stderr.splitlines()[-1]

@@ -54,7 +54,6 @@ def test_a_paused_queue_is_told_as_what_holds_the_batch(tmp_path: Path) -> None:
 def test_a_daemon_killed_in_the_middle_does_not_end_the_command_and_no_seed_is_done_twice(
     own_home: Path, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "gate")
     with begun("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         await_run(tmp_path, 0)
         pid = running_pid(own_home / "daemon.lock")
@@ -67,7 +66,6 @@ def test_a_daemon_killed_in_the_middle_does_not_end_the_command_and_no_seed_is_d
 
 
 def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
     with begun("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         await_run(tmp_path, 0)
         process.kill()
@@ -95,7 +93,6 @@ ASKED = "Leave it running, or stop it? [L/s] "
 @pytest.mark.needs("setsid")
 @pytest.mark.parametrize("answer", some(["\n", "l\n", "\x04", "\x03"], 0, 2), ids=["enter", "l", "end", "ctrl-c"])
 def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_terminal: Callable[..., Terminal]) -> None:
-    os.mkfifo(tmp_path / "gate")
     terminal = on_terminal("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
     await_run(tmp_path, 0)
     terminal.read_until("1 running")
@@ -114,7 +111,6 @@ def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_termi
 def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
     tmp_path: Path, on_terminal: Callable[..., Terminal]
 ) -> None:
-    os.mkfifo(tmp_path / "gate")
     terminal = on_terminal("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
     let_go(tmp_path, 0)
     await_run(tmp_path, 1)
@@ -130,7 +126,6 @@ def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
 @interrupted
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
 def test_without_a_terminal_nobody_is_asked_and_it_goes_on(tmp_path: Path, signum: int, status: int) -> None:
-    os.mkfifo(tmp_path / "gate")
     with begun("batch", "--count", "1", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         assert process.stderr is not None
         process.stderr.readline()
