@@ -112,9 +112,8 @@ def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> No
 
 def keep_it_from_a_fork(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"", is_inherited=False)
-    pid = os.fork()
-    if pid:
-        connection.send(pid)
+    if not os.fork():
+        connection.send(os.getpid())  # by the fork itself: by now it has let go of what is its parent's
     wait_for_word(connection)
     file.release()
 
