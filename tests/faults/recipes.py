@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         id="recipes-configs-in-order-of-characters",
         file=f"{_RECIPES}/workspace/choosing.py",
-        old="names = sorted(os.listdir(folder), key=natural)",
-        new="names = sorted(os.listdir(folder))",
+        old="key=lambda name: (natural_order(os.path.splitext(name)[0]), name)",
+        new="key=str",
         breaks="A workspace starts batch10 before batch2.",
         near=(f"{_TESTS}/workspace/test_choosing.py",),
     ),

@@ -58,7 +58,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     @property
     def hides_processes(self) -> bool:
-        """Whether the driver lists no processes, or nobody though memory is in use, as it does in containers."""
+        """Whether processes use the device that the driver does not list, as in containers."""
         return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > _UNEXPLAINED_MB)
 
 

@@ -13,7 +13,7 @@ from gpuyard.core.room import Promise, Room, capacity
 
 # A screen or an idle notebook on a card does not make it a taken one.
 _TINY_MB, _TINY_SHARE = 1024.0, 0.05
-# Where the driver lists no processes, nobody can tell a desktop from a program: half of the memory may be in use.
+# If the driver lists no processes, a desktop looks like a program: half of the memory may be in use.
 _UNLISTED_SHARE = 0.5
 
 

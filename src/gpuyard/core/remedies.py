@@ -1,7 +1,7 @@
 """Which option or setting lets work start that does not start as things are.
 
-Whoever waits for a lease needs none: it ends by itself. Options are those of `gpuyard submit` and `gpuyard run`; a
-script has the arguments of `GPUScheduler`.
+A job that waits for a lease needs none: leases end by themselves. Options are those of `gpuyard submit` and `gpuyard
+run`; a script has the arguments of `GPUScheduler`.
 """
 
 from gpuyard.core.model import Need

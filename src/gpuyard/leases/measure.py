@@ -17,7 +17,7 @@ Measured = dict[tuple[str, str], float | None]
 
 
 def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
-    """Memory by lease and device: zero for a lease that has not allocated yet, `None` where nobody can tell.
+    """Memory by lease and device: zero for a lease that has not allocated yet, None if unknown.
 
     Where the driver lists no processes, a lease that is the only one on its device holds what the device's use has
     grown by since the lease was granted.

@@ -94,7 +94,7 @@ def torch_with_a_card(kind: str) -> Any:
 
 
 def want_of_a_card(kind: str) -> tuple[str, str] | None:
-    """Why the memory is the host's though nobody asked for that, and what to do about it; None where it is not so."""
+    """Return why `auto` fell back to the host's memory and what to do about it, or None."""
     if kind != "auto" or simulated_devices():
         return None
     found = _find_torch()

@@ -8,7 +8,6 @@ a file is an AssetError that names it.
 
 import glob
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
@@ -17,13 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
 from gpuyard.residency.files import check_unchanged, look_at, unreadable
 from gpuyard.residency.layout import Field, Layout, aligned, packed
 from gpuyard.residency.ply import Ply, describe
 from gpuyard.residency.sink import Sink, put
 
-__all__ = ["Load", "Loader", "Sink", "Source", "natural_order"]
+__all__ = ["Load", "Loader", "Sink", "Source"]
 
 HELD_NBYTES = 1 << 28  # of a loader's arrays beside the sink, until it is known how large the sink must be
 
@@ -90,12 +90,6 @@ class Loader:
         if self._load is None:
             return _PlySource([describe(path) for path in paths])
         return _LoadedSource(self._load, paths)
-
-
-def natural_order(path: str) -> tuple[list[list[str | int]], str]:
-    """A key to sort by: numbers in names count as numbers, folder by folder."""
-    parts = [re.split(r"([0-9]+)", part) for part in path.split(os.sep)]
-    return [[int(word) if place % 2 else word for place, word in enumerate(part)] for part in parts], path
 
 
 def _frames(path: str, suffix: str) -> list[str]:

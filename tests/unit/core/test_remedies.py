@@ -1,4 +1,4 @@
-"""Whoever cannot start as things are is told which option changes that. A card has 24 GB."""
+"""A job that cannot start names the option that changes this. A card has 24 GB."""
 
 import pytest
 from msgspec.structs import replace

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
 from gpuyard.residency import loading
 from gpuyard.residency.layout import Layout
@@ -298,4 +299,4 @@ def test_natural_order_sorts_numbers_as_numbers() -> None:
     paths = ["a/f1", "a/f2", "a/f10", "a/f010x", "a/g", "a2/f1", "a10/f1", "b"]
     shuffled = random.Random(3).sample(paths, len(paths))
 
-    assert sorted(shuffled, key=loading.natural_order) == paths
+    assert sorted(shuffled, key=natural_order) == paths

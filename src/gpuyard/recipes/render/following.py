@@ -81,7 +81,7 @@ class _Order(Enum):
 class Follower:
     """From `with` to its end, in threads of its own. `stop` and `give_up` may be called in a signal handler too.
 
-    `show_stop` is called once the run has been told to stop, so whoever reads of it can rely on it.
+    `show_stop` is called after the run was stopped: no further label begins when its message appears.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Follower:
     def _keep_showing(self) -> None:
         is_stop_shown = False
         while not self._is_over:
-            with contextlib.suppress(OSError):  # whoever was shown it has gone
+            with contextlib.suppress(OSError):  # the terminal or pipe was closed
                 if self._is_stopped and not is_stop_shown:
                     is_stop_shown = True
                     self._show_stop()

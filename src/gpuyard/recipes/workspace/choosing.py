@@ -3,10 +3,10 @@
 import difflib
 import fnmatch
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import UserError
 from gpuyard.probes.local import snapshot
 from gpuyard.recipes.workspace.names import check_config_names
@@ -18,7 +18,7 @@ def configs_of(settings: Settings) -> list[Path]:
     """All there are, in natural order: batch2 comes before batch10."""
     folder = Path(settings.config_dir)
     try:
-        names = sorted(os.listdir(folder), key=natural)
+        names = sorted(os.listdir(folder), key=lambda name: (natural_order(os.path.splitext(name)[0]), name))
     except OSError as error:
         raise UserError(
             f"config_dir: {folder} cannot be read: {error.strerror}", hint="make it, and put a YAML file per task in it"
@@ -27,12 +27,6 @@ def configs_of(settings: Settings) -> list[Path]:
     found = [folder / name for name in matching if (folder / name).is_file()]
     check_config_names(found)
     return found
-
-
-def natural(name: str) -> tuple[list[str | int], str]:
-    """A key to sort names of files by, in which digits count as the number that they write."""
-    parts = re.split(r"([0-9]+)", os.path.splitext(name)[0])
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
 def choose(settings: Settings, workspace: Path, text: str | None) -> list[Path]:

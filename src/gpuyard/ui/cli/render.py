@@ -142,7 +142,7 @@ def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
         return StatusFile(Path(absolute(typed["status"])))
     try:
         return StatusFile.unasked(Path(typed["out"]))
-    except UserError as error:  # nobody asked for it: that is no reason not to render
+    except UserError as error:  # the file was not asked for, so rendering goes on without it
         note(f"gpuyard: no status is written: {error}; --status names another file")
         return None
 

@@ -79,5 +79,5 @@ def only_the_answer(*, as_json: bool) -> Iterator[None]:
 
 
 def _close(file: TextIO) -> None:
-    with contextlib.suppress(OSError):  # whoever read it has gone, and it has been told
+    with contextlib.suppress(OSError):  # a closed pipe was reported when the answer was written
         file.close()
