@@ -13,10 +13,10 @@ from bench.seen import bench_seen
 from bench.simulate import bench_simulate
 from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
-from gpuyard.probes.local import local_machine
+from gpuyard.probes.local_machine import local_machine
+from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.probes.nvidia.smi import NvidiaSmi
-from gpuyard.probes.simulated import SimulatedDevices
+from gpuyard.probes.simulated_devices import SimulatedDevices
 
 
 def median_s(call: Callable[[], object], times: int) -> float:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuyard.acquire import Acquisition
-from gpuyard.core.model import Host, Need, Snapshot
+from gpuyard.core.lease import Need
+from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated import SimulatedDevices
+from gpuyard.probes.simulated_devices import SimulatedDevices
+from gpuyard.wait_for_devices import Acquisition
 
 _HAND_OVERS = 200
 _HOLD_S = 0.005  # long enough for the other one to wait in earnest

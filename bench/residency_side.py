@@ -98,8 +98,8 @@ def scene(folder: str, out: str, device: str, name: str) -> dict[str, Any]:
 
 def copy() -> dict[str, Any]:
     """GB a second: of pinning pages, of one plain copy of 2 GB of pinned memory, and of an upload of as many pages."""
-    from gpuyard.residency.devices import open_device
-    from gpuyard.residency.pages import LARGEST
+    from gpuyard.residency.memory.open_memory import open_device
+    from gpuyard.residency.memory.page_pool import LARGEST
 
     with open_device(3 * _COPIED, "cuda") as memory:
         import torch

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.yard import GPUYARD, Yard, yard
-from gpuyard.daemon.client import Connection
+from gpuyard.connect.fast_http import Connection
 
 _TIMES = 30
 _WITHIN_S = 10.0

@@ -13,16 +13,16 @@ from random import Random
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device
-from gpuyard.shares import parse_devices
-from gpuyard.sim.bounds import lower_bound
-from gpuyard.sim.compare import SATURATED, runnable, sizes_mb, usual_quantum_s
-from gpuyard.sim.metrics import Figures, measure_pass
-from gpuyard.sim.mixes import draw, mean_duration_s, read_programs
-from gpuyard.sim.policies import find_policy
-from gpuyard.sim.run import Simulation
-from gpuyard.sim.sharing import Sharing, read_sharing
-from gpuyard.sim.trace import TraceJob
+from gpuyard.core.snapshot import Device
+from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb, usual_quantum_s
+from gpuyard.simulator.makespan_bound import lower_bound
+from gpuyard.simulator.policies import find_policy
+from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_programs
+from gpuyard.simulator.schedule_metrics import Figures, measure_pass
+from gpuyard.simulator.sharing_slowdown import Sharing, read_sharing
+from gpuyard.simulator.simulation import Simulation
+from gpuyard.simulator.trace_file import TraceJob
 
 MIXES = (("lucid",), ("carma",), ("lucid", "carma"))
 CARDS = ("4x24GB", "4x40GB", "4x80GB", "8x24GB", "8x40GB", "8x80GB")

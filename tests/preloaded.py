@@ -327,17 +327,17 @@ def _become(request: Mapping[str, Any]) -> None:
 
 def _have_daemons_forked(server: str) -> None:
     """Have the server fork the daemon that this program may start, too."""
-    from gpuyard.daemon import launch
+    from gpuyard.connect import autostart
 
-    by_exec, usual = launch._start, launch.DAEMON
+    by_exec, usual = autostart._start, autostart.DAEMON
 
     def start(command: Sequence[str]) -> int:
         if tuple(command) != usual:
             return by_exec(command)
-        log, nothing = launch._open_log(), os.open(os.devnull, os.O_RDONLY)
+        log, nothing = autostart._open_log(), os.open(os.devnull, os.O_RDONLY)
         request = {
             "argv": [sys.executable, "-m", "gpuyard.daemon"],
-            "environment": launch._environment(),
+            "environment": autostart._environment(),
             "cwd": "/",
             "new_session": False,
             "server": server,
@@ -350,7 +350,7 @@ def _have_daemons_forked(server: str) -> None:
         os.close(nothing)
         return int(answer["number"])
 
-    launch._start = start
+    autostart._start = start
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:

@@ -20,18 +20,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpuyard.residency import coordinator
-from gpuyard.residency.coordinator import Coordinator
-from gpuyard.residency.future import Future, keys_of
-from gpuyard.residency.host import Bytes, HostMemory
-from gpuyard.residency.loading import Loader
-from gpuyard.residency.memory import Memory
-from gpuyard.residency.model import Asset, Budgets, Kind, key_of, parts_of
-from gpuyard.residency.moving import Copies
-from gpuyard.residency.pages import PagePool, Pages
-from gpuyard.residency.status import Report, Skip, Status
-from gpuyard.residency.tiers import Tiers
-from gpuyard.residency.units import Label, Unit
+from gpuyard.residency.loading.asset_loader import Loader
+from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.host_memory import Bytes, HostMemory
+from gpuyard.residency.memory.page_pool import PagePool, Pages
+from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of, parts_of
+from gpuyard.residency.planning.render_units import Label, Unit
+from gpuyard.residency.planning.upcoming_use import Future, keys_of
+from gpuyard.residency.running import coordinator
+from gpuyard.residency.running.coordinator import Coordinator
+from gpuyard.residency.running.status_file import Report, Skip, Status
+from gpuyard.residency.tiers.asset_copies import Copies
+from gpuyard.residency.tiers.asset_tiers import Tiers
 from tests.residency_files import Table, points, splats, write_ply
 
 MB = 1048576

@@ -1,7 +1,7 @@
 """The names that existing scripts import; all of it is gpuyard."""
 
 from gpu_scheduler import gpu_info
-from gpuyard.api import (
+from gpuyard.scripting.gpu_scheduler import (
     GPUScheduler,
     find_free_gpus,
     get_gpu_info,

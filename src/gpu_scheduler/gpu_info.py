@@ -1,6 +1,6 @@
 """The names that existing scripts import; all of it is gpuyard."""
 
-from gpuyard.api import (
+from gpuyard.scripting.gpu_scheduler import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
     find_free_gpus,

@@ -11,7 +11,10 @@ TYPE_CHECKING = False  # not from typing: importing that takes a third of what a
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuyard.api import (
+    from gpuyard.client import Client
+    from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot
+    from gpuyard.probes.local_machine import snapshot
+    from gpuyard.scripting.gpu_scheduler import (
         BANNED_GPU_NAMES,
         BANNED_GPUS,
         GPUScheduler,
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
         get_gpu_utilization,
         get_total_num_gpus,
     )
-    from gpuyard.client import Client
-    from gpuyard.core.model import Device, Host, Problem, Process, Snapshot
-    from gpuyard.probes.local import snapshot
 
 __all__ = [
     "BANNED_GPUS",
@@ -48,10 +48,10 @@ __all__ = [
     "snapshot",
 ]
 _HOMES = {
-    **dict.fromkeys(__all__, "gpuyard.api"),
-    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.model"),
+    **dict.fromkeys(__all__, "gpuyard.scripting.gpu_scheduler"),
+    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.snapshot"),
     "Client": "gpuyard.client",
-    "snapshot": "gpuyard.probes.local",
+    "snapshot": "gpuyard.probes.local_machine",
 }
 
 

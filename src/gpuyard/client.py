@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeAlias, overload
 
+from gpuyard.connect.config_digest import digest_of
+from gpuyard.connect.transports import Answer, OwnSocket, PagePort, Patient, Way
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.configuration import digest_of
-from gpuyard.daemon.ways import Answer, OwnSocket, PagePort, Patient, Way
 from gpuyard.errors import EnvironmentFault, UserError
 
 Ids: TypeAlias = int | str | Iterable[int | str]

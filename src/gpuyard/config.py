@@ -67,8 +67,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.units import parse_size
-from gpuyard.core.wishes import check_target, parse_event
 from gpuyard.errors import UserError
 
 

@@ -5,12 +5,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuyard.core.away import Offer, Terms
-from gpuyard.core.foreign_load import ForeignLoad
-from gpuyard.core.jobs import Attempt, Outcome, Usage
-from gpuyard.core.model import Claim, Host, Lease, Need, Reading, Snapshot, Ticket, Vendor
-from gpuyard.core.oom import Shortage
-from gpuyard.core.tasks import Task
+from gpuyard.core.cluster.offer import Offer, Terms
+from gpuyard.core.job.job import Attempt, Outcome, Usage
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Claim, Lease, Need, Ticket
+from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.snapshot import Host, Reading, Snapshot, Vendor
 
 
 class Clock(Protocol):

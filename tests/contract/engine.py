@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.core.jobs import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.errors import UserError
 from gpuyard.ports import Ended, Engine, Launch, Prepared, Seen
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuyard.core.away import Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost import outpost
-from gpuyard.engines.outpost.outpost import Outpost
-from gpuyard.engines.outpost.site import Site
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster.engine import Outpost
+from gpuyard.engines.cluster.site import Site
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from tests.contract.engine import DEADLINE_S, Programs, until
 from tests.fakes.distant_site import SiteServer

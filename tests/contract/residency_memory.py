@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuyard.errors import DeviceFull
-from gpuyard.residency.memory import Buffer, Memory
+from gpuyard.residency.memory.device_memory import Buffer, Memory
 
 MB = 1048576
 BUDGET = 256 * MB

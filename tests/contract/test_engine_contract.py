@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.local import LocalEngine
-from gpuyard.leases.identity import boot_id
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended, Engine, Launch, Prepared
+from gpuyard.system.process_identity import boot_id
 from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs
 from tests.contract.outposts import process_place
 from tests.simulation.engine import SimulatedEngine
@@ -27,7 +27,7 @@ _DAEMON = """
 import os, signal, sys
 import msgspec
 from pathlib import Path
-from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path(sys.argv[1]))
 launches = msgspec.json.decode(sys.argv[3], type=list[Launch])

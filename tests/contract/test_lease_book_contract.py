@@ -12,12 +12,13 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.core.model import Claim, Device, Holder, Host, Lease, Need, Share, Snapshot, Ticket, Vendor
-from gpuyard.leases.book import Book
-from gpuyard.leases.folder import prepare
-from gpuyard.leases.identity import start_time
+from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_directory import prepare
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.ports import HeldClaim, LeaseBook, Wanted
+from gpuyard.system.process_identity import start_time
 from tests.in_time import wait_until_gone
 from tests.simulation.leases import SimulatedBook
 from tests.simulation.natures import Nature
@@ -29,8 +30,8 @@ DEVICES = ("SIM-0", "SIM-1")
 _DAEMON = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from gpuyard.core.model import Claim, Holder, Need, Share
-from gpuyard.leases.book import Book
+from gpuyard.core.lease import Claim, Holder, Need, Share
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.leases.ledger import Ledger
 from gpuyard.ports import Wanted
 book = Book(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.residency.cuda import CudaMemory
-from gpuyard.residency.host import HostMemory
-from gpuyard.residency.memory import Memory
+from gpuyard.residency.memory.cuda_memory import CudaMemory
+from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.host_memory import HostMemory
 from tests.contract.residency_memory import BUDGET, MemoryContract
 from tests.fakes import torch_stand_in
 

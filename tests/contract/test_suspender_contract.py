@@ -13,14 +13,14 @@ from typing import Protocol
 
 import pytest
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.core.model import Host, Snapshot
-from gpuyard.engines import tree
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
-from gpuyard.leases.identity import boot_id
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.engines.local import process_tree
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.ports import Launch, Moved, Suspender
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.system.process_identity import boot_id
 from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
@@ -102,7 +102,7 @@ class LocalPlace:
 
     def close(self) -> None:
         for attempt in self._attempts:
-            tree.signal_all(attempt, str(self._folder), signal.SIGKILL)
+            process_tree.signal_all(attempt, str(self._folder), signal.SIGKILL)
         for suspender in self._suspenders:
             suspender.close()
         if self._other is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import (
+from gpuyard.core.job.job import (
     Attempt,
     Dependency,
     DependencyKind,
@@ -24,16 +24,17 @@ from gpuyard.core.jobs import (
     Parked,
     Usage,
 )
-from gpuyard.core.learning import Profile
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need, Vendor
-from gpuyard.core.oom import Shortage, ShortageKind
-from gpuyard.core.ordering import Use
-from gpuyard.core.pacing import Pace
-from gpuyard.core.submission import Element
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Element
+from gpuyard.core.lease import Need
+from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.queue_order import Use
+from gpuyard.core.snapshot import Vendor
 from gpuyard.store.database import Database, migrations, open_database
-from gpuyard.store.jobs import JobStore
-from gpuyard.store.rows import lane_of
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.row_codec import lane_of
 
 SPEC = JobSpec(command=("python", "train.py"), cwd="/data/me", environment={"LANG": "caf\udce9"}, need=Need())
 FULL = JobSpec(

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuyard.daemon import places
-from gpuyard.daemon.client import API
-from gpuyard.daemon.http import Handler, Limits, Request, Response, Server, serve
-from gpuyard.daemon.lock import hold_daemon_lock
+from gpuyard.connect import paths
+from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.connect.fast_http import API
+from gpuyard.daemon.server.connection import Handler, Limits, Request, Response, Server, serve
 from gpuyard.errors import GpuyardError
 
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
@@ -44,7 +44,7 @@ class Served(NamedTuple):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(DEADLINE_S)
         try:
-            places.reach(str(self.path), connection.connect)
+            paths.reach(str(self.path), connection.connect)
         except OSError:
             connection.close()
             raise
@@ -131,15 +131,15 @@ def _echo_or_die(request: Request) -> Response:
 async def _serve_until_told() -> None:
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    server = await serve(places.socket_path(), _echo_or_die)
+    server = await serve(paths.socket_path(), _echo_or_die)
     await told.wait()
     server.close()
 
 
 def _main() -> None:
-    over = Path(places.state_folder(), "over")
+    over = Path(paths.state_folder(), "over")
     try:
-        with hold_daemon_lock(places.lock_path()):
+        with hold_daemon_lock(paths.lock_path()):
             if not over.exists():
                 asyncio.run(_serve_until_told())
                 over.touch()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from gpuyard.engines.outpost.site import Parcel, Report, Sighting, Site, Unreachable
+from gpuyard.engines.cluster.site import Parcel, Report, Sighting, Site, Unreachable
 from gpuyard.errors import EnvironmentFault
 
 

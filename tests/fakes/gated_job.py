@@ -11,7 +11,7 @@ import time
 import zlib
 from pathlib import Path
 
-from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
 
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))

@@ -30,11 +30,11 @@ def _main(version: str, kind: str) -> None:
 
         sys.argv[1:] = sys.argv[3:]
         main()
-    from gpuyard.daemon import http
     from gpuyard.daemon.main import run_daemon
+    from gpuyard.daemon.server import connection
 
     if kind == "silent":
-        vars(http).update(FIELDS=(), refuse_if_too_old=lambda _: None)
+        vars(connection).update(FIELDS=(), refuse_if_too_old=lambda _: None)
     sys.exit(run_daemon(is_managed=kind == "run"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from gpuyard.daemon.client import API, VERSION_FIELD
+from gpuyard.connect.fast_http import API, VERSION_FIELD
 from gpuyard.version import __version__
 
 Answer = Any

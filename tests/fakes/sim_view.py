@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
 
 
 def take(options: argparse.Namespace, taken: ExitStack) -> None:
-    from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
+    from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
 
     devices = SimulatedDevices()
     device_id = visible_device_ids(devices, os.environ)[0]

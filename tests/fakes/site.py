@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from gpuyard.core.away import Amount, Offer
-from gpuyard.engines.outpost.site import At, Mark, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.core.cluster.offer import Amount, Offer
+from gpuyard.engines.cluster.site import At, Mark, Parcel, Refused, Report, Sighting, Unreachable
 
 
 class ProcessSite:

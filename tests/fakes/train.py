@@ -85,7 +85,7 @@ def memory_held(megabytes: float | None) -> Iterator[None]:
         yield
         return
     from gpuyard.errors import SimulatedOutOfMemory
-    from gpuyard.probes.simulated import SimulatedDevices, Usage, visible_device_ids
+    from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
 
     devices = SimulatedDevices()
     with Usage(devices) as usage:

@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         id="control-lost-program-runs-on",
-        file=f"{_CONTROL}/ending.py",
+        file=f"{_CONTROL}/attempt_ends.py",
         old="if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:",
         new="if attempt.stopping is not None:",
         breaks="A program whose keeper died runs on beside the next attempt of its job.",
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     Fault(
         id="control-ends-lost-with-a-failed-step",
-        file=f"{_CONTROL}/ending.py",
+        file=f"{_CONTROL}/attempt_ends.py",
         old="        if not self._unrecorded:  #",
         new="        if True:  #",
         breaks="An end that could not be written down because the disk was full is never written down.",
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         id="control-news-of-what-was-taken-back",
-        file=f"{_CONTROL}/desk.py",
+        file=f"{_CONTROL}/transitions.py",
         old="            del self.news[known:]\n",
         new="",
         breaks="People are notified of an end that was rolled back, and then of the same end again.",
@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         id="control-devices-named-twice",
-        file="src/gpuyard/control/launching.py",
+        file="src/gpuyard/control/launch_command.py",
         old='visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")',
         new='visible[task.variable] = visible["CUDA_VISIBLE_DEVICES"]',
         breaks="A task has CUDA_VISIBLE_DEVICES besides the variable that cuda_visible_devices_var names instead.",
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         id="control-retry-without-a-pause",
-        file=f"{_CONTROL}/desk.py",
+        file=f"{_CONTROL}/transitions.py",
         old="due_at=now + verdict.delay_s if state is JobState.DELAYED else None,",
         new="due_at=now if state is JobState.DELAYED else None,",
         breaks="A job that fails at once uses up all its retries within a second.",
@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault(
         id="control-rerun-with-the-same-memory",
-        file=f"{_CONTROL}/desk.py",
+        file=f"{_CONTROL}/transitions.py",
         old="            self.store.grow(job.id, verdict.growth)\n",
         new="",
         breaks="A job that ran out of memory is run again with the same memory, for ever.",
@@ -119,7 +119,7 @@ FAULTS = (
     ),
     Fault(
         id="control-preempted-success-runs-again",
-        file=f"{_CONTROL}/desk.py",
+        file=f"{_CONTROL}/transitions.py",
         old="return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
         new="return False",
         breaks="A job that succeeded just as it was to make room for another is run a second time.",
@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         id="control-resumed-without-a-lease",
-        file=f"{_CONTROL}/moving.py",
+        file=f"{_CONTROL}/suspend_jobs.py",
         old="if key in self._asked or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
         new="if key in self._asked:",
         breaks="After a crash a suspended job is brought back to a GPU whose memory others have by now.",
@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         id="control-room-given-away-before-it-is-left",
-        file=f"{_CONTROL}/moving.py",
+        file=f"{_CONTROL}/suspend_jobs.py",
         old="if each.job.state is JobState.SUSPENDED and each.attempt.lease_id in live",
         new="if each.job.state in PARKED and each.attempt.lease_id in live",
         breaks="The memory of a job that is being suspended is given to another while it is still taken.",
@@ -143,31 +143,31 @@ FAULTS = (
     ),
     Fault(
         id="control-refused-by-a-cluster-offered-at-once",
-        file=f"{_CONTROL}/handover.py",
+        file=f"{_CONTROL}/cluster_dispatch.py",
         old="if now < until},",
         new="if now > until},",
         breaks="A job that a cluster refuses is handed over again at every step.",
-        near=("tests/unit/control/test_handover.py",),
+        near=("tests/unit/control/test_cluster_dispatch.py",),
     ),
     Fault(
         id="control-lost-node-costs-a-retry",
-        file=f"{_CONTROL}/handover.py",
+        file=f"{_CONTROL}/cluster_dispatch.py",
         old="            return after_loss(job)\n",
         new="            return None\n",
         breaks="A job whose cluster node died counts as failed, and is not run again.",
-        near=("tests/unit/control/test_handover.py",),
+        near=("tests/unit/control/test_cluster_dispatch.py",),
     ),
     Fault(
         id="control-estimates-not-written-down",
-        file=f"{_CONTROL}/lessons.py",
+        file=f"{_CONTROL}/learn_estimates.py",
         old="            self._store.learned.set_profile(fingerprint, profile)\n",
         new="            pass\n",
         breaks="All that was learned of memory and time is gone when the daemon is started again.",
-        near=("tests/unit/control/test_lessons.py",),
+        near=("tests/unit/control/test_learn_estimates.py",),
     ),
     Fault(
         id="control-token-not-looked-up",
-        file=f"{_CONTROL}/requests.py",
+        file=f"{_CONTROL}/user_requests.py",
         old="before = self._store.submitted(submission.token) if submission.token else None",
         new="before = None",
         breaks="A submission that a client sends again after a crash is refused, or runs twice.",
@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         id="control-dependants-of-a-large-submission-forgotten",
-        file=f"{_CONTROL}/requests.py",
+        file=f"{_CONTROL}/user_requests.py",
         old="                    self._desk.settle_dependants(other.job_id, self._clock.now())\n",
         new="                    pass\n",
         breaks="A large array waits for ever for a job that ended while the array was being submitted.",
@@ -183,10 +183,10 @@ FAULTS = (
     ),
     Fault(
         id="control-place-in-line-kept-after-a-start",
-        file=f"{_CONTROL}/lining.py",
+        file=f"{_CONTROL}/ledger_ticket.py",
         old="        if head is None or has_started:\n",
         new="        if head is None:\n",
         breaks="The queue is served again and again before scripts that have waited longer.",
-        near=("tests/unit/control/test_lining.py",),
+        near=("tests/unit/control/test_ledger_ticket.py",),
     ),
 )

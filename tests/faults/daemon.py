@@ -12,7 +12,7 @@ FAULTS = (
     # One daemon, for one user
     Fault(
         id="daemon-two-at-once",
-        file=f"{_DAEMON}/lock.py",
+        file="src/gpuyard/connect/daemon_lock.py",
         old="    while not _take(descriptor, fcntl.LOCK_EX):\n",
         new="    while not _take(descriptor, fcntl.LOCK_SH):\n",
         breaks="Two daemons serve one queue, and start every job twice.",
@@ -20,7 +20,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-other-users-are-served",
-        file=f"{_DAEMON}/own_socket.py",
+        file=f"{_DAEMON}/server/unix_socket.py",
         old="    return None if uid in (os.getuid(), 0) else",
         new="    return None if uid >= 0 else",
         breaks="Any user of the machine runs commands as the owner of the queue.",
@@ -28,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-socket-open-to-all",
-        file=f"{_DAEMON}/own_socket.py",
+        file=f"{_DAEMON}/server/unix_socket.py",
         old="    umask = os.umask(0o177)\n",
         new="    umask = os.umask(0o000)\n",
         breaks="The daemon's socket can be opened by everybody, and only one check is left.",
@@ -37,7 +37,7 @@ FAULTS = (
     # The page's lock
     Fault(
         id="daemon-host-unchecked",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old="    if not _is_ours(host, terms):\n",
         new="    if not host:\n",
         breaks="A website whose name is made to lead to 127.0.0.1 reads and changes the queue.",
@@ -45,7 +45,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-origin-unchecked",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old='    if request.headers.get("origin", f"http://{host}") != f"http://{host}":\n',
         new='    if request.headers.get("origin") == "null":\n',
         breaks="Another website sends changes to the queue through the user's browser.",
@@ -53,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-any-token-will-do",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old="return Credential.TOKEN if _is_same(token, terms.token) else Credential.WRONG_TOKEN",
         new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
         breaks="Whoever shows any token at all gets in.",
@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-watching-needs-no-right",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old="            _check_right(as_request(target), terms)\n",
         new="            as_request(target)\n",
         breaks="A page that is for looking only shows the variables of jobs to whoever watches them.",
@@ -69,7 +69,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-read-only-page-changes-jobs",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old='    if terms.is_read_only and request.method == "POST":\n',
         new='    if terms.is_read_only and request.method == "PUT":\n',
         breaks="A page that is for looking only cancels jobs.",
@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-forms-change-the-queue",
-        file=f"{_DAEMON}/web/gate.py",
+        file=f"{_DAEMON}/web/access_rules.py",
         old='    if _JSON.fullmatch(told.get("content-type", "")) is None:\n',
         new='    if "content-type" not in told:\n',
         breaks="A form on another website submits jobs.",
@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-page-of-another-user",
-        file=f"{_DAEMON}/web/peers.py",
+        file=f"{_DAEMON}/web/peer_user.py",
         old="    return None if owner.uid in (me, 0) else",
         new="    return None if owner.uid >= 0 else",
         breaks="Another user of the machine who gets hold of the cookie uses the page.",
@@ -93,7 +93,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-token-file-for-all",
-        file=f"{_DAEMON}/web/key.py",
+        file=f"{_DAEMON}/web/token_file.py",
         old="os.O_EXCL, 0o600)",
         new="os.O_EXCL, 0o644)",
         breaks="Every user of the machine reads the page's token.",
@@ -102,7 +102,7 @@ FAULTS = (
     # Clients that hold others up
     Fault(
         id="daemon-body-limit-unread",
-        file=f"{_DAEMON}/wire.py",
+        file=f"{_DAEMON}/server/http_parser.py",
         old="    if len(value) > 18 or int(value) > most_bytes:\n",
         new="    if len(value) > 18:\n",
         breaks="One request fills the daemon's memory.",
@@ -110,7 +110,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-silent-clients-stay",
-        file=f"{_DAEMON}/http.py",
+        file=f"{_DAEMON}/server/connection.py",
         old="            self._allow(limits.silent_s, self._transport.abort)\n",
         new="            self._allow_any_time()\n",
         breaks="Clients that say nothing use up all connections, and nobody is answered any more.",
@@ -118,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-slow-viewer-fills-memory",
-        file=f"{_DAEMON}/http.py",
+        file=f"{_DAEMON}/server/connection.py",
         old="        if self._transport.get_write_buffer_size() > self._server.limits.unread_bytes:\n",
         new="        if self._transport.get_write_buffer_size() < 0:\n",
         breaks="A browser that is put to sleep makes the daemon keep all it was to be told.",
@@ -129,7 +129,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-handler-of-a-gone-client-goes-on",
-        file=f"{_DAEMON}/http.py",
+        file=f"{_DAEMON}/server/connection.py",
         old="        if self._task is not None:\n            self._task.cancel()\n        if self._end_stream",
         new="        if self._end_stream",
         breaks="Every interrupted `gpuyard wait` leaves a task behind in the daemon.",
@@ -138,7 +138,7 @@ FAULTS = (
     # The loop
     Fault(
         id="daemon-submission-wakes-nobody",
-        file=f"{_DAEMON}/intake.py",
+        file=f"{_DAEMON}/api/submit.py",
         old="        yard.wake()\n",
         new="",
         breaks="A job that is submitted to an idle queue starts only when something else happens.",
@@ -146,7 +146,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-waiters-are-not-woken",
-        file=f"{_DAEMON}/yard.py",
+        file=f"{_DAEMON}/loop.py",
         old="            self.finishing.tell()\n",
         new="",
         breaks="`gpuyard wait` returns up to half a minute after the last job has ended.",
@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-failing-listener-stops-the-queue",
-        file=f"{_DAEMON}/yard.py",
+        file=f"{_DAEMON}/loop.py",
         old="            except Exception:  # noqa: BLE001 - who looks on",
         new="            except OSError:  # who looks on",
         breaks="A bug in the metrics or the notifications keeps jobs from starting.",
@@ -162,7 +162,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-configuration-is-not-followed",
-        file=f"{_DAEMON}/yard.py",
+        file=f"{_DAEMON}/loop.py",
         old="        if stamp != self._configuration:\n",
         new="        if stamp == self._configuration:\n",
         breaks="A changed configuration counts only after the daemon was started again.",
@@ -170,7 +170,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-damaged-database-is-used-on",
-        file=f"{_DAEMON}/yard.py",
+        file=f"{_DAEMON}/loop.py",
         old="        if error.is_damage:\n            self.give_up(error)\n",
         new="        if error.is_damage:\n            self._pause(str(error))\n",
         breaks="A daemon whose database is damaged tries again for ever in place of setting it aside.",
@@ -178,7 +178,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-ledger-is-not-watched",
-        file=f"{_DAEMON}/yard.py",
+        file=f"{_DAEMON}/loop.py",
         old="        self._loop.add_reader(notice.fileno(), self._ledger_changed)\n",
         new="",
         breaks="A job that waits for a script's GPU starts a second after the script has ended, and not at once.",
@@ -186,7 +186,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-same-submission-twice-under-way",
-        file=f"{_DAEMON}/intake.py",
+        file=f"{_DAEMON}/api/submit.py",
         old="        task = self._arriving.get(token) if token else None\n",
         new="        task = None\n",
         breaks="A large submission that a client sends again while it is still being taken in fails.",
@@ -194,11 +194,11 @@ FAULTS = (
     ),
     Fault(
         id="daemon-unchanged-answers-are-sent-again",
-        file=f"{_DAEMON}/events.py",
+        file=f"{_DAEMON}/server/event_stream.py",
         old="        if told != self._told.get(target):\n",
         new="        if told:\n",
         breaks="Every viewer is sent the whole queue twice a second though nothing has changed.",
-        near=("tests/unit/daemon/test_events.py",),
+        near=("tests/unit/daemon/server/test_event_stream.py",),
     ),
     Fault(
         id="daemon-new-jobs-get-old-logs",
@@ -213,7 +213,7 @@ FAULTS = (
     # The client
     Fault(
         id="daemon-client-repeats-what-may-be-done",
-        file=f"{_DAEMON}/client.py",
+        file="src/gpuyard/connect/fast_http.py",
         old="            if not may_repeat:\n",
         new="            if not may_repeat and not message:\n",
         breaks="A change whose answer got lost is made twice.",
@@ -221,7 +221,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-client-reads-the-last-answer",
-        file=f"{_DAEMON}/client.py",
+        file="src/gpuyard/connect/fast_http.py",
         old="            if not is_kept:  #",
         new="            if self._socket is None:  #",
         breaks="A request after one that timed out is answered with the earlier one's answer.",
@@ -229,7 +229,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-in-its-starters-session",
-        file=f"{_DAEMON}/launch.py",
+        file="src/gpuyard/connect/autostart.py",
         old="                start_new_session=True,\n",
         new="",
         breaks="Ctrl-C in the shell that started the daemon ends it.",
@@ -238,7 +238,7 @@ FAULTS = (
     # Notifications
     Fault(
         id="daemon-notification-hangs",
-        file=f"{_DAEMON}/notifying/sending.py",
+        file=f"{_DAEMON}/notify/send_message.py",
         old="        if status is None and time.monotonic() < self._deadline:\n",
         new="        if status is None:\n",
         breaks="A notification command that hangs is never ended, and no later one is sent.",
@@ -246,7 +246,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-notification-tells-its-secret",
-        file=f"{_DAEMON}/notifying/sending.py",
+        file=f"{_DAEMON}/notify/send_message.py",
         old="        said = redact(last, self.target) if is_url(self.target) else last\n",
         new="        said = last\n",
         breaks="The daemon's log shows the secret of a notification's URL.",

@@ -3,7 +3,7 @@
 from tests.faults.fault import Fault
 
 _ENGINES = "src/gpuyard/engines"
-_OUTPOST = "src/gpuyard/engines/outpost"
+_CLUSTER = "src/gpuyard/engines/cluster"
 _TESTS = "tests/integration"
 _SLURM = "tests/integration/clusters/slurm/test_slurm_site.py"
 
@@ -11,7 +11,7 @@ FAULTS = (
     # The keeper
     Fault(
         id="engines-beginning-not-in-the-journal",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old='if not self._try_to_write(_line(key, self._me, "began")):',
         new='if not self._try_to_write(b""):',
         breaks="After a crash of the keeper a job that ran is taken for one that never began, and runs twice.",
@@ -19,7 +19,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-keeper-greets-too-early",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="        while self._hear():\n            pass\n",
         new="",
         breaks="A new daemon takes what the keeper is still to start for what never began, and starts it again.",
@@ -27,7 +27,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-keeper-ends-with-its-daemon",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="while self._daemon is not None or self._jobs or self._unwritten:",
         new="while self._daemon is not None:",
         breaks="Jobs that run when the daemon is killed are lost.",
@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-keeper-keeps-leases",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="        if lease is not None:\n            os.close(lease)\n",
         new="",
         breaks="The GPU of a job that has ended stays taken for as long as its keeper lives.",
@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-half-a-line-in-the-journal",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="            return os.write(JOURNAL, line) == len(line)\n",
         new="            return os.write(JOURNAL, line) > 0\n",
         breaks="An end that a full disk cut off is never written again, and the job is lost with the daemon.",
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-job-in-the-keepers-session",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="setsid=True, setsigmask=(), setsigdef=_EVERY_SIGNAL",
         new="setsid=False, setsigmask=(), setsigdef=_EVERY_SIGNAL",
         breaks="A job that signals its process group kills its keeper, and with it all other jobs.",
@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-signal-told-as-a-status",
-        file=f"{_ENGINES}/keeper.py",
+        file=f"{_ENGINES}/local/keeper.py",
         old="code if code >= 0 else _BY_SIGNAL - code",
         new="code if code >= 0 else -code",
         breaks="A job that was killed by signal 9 is told as one that exited with status 9.",
@@ -68,7 +68,7 @@ FAULTS = (
     # The local engine
     Fault(
         id="engines-abandoned-launch-is-sent",
-        file=f"{_ENGINES}/local.py",
+        file=f"{_ENGINES}/local/engine.py",
         old="    def abandon(self) -> None:\n        self._prepared.clear()\n",
         new="    def abandon(self) -> None:\n        pass\n",
         breaks="A job whose start could not be recorded is started all the same, and then once more.",
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-adopter-hears-of-no-end",
-        file=f"{_ENGINES}/local.py",
+        file=f"{_ENGINES}/local/engine.py",
         old="for name, entry in self._words.items() if name in self._watched and _is_last(entry)]",
         new="for name, entry in self._words.items() if name not in self._watched]",
         breaks="A job that ended while there was no daemon is told as running for ever.",
@@ -84,7 +84,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-lost-wakeup",
-        file=f"{_ENGINES}/local.py",
+        file=f"{_ENGINES}/local/engine.py",
         old="for _ in range(max(1, len(self._news) // 2))]\n            self._ring()\n",
         new="for _ in range(max(1, len(self._news) // 2))]\n",
         breaks="Of jobs that end together some are told only when something else happens.",
@@ -92,23 +92,23 @@ FAULTS = (
     ),
     Fault(
         id="engines-unreachable-keeper-taken-for-gone",
-        file=f"{_ENGINES}/connection.py",
+        file=f"{_ENGINES}/local/keeper_connection.py",
         old="    except (FileNotFoundError, ConnectionRefusedError):\n        link.close()\n        return None\n",
         new="    except OSError:\n        link.close()\n        return None\n",
         breaks="A daemon that can open no more files takes running jobs for lost, and starts them a second time.",
-        near=("tests/unit/engines/test_connection.py",),
+        near=("tests/unit/engines/local/test_keeper_connection.py",),
     ),
     Fault(
         id="engines-kill-is-outrun-by-forks",
-        file=f"{_ENGINES}/tree.py",
+        file=f"{_ENGINES}/local/process_tree.py",
         old="for _ in range(_MOST_ROUNDS if signum in _UNANSWERABLE else 1):",
         new="for _ in range(1):",
         breaks="A program that forks while it is killed survives.",
-        near=("tests/unit/engines/test_tree.py",),
+        near=("tests/unit/engines/local/test_process_tree.py",),
     ),
     Fault(
         id="engines-next-attempt-is-killed-too",
-        file=f"{_ENGINES}/tree.py",
+        file=f"{_ENGINES}/local/process_tree.py",
         old='        and words.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
         new="",
         breaks="What is left of an attempt is killed together with the next one.",
@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-log-cut-twice-repeats-itself",
-        file=f"{_ENGINES}/logs.py",
+        file=f"{_ENGINES}/local/job_logs.py",
         old="        _set_cut_so_far(path, before + length)\n",
         new="        _set_cut_so_far(path, length)\n",
         breaks="`gpuyard logs -f` shows lines twice, or loses some, once a log was cut.",
@@ -142,7 +142,7 @@ FAULTS = (
     # Sessions
     Fault(
         id="engines-finished-task-runs-again",
-        file=f"{_ENGINES}/session.py",
+        file=f"{_ENGINES}/session/runner.py",
         old="        if self._has_marker():\n            return self._leave_out()\n",
         new="",
         breaks="A task whose marker is there is run again after a crash.",
@@ -150,15 +150,15 @@ FAULTS = (
     ),
     Fault(
         id="engines-stopped-task-is-completed",
-        file=f"{_ENGINES}/session_end.py",
+        file=f"{_ENGINES}/session/task_outcome.py",
         old="    if was_stopped:\n",
         new="    if was_stopped and status:\n",
         breaks="A task that was cancelled and ends politely is marked as completed.",
-        near=("tests/unit/engines/test_session_end.py",),
+        near=("tests/unit/engines/session/test_task_outcome.py",),
     ),
     Fault(
         id="engines-runner-dies-of-sigterm",
-        file=f"{_ENGINES}/session.py",
+        file=f"{_ENGINES}/session/runner.py",
         old="    signal.SIGSEGV, signal.SIGBUS,",
         new="    signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS,",
         breaks="A task that wants to save its work when it is cancelled is killed with its runner.",
@@ -166,15 +166,15 @@ FAULTS = (
     ),
     Fault(
         id="engines-hard-link-is-written-to",
-        file=f"{_ENGINES}/private.py",
+        file="src/gpuyard/system/private_files.py",
         old="    elif found.st_nlink != 1:\n",
         new="    elif found.st_nlink < 1:\n",
         breaks="Another user has a task's output appended to a file of its owner by a hard link.",
-        near=("tests/unit/engines/test_private.py",),
+        near=("tests/unit/system/test_private_files.py",),
     ),
     Fault(
         id="engines-log-of-another-workspace-is-used",
-        file=f"{_ENGINES}/session_logs.py",
+        file=f"{_ENGINES}/session/task_files.py",
         old='    return first in (b"", wanted)\n',
         new="    return True\n",
         breaks="Two workspaces with one task name write to the same logs.",
@@ -182,7 +182,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-task-starts-though-its-hook-failed",
-        file=f"{_ENGINES}/session.py",
+        file=f"{_ENGINES}/session/runner.py",
         old="        elif hook.problem is not None:\n",
         new="        elif hook.problem is not None and self._was_closed:\n",
         breaks="A task starts though the hook before it failed.",
@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-hook-hangs-for-ever",
-        file=f"{_ENGINES}/session_hook.py",
+        file=f"{_ENGINES}/session/task_hook.py",
         old="        loop.after(timeout_s, self._end_late)\n",
         new="",
         breaks="A hook that hangs keeps its task from starting for ever.",
@@ -198,7 +198,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-earlier-sessions-stay",
-        file=f"{_ENGINES}/session.py",
+        file=f"{_ENGINES}/session/runner.py",
         old="for name in self._tmux.owned_sessions(owner).get(owner, ()):",
         new="for name in filter(None, [self._session]):",
         breaks="With cleanup_on_complete, sessions of earlier attempts that ran on other GPUs stay.",
@@ -206,16 +206,16 @@ FAULTS = (
     ),
     Fault(
         id="engines-marker-can-be-half-written",
-        file=f"{_ENGINES}/session_logs.py",
+        file=f"{_ENGINES}/session/task_files.py",
         old='        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:\n',
         new='        with open(draft := path, "w", encoding="utf-8", errors="surrogateescape") as file:\n',
         breaks="A record that a full disk does not take is lost together with the one before it.",
-        near=("tests/unit/engines/test_session_logs.py", f"{_TESTS}/test_session.py"),
+        near=("tests/unit/engines/session/test_task_files.py", f"{_TESTS}/test_session.py"),
     ),
     # Suspension
     Fault(
         id="engines-two-helpers-at-once",
-        file=f"{_ENGINES}/checkpoint.py",
+        file=f"{_ENGINES}/suspend/helper_process.py",
         old="        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
         new="        fcntl.flock(descriptor, fcntl.LOCK_SH)\n",
         breaks="A helper of a dead daemon and a new one suspend and resume the same job at once.",
@@ -223,7 +223,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-suspension-waits-for-ever",
-        file=f"{_ENGINES}/checkpoint.py",
+        file=f"{_ENGINES}/suspend/helper_process.py",
         old="        timer.start()\n",
         new="",
         breaks="A driver that hangs while it suspends a job keeps that job suspending for ever.",
@@ -232,7 +232,7 @@ FAULTS = (
     # Outposts
     Fault(
         id="engines-element-runs-twice",
-        file=f"{_OUTPOST}/supervisor.py",
+        file=f"{_CLUSTER}/node_supervisor.py",
         old="os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)\n        except FileExistsError:",
         new="os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)\n        except FileExistsError:",
         breaks="A job that its cluster starts a second time runs twice.",
@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-end-lost-on-a-full-disk",
-        file=f"{_OUTPOST}/supervisor.py",
+        file=f"{_CLUSTER}/node_supervisor.py",
         old="                if time.monotonic() >= until:\n",
         new="                if time.monotonic() < until:\n",
         breaks="A job on a cluster whose disk is full for a moment is told as lost.",
@@ -248,7 +248,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-signal-reaches-the-leader-alone",
-        file=f"{_OUTPOST}/supervisor.py",
+        file=f"{_CLUSTER}/node_supervisor.py",
         old="            _signal_session(self._program, signum)\n",
         new="            os.kill(self._program, signum)\n",
         breaks="Children of a job on a cluster go on after it was told to end.",
@@ -256,7 +256,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-begun-element-is-voided",
-        file=f"{_OUTPOST}/parcels.py",
+        file=f"{_CLUSTER}/submission_dir.py",
         old="                return _content(path) == _VOID\n",
         new="                return True\n",
         breaks="A job that its cluster has just begun is taken back, handed over again, and runs twice.",
@@ -264,7 +264,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-promised-room-is-offered-again",
-        file=f"{_OUTPOST}/outpost.py",
+        file=f"{_CLUSTER}/engine.py",
         old="                offer = replace(offer, free=less(offer.free, amount_of(terms, offer.card_mb)))\n",
         new="                offer = replace(offer, free=offer.free)\n",
         breaks="Until the cluster is asked again, the same room is given to one job after the other.",
@@ -272,7 +272,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-failed-submission-is-forgotten",
-        file=f"{_OUTPOST}/outpost.py",
+        file=f"{_CLUSTER}/engine.py",
         old="        except Unreachable as error:\n            self._suffer(error)\n        except Env",
         new="        except Env",
         breaks="A parcel that a cluster took without an answer is told as not begun, and runs twice.",
@@ -280,7 +280,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-late-file-means-lost",
-        file=f"{_OUTPOST}/judging.py",
+        file=f"{_CLUSTER}/outcome.py",
         old='    if waited < PATIENCE:\n        return _NOT_YET\n    reason = f"{site} no longer',
         new='    reason = f"{site} no longer',
         breaks="A job on a cluster whose network file system is slow is told as lost though it succeeded.",
@@ -288,7 +288,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-slurm-minutes-for-seconds",
-        file=f"{_OUTPOST}/slurm_commands.py",
+        file=f"{_CLUSTER}/slurm_commands.py",
         old='yield f"--time={max(1, math.ceil(limit_s / 60))}"',
         new='yield f"--time={max(1, math.ceil(limit_s))}"',
         breaks="A time limit of an hour is given to Slurm as sixty hours.",
@@ -296,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-slurm-leaves-its-children",
-        file=f"{_OUTPOST}/slurm.py",
+        file=f"{_CLUSTER}/slurm_site.py",
         old="            os.killpg(process.pid, signal.SIGKILL)\n",
         new="            process.kill()\n",
         breaks="A command of Slurm that hangs leaves processes behind at every look.",
@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-slurm-times-are-not-read",
-        file=f"{_OUTPOST}/slurm.py",
+        file=f"{_CLUSTER}/slurm_site.py",
         old='return self._run(words, {"SLURM_TIME_FORMAT": "%s"})',
         new="return self._run(words, {})",
         breaks="Nobody knows when a job began on Slurm, so its time limit and its duration are wrong.",
@@ -312,7 +312,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-ray-megabytes-for-bytes",
-        file=f"{_OUTPOST}/ray_words.py",
+        file=f"{_CLUSTER}/ray_api.py",
         old='"entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),',
         new='"entrypoint_memory": math.ceil(amount.ram_mb or 0.0),',
         breaks="Ray keeps a few kilobytes of RAM for a job that needs gigabytes.",
@@ -321,15 +321,15 @@ FAULTS = (
     # What programs and scripts see of the devices
     Fault(
         id="engines-integers-count-cards-that-cuda-cannot-open",
-        file="src/gpuyard/visibility.py",
+        file="src/gpuyard/visible_devices.py",
         old="or device.id not in order else str(order.index(device.id))",
         new="or device.id not in order else str(device.index)",
         breaks="A program runs on another card than the one of its lease where some cards are closed to the user.",
-        near=("tests/unit/test_visibility.py",),
+        near=("tests/unit/test_visible_devices.py",),
     ),
     Fault(
         id="engines-late-torch-keeps-gpu-0",
-        file="src/gpuyard/torch_device.py",
+        file="src/gpuyard/scripting/torch_device.py",
         old="            self.remove()\n            _select_current(module)\n",
         new="            self.remove()\n",
         breaks="PyTorch that is imported inside a block uses GPU 0, whichever was leased.",
@@ -337,7 +337,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-import-hook-stays",
-        file="src/gpuyard/torch_device.py",
+        file="src/gpuyard/scripting/torch_device.py",
         old="        if not _all:\n            _hook.remove()\n",
         new="",
         breaks="Every import of the rest of the script goes through a hook for a lease that has ended.",

@@ -7,7 +7,7 @@ _UI = "src/gpuyard/ui"
 FAULTS = (
     Fault(
         id="ui-wait-hides-failures",
-        file=f"{_UI}/cli/wait.py",
+        file=f"{_UI}/cli/jobs/wait.py",
         old='    return 1 if answer["failed_count"] else 0\n',
         new="    return 0\n",
         breaks="A script that waits for jobs goes on as if those that failed had succeeded.",

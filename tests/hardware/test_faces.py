@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuyard.probes.local import snapshot
+from gpuyard.probes.local_machine import snapshot
 from tests.integration.queue_fixture import Yard, until
 
 OWN_MB, FOREIGN_MB = 4096, 2048

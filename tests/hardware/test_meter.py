@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.outpost import supervisor
-from gpuyard.engines.outpost.parcels import Parcels
+from gpuyard.engines.cluster import node_supervisor
+from gpuyard.engines.cluster.submission_dir import Parcels
 from gpuyard.ports import Launch
-from gpuyard.probes.local import snapshot
+from gpuyard.probes.local_machine import snapshot
 
 HELD_MB = 4096
 PROGRAM = (
@@ -38,7 +38,7 @@ def test_the_peak_of_a_program_on_a_card_is_told_with_its_end(tmp_path: Path) ->
         environment=dict(os.environ),
     )
     parcels.write("token", [(launch, str(log))])
-    done = subprocess.run([*supervisor.command(parcels.path("token")), "0"], check=False, timeout=240)
+    done = subprocess.run([*node_supervisor.command(parcels.path("token")), "0"], check=False, timeout=240)
     assert (done.returncode, log.read_text().strip()) == (0, str(HELD_MB * 1048576))
     ended = parcels.traces("token")[0].ended
     assert ended is not None

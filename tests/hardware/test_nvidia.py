@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device
-from gpuyard.probes.local import local_machine
+from gpuyard.core.snapshot import Device
+from gpuyard.probes.local_machine import local_machine
+from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.probes.nvidia.smi import NvidiaSmi
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 

@@ -14,10 +14,10 @@ import pytest
 
 from gpuyard.errors import DeviceFull
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.residency.cuda import CudaMemory
-from gpuyard.residency.devices import open_device
-from gpuyard.residency.memory import Memory, as_device_full
-from gpuyard.residency.pages import LARGEST
+from gpuyard.residency.memory.cuda_memory import CudaMemory
+from gpuyard.residency.memory.device_memory import Memory, as_device_full
+from gpuyard.residency.memory.open_memory import open_device
+from gpuyard.residency.memory.page_pool import LARGEST
 from tests.contract.residency_memory import BUDGET, MemoryContract
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import Attempt, OutcomeKind
-from gpuyard.core.model import Device
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
-from gpuyard.probes.local import local_machine
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.snapshot import Device
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
 from tests.integration.suspend_fixture import (

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.jobs import Attempt, Outcome
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import Attempt, Outcome
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch, Prepared
 
 DEADLINE_S = 90.0
@@ -113,8 +113,8 @@ _DAEMON = """
 import sys
 from pathlib import Path
 import msgspec
-from gpuyard.core.jobs import Attempt
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import Attempt
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path(sys.argv[1]))
 engine.adopt(msgspec.json.decode(sys.argv[2], type=list[Attempt]))

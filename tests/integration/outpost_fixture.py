@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpuyard.core.away import Amount, Terms
-from gpuyard.core.jobs import Attempt, OutcomeKind
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.outpost import Outpost
-from gpuyard.engines.outpost.site import Parcel, Report, Site
+from gpuyard.core.cluster.offer import Amount, Terms
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.engine import Outpost
+from gpuyard.engines.cluster.site import Parcel, Report, Site
 from gpuyard.ports import Ended, Launch, Seen
 from tests.contract.engine import DEADLINE_S, until
 from tests.fakes.site import ProcessSite

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.lifecycle import FINISHED
-from gpuyard.daemon.client import Connection
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.connect.fast_http import Connection
+from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.leases.ledger import open_ledger
 from tests.fakes.queue_command import run
 

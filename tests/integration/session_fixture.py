@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.engines import session
-from gpuyard.engines.keeper import LEASE_AT
+from gpuyard.engines.local.keeper import LEASE_AT
+from gpuyard.engines.session import runner
 from tests.integration.engine_fixture import DEADLINE_S, wait_for, wait_until_gone
 
 OWNER = "tag/12345678"
@@ -137,7 +137,7 @@ class Tasks:
         spec = self._spec(list(command), **other)
         path = Path(output or self.folder / f"{spec['key']}.log")
         marks = {"GPUYARD_JOB_ID": str(spec["job"]), "GPUYARD_ATTEMPT": str(spec["attempt"])}
-        words = [*session.command(spec)]
+        words = [*runner.command(spec)]
         if lease is not None:
             words = [sys.executable, "-c", _WITH_LEASE, str(lease), *words]
         if limit is not None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from gpuyard.recipes.batch import read_record
-from gpuyard.recipes.finish import Summary, read_summary
+from gpuyard.recipes.batch.finish import Summary, read_summary
+from gpuyard.recipes.batch.plan import read_record
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import Yard, until
 
@@ -32,9 +32,9 @@ OPEN = {"max_cpu": 100, "min_free_mem_mb": 0}
 _QUIET_DAEMON = """
 import os, pathlib, sys
 from msgspec.structs import replace
-from gpuyard.core.model import Vendor
+from gpuyard.core.snapshot import Vendor
 from gpuyard.daemon.main import run_daemon
-from gpuyard.probes import local
+from gpuyard.probes import local_machine as local
 from gpuyard.probes.host import PsutilHost
 
 whole, home = PsutilHost.read, b"GPUYARD_HOME=" + os.fsencode(os.environ["GPUYARD_HOME"])
@@ -75,7 +75,7 @@ QUIET_DAEMON = quiet_daemon()
 # Each takes something when it is told to, and keeps it until it is ended.
 GPU_HOG = """
 import sys
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
 with Usage(SimulatedDevices()) as usage:
     sys.stdin.readline()
     usage.set_load(sys.argv[1], float(sys.argv[2]))

@@ -13,10 +13,10 @@ import msgspec
 import psutil
 import pytest
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.engines import tree
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.core.job.job import Attempt
+from gpuyard.engines.local import process_tree
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.ports import Moved
 from tests.integration.engine_fixture import DEADLINE_S, attempt_of, launch_of, log_of, wait_for
 
@@ -29,7 +29,7 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     _begun.clear()
     yield
     for attempt in _begun:
-        tree.signal_all(attempt, str(folder), signal.SIGKILL)
+        process_tree.signal_all(attempt, str(folder), signal.SIGKILL)
     for pid in _helpers():
         os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -95,7 +95,7 @@ def _helpers() -> list[int]:
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if "gpuyard.engines.checkpoint" in one.cmdline():
+            if "gpuyard.engines.suspend.helper_process" in one.cmdline():
                 found.append(one.pid)
     return found
 

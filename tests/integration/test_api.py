@@ -13,7 +13,12 @@ import psutil
 import pytest
 
 from gpuyard import GPUScheduler
-from gpuyard.api import (
+from gpuyard.config import lease_dir
+from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.probes.simulated_devices import Usage
+from gpuyard.scripting.gpu_scheduler import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
     find_free_gpus,
@@ -24,11 +29,6 @@ from gpuyard.api import (
     get_gpu_utilization,
     get_total_num_gpus,
 )
-from gpuyard.config import lease_dir
-from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.mutex import hold_mutex
-from gpuyard.probes.simulated import Usage
 from tests.integration.conftest import Script
 
 pytestmark = pytest.mark.usefixtures("two_gpus")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpuyard import GPUScheduler
-from gpuyard.api import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
 from gpuyard.config import lease_dir
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated import Usage
+from gpuyard.probes.simulated_devices import Usage
+from gpuyard.scripting.gpu_scheduler import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
 

@@ -11,12 +11,12 @@ import pytest
 
 from gpuyard import GPUScheduler
 from gpuyard.config import lease_dir
-from gpuyard.core.model import Snapshot
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.mutex import hold_mutex
-from gpuyard.probes.local import snapshot
-from gpuyard.probes.simulated import Usage
+from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.probes.local_machine import snapshot
+from gpuyard.probes.simulated_devices import Usage
 from tests.integration.conftest import HOLD, Script
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
@@ -144,7 +144,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Queue[float]:
         times.put(time.monotonic())
         return snapshot()
 
-    monkeypatch.setattr("gpuyard.api.snapshot", look)
+    monkeypatch.setattr("gpuyard.scripting.gpu_scheduler.snapshot", look)
     return times
 
 

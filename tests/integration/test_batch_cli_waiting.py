@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect.daemon_lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
 from tests.fakes.queue_standin import Asked, StandIn, job
 from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among them

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.lock import running_pid
-from gpuyard.recipes.finish import Summary, read_summary
+from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.recipes.batch.finish import Summary, read_summary
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import DEADLINE_S, is_gone, until
 from tests.integration.sim_view_fixture import Batch, make_batch, put_sim_view  # noqa: F401 - fixtures are found where they are named

@@ -153,8 +153,8 @@ def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
 ) -> None:
     from click.testing import CliRunner
 
-    from gpuyard.recipes import batch as recipe
-    from gpuyard.ui.cli.batch import command
+    from gpuyard.recipes.batch import plan as recipe
+    from gpuyard.ui.cli.recipes.batch import command
 
     real = recipe._post
 

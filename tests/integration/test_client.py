@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard import Client
-from gpuyard.daemon.client import NoDaemon, NotThere
+from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli import QUEUE_VERBS
 from tests.integration.queue_fixture import Yard, end_what_is_left

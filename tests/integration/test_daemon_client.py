@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.config import state_dir
-from gpuyard.daemon import launch, places
-from gpuyard.daemon.client import Connection, NoDaemon, connect, decode, encode
-from gpuyard.daemon.http import Limits, Refused, Request, Response
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect import autostart, paths
+from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.connect.fast_http import Connection, NoDaemon, connect, decode, encode
+from gpuyard.daemon.server.connection import Limits, Refused, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
 
@@ -40,17 +40,17 @@ JSON = st.recursive(
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What `start_daemon` starts; it is gone when the test is."""
-    monkeypatch.setattr(launch, "DAEMON", COMMAND)
+    monkeypatch.setattr(autostart, "DAEMON", COMMAND)
     yield
-    pid = running_pid(places.lock_path())
+    pid = running_pid(paths.lock_path())
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: running_pid(places.lock_path()) is None)
+        wait_until(lambda: running_pid(paths.lock_path()) is None)
 
 
 def die(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: running_pid(places.lock_path()) is None)
+    wait_until(lambda: running_pid(paths.lock_path()) is None)
 
 
 def python(script: str, *words: str) -> "subprocess.Popen[str]":
@@ -128,7 +128,7 @@ def test_an_answer_that_does_not_come_in_time_is_not_waited_for_nor_taken_for_th
 def test_an_answer_that_is_none_is_said_to_be_unreadable(own_home: Path, answer: bytes) -> None:
     own_home.mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(places.socket_path())
+        listening.bind(paths.socket_path())
         listening.listen()
 
         def answer_once() -> None:
@@ -146,7 +146,7 @@ def test_an_answer_that_is_none_is_said_to_be_unreadable(own_home: Path, answer:
 
 def test_a_path_longer_than_a_sockets_address_is_reached(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_HOME", str(own_home / ("d" * 150)))
-    with served(Path(places.socket_path())), connect(start=False) as client:
+    with served(Path(paths.socket_path())), connect(start=False) as client:
         assert client.request("GET", "/there")["path"] == "/there"
 
 
@@ -160,12 +160,12 @@ def test_without_a_daemon_the_user_is_told(own_home: Path) -> None:
 
 def test_a_daemon_is_started_and_stays_when_its_starter_has_gone(own_home: Path, stand_in: None) -> None:
     script = (
-        "import os, sys\nfrom gpuyard.daemon import launch\nfrom gpuyard.daemon.client import connect\n"
-        "launch.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
+        "import os, sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
+        "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     pid = int(python(script, *COMMAND).communicate(timeout=DEADLINE_S)[0])
     with connect(start=False) as client:
-        assert client.request("GET", "/")["pid"] == pid == running_pid(places.lock_path())
+        assert client.request("GET", "/")["pid"] == pid == running_pid(paths.lock_path())
     daemon = psutil.Process(pid)
     assert daemon.cwd() == "/"
     assert os.getsid(pid) != os.getsid(0)
@@ -177,7 +177,7 @@ def test_a_daemon_inherits_no_descriptor_and_no_way_with_signals(own_home: Path,
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     script = (
-        "import signal, sys\nfrom gpuyard.daemon.launch import start_daemon\n"
+        "import signal, sys\nfrom gpuyard.connect.autostart import start_daemon\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         "start_daemon(sys.argv[1:])\n"
     )
@@ -186,28 +186,28 @@ def test_a_daemon_inherits_no_descriptor_and_no_way_with_signals(own_home: Path,
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b""  # at its end at once: nobody has the other end any more
-    pid = running_pid(places.lock_path())
+    pid = running_pid(paths.lock_path())
     assert pid is not None
     os.kill(pid, signal.SIGHUP)
-    wait_until(lambda: running_pid(places.lock_path()) is None)
+    wait_until(lambda: running_pid(paths.lock_path()) is None)
 
 
 def test_many_that_start_a_daemon_at_once_all_find_the_same(own_home: Path, stand_in: None) -> None:
     script = (
-        "import sys\nfrom gpuyard.daemon import launch\nfrom gpuyard.daemon.client import connect\n"
-        "launch.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
+        "import sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
+        "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     starters = [python(script, *COMMAND) for _ in range(6)]
     told = {starter.communicate(timeout=90)[0] for starter in starters}
     assert [starter.returncode for starter in starters] == [0] * 6
-    assert told == {f"{running_pid(places.lock_path())}\n"}
+    assert told == {f"{running_pid(paths.lock_path())}\n"}
 
 
 def test_a_daemon_that_cannot_start_is_reported_with_its_last_words(own_home: Path) -> None:
     own_home.mkdir()
     (own_home / "daemon.log").write_text("an old story\n")
     with pytest.raises(EnvironmentFault, match="no space for a queue") as raised:
-        launch.start_daemon([sys.executable, "-c", "raise SystemExit('no space for a queue')"])
+        autostart.start_daemon([sys.executable, "-c", "raise SystemExit('no space for a queue')"])
     assert "an old story" not in raised.value.message
     assert str(own_home / "daemon.log") in str(raised.value.hint)
 
@@ -215,28 +215,28 @@ def test_a_daemon_that_cannot_start_is_reported_with_its_last_words(own_home: Pa
 def test_a_daemon_that_never_listens_is_given_up(own_home: Path) -> None:
     script = "import os, select\nprint(os.getpid(), flush=True)\nselect.select([], [], [])"
     with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
-        launch.start_daemon([sys.executable, "-c", script], timeout_s=0.5)
+        autostart.start_daemon([sys.executable, "-c", script], timeout_s=0.5)
     wait_until(lambda: (own_home / "daemon.log").read_text() != "")
     os.kill(int((own_home / "daemon.log").read_text()), signal.SIGKILL)
 
 
 def test_a_program_that_is_not_there_cannot_be_started(own_home: Path) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be started"):
-        launch.start_daemon(["/nowhere/daemon"])
+        autostart.start_daemon(["/nowhere/daemon"])
 
 
 def test_what_only_reads_is_asked_again_of_the_next_daemon(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
         before = client.request("GET", "/")["pid"]
         die(before)
-        assert client.request("GET", "/")["pid"] == running_pid(places.lock_path()) != before
+        assert client.request("GET", "/")["pid"] == running_pid(paths.lock_path()) != before
 
 
 def test_what_may_have_been_done_is_done_again_only_where_that_is_harmless(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
         with pytest.raises(EnvironmentFault, match="ended before it answered"):
             client.request("POST", "/die", body=[])
-        wait_until(lambda: running_pid(places.lock_path()) is None)
+        wait_until(lambda: running_pid(paths.lock_path()) is None)
         with pytest.raises(EnvironmentFault, match="ended twice"):
             client.request("POST", "/die", body=[], is_repeatable=True)
 
@@ -254,7 +254,7 @@ def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path
 
 def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: Path, stand_in: None) -> None:
     connect(start=True).close()
-    with Connection(places.socket_path(), may_start=False) as client:
+    with Connection(paths.socket_path(), may_start=False) as client:
         die(client.request("GET", "/")["pid"])
         with pytest.raises(NoDaemon):
             client.request("GET", "/")
@@ -265,13 +265,13 @@ def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: 
 
 def test_reaching_the_daemon_imports_nothing_heavy(own_home: Path) -> None:
     script = (
-        "import sys\nbefore = set(sys.modules)\nfrom gpuyard.daemon.client import connect\n"
+        "import sys\nbefore = set(sys.modules)\nfrom gpuyard.connect.fast_http import connect\n"
         "connect(start=False).request('POST', '/jobs', {'a': 'b'}, {'c': [1]})\n"
         "print(*set(sys.modules) - before)\n"
     )
     with served(own_home / "daemon.sock"):
         loaded = python(script).communicate(timeout=DEADLINE_S)[0].split()
-    assert "gpuyard.daemon.client" in loaded
+    assert "gpuyard.connect.fast_http" in loaded
     assert set(loaded).intersection(HEAVY) == set()
 
 
@@ -293,8 +293,8 @@ def test_the_client_and_the_configuration_agree_on_the_folder(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert Path(places.state_folder()) == state_dir()
-    assert Path(places.socket_path()) == state_dir() / "daemon.sock"
+    assert Path(paths.state_folder()) == state_dir()
+    assert Path(paths.socket_path()) == state_dir() / "daemon.sock"
 
 
 @given(JSON)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.http import Limits, Refused, Request, Response
-from gpuyard.daemon.wire import Parser
+from gpuyard.daemon.server.connection import Limits, Refused, Request, Response
+from gpuyard.daemon.server.http_parser import Parser
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, hear_all, served, status_of, wait_until
 from tests.in_time import in_time
@@ -302,7 +302,7 @@ def test_head_and_the_old_protocol_are_answered_as_they_ask(daemon: Served) -> N
 
 def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
     script = (
-        "import sys\nfrom gpuyard.daemon.client import connect\n"
+        "import sys\nfrom gpuyard.connect.fast_http import connect\n"
         "client = connect(start=False)\nsys.stdin.readline()\n"
         "print(*[client.request('POST', '/jobs', body=[sys.argv[1], n])['body'] for n in range(20)])\n"
     )

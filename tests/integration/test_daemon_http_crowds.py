@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.http import Limits, Request, Response, Stream
-from gpuyard.daemon.wire import Viewer
+from gpuyard.daemon.server.connection import Limits, Request, Response, Stream
+from gpuyard.daemon.server.http_parser import Viewer
 from tests.fakes.daemon import DEADLINE_S, served, wait_until
 from tests.integration.web_fixture import hear_until
 

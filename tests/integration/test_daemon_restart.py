@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon import restart
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect import restart_daemon
+from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.errors import UserError
 from gpuyard.version import __version__
 from tests.fakes.queue_command import GPUYARD, run
@@ -111,14 +111,14 @@ def test_a_service_manager_starts_the_next_one_itself(home: Path) -> None:
 def test_where_no_manager_starts_the_next_one_it_runs_in_the_background(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart, "_MANAGER_S", 0.2)
+    monkeypatch.setattr(restart_daemon, "_MANAGER_S", 0.2)
     daemon = Daemon((sys.executable, "-m", "gpuyard", "daemon", "run"))
     assert daemon.serves()
-    before = restart.status_of(str(home / "daemon.sock"))
+    before = restart_daemon.status_of(str(home / "daemon.sock"))
     assert before is not None
-    notes = restart.replace_daemon(before, "a test")
+    notes = restart_daemon.replace_daemon(before, "a test")
     assert daemon.wait() == 75
     assert notes == ["its service manager did not start it again within 0 s: it runs in the background now"]
-    after = restart.status_of(str(home / "daemon.sock"))
+    after = restart_daemon.status_of(str(home / "daemon.sock"))
     assert after is not None
     assert (after["managed"], after["pid"]) == (False, pid_in(home))

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outcomes, started, wait_for
 

@@ -13,8 +13,8 @@ from tests.integration.queue_fixture import end_what_is_left
 ROOT = Path(__file__).parents[2]
 # It hands over to processes on this machine, and need not be slow about it.
 MINE = """
-from gpuyard.engines.outpost import outpost
-from gpuyard.engines.outpost.outpost import Outpost
+from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster.engine import Outpost
 from gpuyard.engines.registry import Context
 from gpuyard.ports import Engine
 from tests.fakes.site import ProcessSite

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines import tree
-from gpuyard.engines.local import LocalEngine
+from gpuyard.engines.local import process_tree
+from gpuyard.engines.local.engine import LocalEngine
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
 
 # Tells its pid once it is what the test needs, then waits for the signal.
@@ -60,7 +60,7 @@ def test_it_reaches_one_that(engine: LocalEngine, tmp_path: Path, how: str) -> N
 def test_where_there_is_no_proc_it_reaches_one_that(
     engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(tree, "_IS_LINUX", False)
+    monkeypatch.setattr(process_tree, "_IS_LINUX", False)
     attempt = started(engine, 1, *hiding(tmp_path, "one", how))
     pid = pid_in(tmp_path, "one")
     assert engine.signal(attempt, signal.SIGKILL) >= 1
@@ -152,8 +152,8 @@ def test_a_daemon_that_a_job_started_does_not_kill_itself_with_the_job(tmp_path:
     script = f"""
 import select, signal
 from pathlib import Path
-from gpuyard.core.jobs import Attempt
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import Attempt
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)

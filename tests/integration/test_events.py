@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gpuyard.daemon import places
+from gpuyard.connect import paths
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -23,7 +23,7 @@ class Watcher:
     def __init__(self, yard: Yard, *watched: str) -> None:
         self._link = socket.socket(socket.AF_UNIX)
         self._link.settimeout(DEADLINE_S)
-        places.reach(str(yard.home / "daemon.sock"), self._link.connect)
+        paths.reach(str(yard.home / "daemon.sock"), self._link.connect)
         target = f"/v1/events?watch={quote(' '.join(watched))}"
         self._link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self._lines = self._read_lines()
@@ -113,8 +113,8 @@ def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(yard: Yard)
 
 def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_yard: Yard) -> None:
     broken = (
-        "import sys; from gpuyard.daemon import history, main; "
-        "history.History._changed = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
+        "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import device_history; "
+        "device_history.History._changed = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
     )
     own_yard.start((sys.executable, "-c", broken))
     with watching(own_yard, "/status") as watcher:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.oom import ShortageKind, recognise
-from gpuyard.engines import evidence, logs
+from gpuyard.core.memory.out_of_memory import ShortageKind, recognise
+from gpuyard.engines.local import job_logs, oom_evidence
 
 EVENTS = "low 0\nhigh 3\nmax 17\noom 2\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -16,7 +16,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return logs.path_of(tmp_path, 17, 1)
+    return job_logs.path_of(tmp_path, 17, 1)
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -27,36 +27,36 @@ def put(root: Path, path: str, text: str) -> None:
 
 def test_the_tail_of_a_short_log_is_all_of_it(log: Path) -> None:
     log.write_text("first\nlast\n")
-    assert evidence.read_tail(log) == "first\nlast\n"
+    assert oom_evidence.read_tail(log) == "first\nlast\n"
 
 
 def test_the_tail_of_a_long_log_is_its_end(log: Path) -> None:
     log.write_bytes(b"x" * 100_000 + b"MemoryError\n")
-    tail = evidence.read_tail(log)
+    tail = oom_evidence.read_tail(log)
     assert tail.endswith("xMemoryError\n")
     assert len(tail) == 65536
-    assert evidence.read_tail(log, most_bytes=12) == "MemoryError\n"
+    assert oom_evidence.read_tail(log, most_bytes=12) == "MemoryError\n"
 
 
 def test_the_tail_of_a_log_that_was_just_cut_is_in_both_files(log: Path) -> None:
     text = "".join(f"line {number:05}\n" for number in range(2000))
     log.write_text(text)
-    assert logs.rotate_if_over(log, 1000)
+    assert job_logs.rotate_if_over(log, 1000)
     with log.open("a") as file:
         file.write("MemoryError\n")
     assert log.stat().st_size < 10_000
-    assert evidence.read_tail(log, most_bytes=10_000) == (text + "MemoryError\n")[-10_000:]
+    assert oom_evidence.read_tail(log, most_bytes=10_000) == (text + "MemoryError\n")[-10_000:]
 
 
 def test_bytes_that_are_no_text_are_read_all_the_same(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\nMemoryError\n")
-    assert evidence.read_tail(log).endswith("\nMemoryError\n")
+    assert oom_evidence.read_tail(log).endswith("\nMemoryError\n")
 
 
 def test_where_there_is_no_log_there_is_nothing_to_read(log: Path) -> None:
-    assert evidence.read_tail(log) == ""
+    assert oom_evidence.read_tail(log) == ""
     log.mkdir()
-    assert evidence.read_tail(log) == ""
+    assert oom_evidence.read_tail(log) == ""
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_real_failure_is_known_from_its_log(
     environment = {**os.environ, "GPUYARD_SIMULATE": "1x24GB"}
     with log.open("wb") as output:
         done = subprocess.run([sys.executable, *words], stdout=output, stderr=output, env=environment, check=False)
-    told = recognise(evidence.read_tail(log))
+    told = recognise(oom_evidence.read_tail(log))
     assert done.returncode != 0
     assert (told.where if told else None) is where
     assert (told.asked_mb if told else None) == asked_mb
@@ -83,7 +83,7 @@ def test_kills_are_counted_in_our_own_group(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/user.slice/session-3.scope\n")
     put(tmp_path, "sys/fs/cgroup/user.slice/memory.events", EVENTS.format(9))
     put(tmp_path, "sys/fs/cgroup/user.slice/session-3.scope/memory.events", EVENTS.format(4))
-    assert evidence.oom_kills(root=tmp_path) == 4
+    assert oom_evidence.oom_kills(root=tmp_path) == 4
 
 
 def test_kills_are_counted_in_another_process_group(tmp_path: Path) -> None:
@@ -91,35 +91,35 @@ def test_kills_are_counted_in_another_process_group(tmp_path: Path) -> None:
     put(tmp_path, "proc/17/cgroup", "0::/b\n")
     put(tmp_path, "sys/fs/cgroup/a/memory.events", EVENTS.format(1))
     put(tmp_path, "sys/fs/cgroup/b/memory.events", EVENTS.format(2))
-    assert evidence.oom_kills(17, tmp_path) == 2
-    assert evidence.oom_kills(18, tmp_path) is None
+    assert oom_evidence.oom_kills(17, tmp_path) == 2
+    assert oom_evidence.oom_kills(18, tmp_path) is None
 
 
 def test_a_group_without_a_memory_controller_is_counted_by_the_one_above(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/user.slice/session-3.scope\n")
     put(tmp_path, "sys/fs/cgroup/user.slice/session-3.scope/cgroup.procs", "")
     put(tmp_path, "sys/fs/cgroup/user.slice/memory.events", EVENTS.format(9))
-    assert evidence.oom_kills(root=tmp_path) == 9
+    assert oom_evidence.oom_kills(root=tmp_path) == 9
 
 
 @pytest.mark.parametrize("path", ["/", "/../other", "/docker/0123abcd"])
 def test_in_a_container_the_mount_is_our_group(tmp_path: Path, path: str) -> None:
     put(tmp_path, "proc/self/cgroup", f"0::{path}\n")
     put(tmp_path, "sys/fs/cgroup/memory.events", EVENTS.format(5))
-    assert evidence.oom_kills(root=tmp_path) == 5
+    assert oom_evidence.oom_kills(root=tmp_path) == 5
 
 
 def test_kills_are_counted_under_version_1(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "4:memory,hugetlb:/jobs/17\n1:name=systemd:/x\n0::/\n")
     put(tmp_path, "sys/fs/cgroup/memory/jobs/memory.oom_control", CONTROL.format(8))
     put(tmp_path, "sys/fs/cgroup/memory/jobs/17/memory.oom_control", CONTROL.format(3))
-    assert evidence.oom_kills(root=tmp_path) == 3
+    assert oom_evidence.oom_kills(root=tmp_path) == 3
 
 
 def test_in_a_container_the_mount_is_our_group_under_version_1(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "4:memory:/docker/0123abcd\n")
     put(tmp_path, "sys/fs/cgroup/memory/memory.oom_control", CONTROL.format(6))
-    assert evidence.oom_kills(root=tmp_path) == 6
+    assert oom_evidence.oom_kills(root=tmp_path) == 6
 
 
 @pytest.mark.parametrize("text", ["", "oom 2\n", "oom_kill\n", "oom_kill many\n", "oom_kill -1\n", "\x00\xff"])
@@ -127,31 +127,31 @@ def test_a_count_that_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> No
     put(tmp_path, "proc/self/cgroup", "0::/\n")
     put(tmp_path, "sys/fs/cgroup/memory.events", text)
     put(tmp_path, "proc/vmstat", text)
-    assert evidence.oom_kills(root=tmp_path) is None
-    assert evidence.machine_oom_kills(tmp_path) is None
+    assert oom_evidence.oom_kills(root=tmp_path) is None
+    assert oom_evidence.machine_oom_kills(tmp_path) is None
 
 
 def test_where_there_is_no_cgroup_nothing_is_known(tmp_path: Path) -> None:
-    assert evidence.oom_kills(root=tmp_path) is None
+    assert oom_evidence.oom_kills(root=tmp_path) is None
     put(tmp_path, "sys/fs/cgroup/memory.events", EVENTS.format(5))
     put(tmp_path, "proc/self/cgroup", "garbage\n\n:::\n")
-    assert evidence.machine_oom_kills(tmp_path) is None
+    assert oom_evidence.machine_oom_kills(tmp_path) is None
 
 
 def test_the_machine_counts_the_kills_of_everybody(tmp_path: Path) -> None:
     put(tmp_path, "proc/vmstat", "nr_free_pages 17\noom_kill 12\nballoon_inflate 0\n")
-    assert evidence.machine_oom_kills(tmp_path) == 12
+    assert oom_evidence.machine_oom_kills(tmp_path) == 12
 
 
 def test_the_libraries_of_a_process_are_told_once_each(tmp_path: Path) -> None:
     so = "/venv/lib/jaxlib/xla_extension.so"
     others = "7f02-7f03 rw-p 0 00:00 0\n7f03-7f04 r--p 0 08:01 6   /usr/bin/python3\n"
     put(tmp_path, "proc/17/maps", f"7f00-7f01 r-xp 0 08:01 5   {so}\n7f01-7f02 r--p 0 08:01 5   {so}\n{others}")
-    assert evidence.loaded_libraries(17, tmp_path) == so
-    assert evidence.loaded_libraries(18, tmp_path) == ""
+    assert oom_evidence.loaded_libraries(17, tmp_path) == so
+    assert oom_evidence.loaded_libraries(18, tmp_path) == ""
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc here")
 def test_this_process_has_libraries_and_a_count_that_holds_still() -> None:
-    assert ".so" in evidence.loaded_libraries(os.getpid())
-    assert evidence.oom_kills() == evidence.oom_kills(os.getpid())
+    assert ".so" in oom_evidence.loaded_libraries(os.getpid())
+    assert oom_evidence.oom_kills() == oom_evidence.oom_kills(os.getpid())

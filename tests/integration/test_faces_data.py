@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.model import Claim, Share
-from gpuyard.daemon import places
+from gpuyard.connect import paths
+from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import UserError
-from gpuyard.leases.identity import this_process
 from gpuyard.leases.ledger import HeldLease, open_ledger
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.system.process_identity import this_process
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -138,7 +138,7 @@ def test_any_page_is_a_part_of_the_whole_list_and_all_that_match_can_be_changed_
 def follow(yard: Yard, path: str) -> Iterator[Iterator[Any]]:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(DEADLINE_S)
-        places.reach(str(yard.home / "daemon.sock"), link.connect)
+        paths.reach(str(yard.home / "daemon.sock"), link.connect)
         link.sendall(f"GET /v1{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         with link.makefile("rb") as lines:
             yield (json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: "))

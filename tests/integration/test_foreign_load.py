@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard import GPUScheduler
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
 from tests.integration.queue_fixture import DEADLINE_S, Yard

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from gpuyard.daemon.operations import OPERATIONS
+from gpuyard.daemon.schema.operations import OPERATIONS
 from tests.integration.queue_fixture import Yard
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines import logs
+from gpuyard.engines.local import job_logs
 from tests.integration.engine_fixture import wait_for
 
 BLOCK = 4096
@@ -31,17 +31,17 @@ COLLAPSE_OR_COPY = pytest.mark.parametrize("can_collapse", [True, False], ids=["
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return logs.path_of(tmp_path, 17, 1)
+    return job_logs.path_of(tmp_path, 17, 1)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, path: Path, *, can_collapse: bool) -> None:
     if not can_collapse:
-        monkeypatch.setattr(logs, "_fallocate", lambda: None)
+        monkeypatch.setattr(job_logs, "_fallocate", lambda: None)
         return
     probe = path.with_name("probe")
     probe.write_bytes(b"x" * BLOCK * 3)
     with probe.open("r+b") as file:
-        call = logs._fallocate()
+        call = job_logs._fallocate()
         if call is None or call(file.fileno(), 0x08, 0, BLOCK) != 0:
             pytest.skip("this file system cannot take a range out of a file")
     probe.unlink()
@@ -65,7 +65,7 @@ def following(path: Path) -> tuple[bytearray, threading.Event, threading.Thread]
     got, is_over = bytearray(), threading.Event()
 
     def read() -> None:
-        for chunk in logs.follow(path, is_over.is_set):
+        for chunk in job_logs.follow(path, is_over.is_set):
             got.extend(chunk)
 
     follower = threading.Thread(target=read)
@@ -93,9 +93,9 @@ def test_a_log_is_named_after_its_attempt(path: Path) -> None:
 
 
 def test_a_log_within_its_cap_or_not_there_is_left_alone(path: Path) -> None:
-    assert not logs.rotate_if_over(path, 10)
+    assert not job_logs.rotate_if_over(path, 10)
     path.write_bytes(b"0123456789")
-    assert not logs.rotate_if_over(path, 10)
+    assert not job_logs.rotate_if_over(path, 10)
     assert path.read_bytes() == b"0123456789"
 
 
@@ -111,7 +111,7 @@ def test_a_cut_keeps_the_newest_and_its_writers_go_on(
             text = b"".join(b"%d %06d\n" % (generation, number) for number in range(cap // 9 + 100))
             log.write(text)
             written += text
-            assert logs.rotate_if_over(path, cap)
+            assert job_logs.rotate_if_over(path, cap)
             assert path.stat().st_size <= BLOCK
         log.write(b"the end\n")
         written += b"the end\n"
@@ -126,7 +126,7 @@ def cut_under_a_writer(path: Path) -> tuple[bytes, int]:
     parts: list[bytes] = []
     with writing(path, 60_000) as writer:
         while writer.poll() is None:
-            if logs.rotate_if_over(path, 64 * BLOCK):
+            if job_logs.rotate_if_over(path, 64 * BLOCK):
                 parts.append(path.with_name(f"{path.name}.1").read_bytes())
             if len(parts) > 3:
                 tell_to_end(writer)
@@ -162,7 +162,7 @@ def test_following_sees_every_line_once_across_cuts(
             log.write(b"".join(b"%08d\n" % number for number in range(start, start + 500)))
             total += 4500
             wait_for(lambda: len(got) > total - 3 * BLOCK, "the follower")  # noqa: B023
-            cuts += logs.rotate_if_over(path, 4 * BLOCK)
+            cuts += job_logs.rotate_if_over(path, 4 * BLOCK)
     is_over.set()
     follower.join()
     assert numbers(bytes(got)) == list(range(30_000))
@@ -176,7 +176,7 @@ def test_following_a_writer_at_full_speed_while_it_is_cut(path: Path, monkeypatc
     with writing(path, 60_000) as writer:
         tell_to_end(writer)  # as soon as it has written as many
         while writer.poll() is None:
-            logs.rotate_if_over(path, 512 * BLOCK)
+            job_logs.rotate_if_over(path, 512 * BLOCK)
     is_over.set()
     follower.join()
     seen = whole(bytes(got))
@@ -193,12 +193,12 @@ def test_following_waits_for_a_log_and_ends_with_what_was_written_last(path: Pat
             path.write_bytes(b"late\n")
         return state
 
-    assert b"".join(logs.follow(path, is_over)) == b"late\n"
+    assert b"".join(job_logs.follow(path, is_over)) == b"late\n"
 
 
 def test_following_can_begin_at_the_last_lines(path: Path) -> None:
     path.write_bytes(b"1\n2\n3\n")
-    assert b"".join(logs.follow(path, lambda: True, lines=2)) == b"2\n3\n"
+    assert b"".join(job_logs.follow(path, lambda: True, lines=2)) == b"2\n3\n"
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
@@ -206,17 +206,17 @@ def test_following_can_begin_at_the_last_lines(path: Path) -> None:
 def test_the_tail_is_the_last_lines_also_across_a_cut(path: Path, lines: int, ending: bytes) -> None:
     text = b"\n".join(b"%06d" % number for number in range(25_000)) + ending
     path.write_bytes(text[:100_000])
-    assert logs.rotate_if_over(path, 50_000)
+    assert job_logs.rotate_if_over(path, 50_000)
     with path.open("ab") as log:
         log.write(text[100_000:])
     expected = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
-    assert logs.read_tail(path, lines) == expected
+    assert job_logs.read_tail(path, lines) == expected
 
 
 def test_the_tail_of_no_log_or_an_empty_one_is_nothing(path: Path) -> None:
-    assert logs.read_tail(path, 5) == b""
+    assert job_logs.read_tail(path, 5) == b""
     path.touch()
-    assert logs.read_tail(path, 5) == b""
+    assert job_logs.read_tail(path, 5) == b""
 
 
 def test_a_log_that_somebody_reads_is_cut_next_time(path: Path) -> None:
@@ -225,8 +225,8 @@ def test_a_log_that_somebody_reads_is_cut_next_time(path: Path) -> None:
     path.write_bytes(b"x" * 5 * BLOCK)
     with path.open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        assert not logs.rotate_if_over(path, BLOCK)
-    assert logs.rotate_if_over(path, BLOCK)
+        assert not job_logs.rotate_if_over(path, BLOCK)
+    assert job_logs.rotate_if_over(path, BLOCK)
 
 
 def test_a_cut_for_which_there_is_no_room_leaves_the_log_whole(path: Path) -> None:
@@ -236,18 +236,18 @@ def test_a_cut_for_which_there_is_no_room_leaves_the_log_whole(path: Path) -> No
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * BLOCK, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            logs.rotate_if_over(path, BLOCK)
+            job_logs.rotate_if_over(path, BLOCK)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept(path) == text
-    assert b"".join(logs.follow(path, lambda: True)) == text
+    assert b"".join(job_logs.follow(path, lambda: True)) == text
 
 
 def test_removing_leaves_nothing_of_the_attempt_and_all_of_others(path: Path) -> None:
     path.write_bytes(b"x" * 5 * BLOCK)
-    logs.rotate_if_over(path, BLOCK)
-    other = logs.path_of(path.parent, 17, 11)
+    job_logs.rotate_if_over(path, BLOCK)
+    other = job_logs.path_of(path.parent, 17, 11)
     other.touch()
-    logs.remove_logs(path.parent, 17, 1)
-    logs.remove_logs(path.parent, 17, 1)
+    job_logs.remove_logs(path.parent, 17, 1)
+    job_logs.remove_logs(path.parent, 17, 1)
     assert os.listdir(path.parent) == [other.name]

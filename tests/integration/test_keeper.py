@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import Attempt, OutcomeKind
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended
 from tests.integration.engine_fixture import (
     daemon,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.engines import connection, local
-from gpuyard.engines.local import LocalEngine
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.local import engine as local
+from gpuyard.engines.local import keeper_connection
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from tests.integration.engine_fixture import (
     daemon,
@@ -157,7 +158,7 @@ def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(fo
 def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes(
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_PATIENCE_MS", 100)
+    monkeypatch.setattr(keeper_connection, "_PATIENCE_MS", 100)
     keeper = started(engine, 1, "true").pid
     outcomes(engine)
     os.kill(keeper, signal.SIGSTOP)

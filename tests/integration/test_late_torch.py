@@ -104,7 +104,7 @@ def test_after_an_inner_block_the_outer_ones_gpu_is_the_current_one_again() -> N
 @pytest.mark.parametrize("inside", ["import torch", "pass", "import importlib.util; importlib.util.find_spec('torch')"])
 def test_nothing_of_the_import_hook_is_left(inside: str) -> None:
     script = (
-        "import gpuyard.api\n"
+        "import gpuyard.scripting.gpu_scheduler\n"
         "before = list(sys.meta_path)\n"
         "with GPUScheduler():\n"
         f"    {inside}\n"

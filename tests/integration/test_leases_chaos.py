@@ -24,10 +24,11 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gpuyard.acquire import Acquisition
-from gpuyard.core.model import Host, Need, Snapshot
+from gpuyard.core.lease import Need
+from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.wait_for_devices import Acquisition
 from tests.unit.leases import DEADLINE_S, ME, context, nothing
 
 PROCESSES, ACQUISITIONS = map(int, os.environ.get("GPUYARD_CHAOS", "8,200").split(","))

@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.acquire import Acquisition
-from gpuyard.core.model import Device, Host, Lease, Need, Snapshot, Vendor
+from gpuyard.core.lease import Lease, Need
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.leases.folder import make_shared, prepare
-from gpuyard.leases.identity import this_process, user_name
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.lockfile import take_over
+from gpuyard.leases.ledger_directory import make_shared, prepare
+from gpuyard.leases.lock_file import take_over
+from gpuyard.system.process_identity import this_process, user_name
+from gpuyard.wait_for_devices import Acquisition
 from tests.unit.leases import DEADLINE_S, as_root, child, nothing, take, wait_for_word
 
 pytestmark = as_root

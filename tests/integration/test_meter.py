@@ -12,17 +12,17 @@ import msgspec
 import psutil
 import pytest
 
-from gpuyard.core.jobs import Usage
-from gpuyard.core.model import Device, Host, Process, Snapshot, Vendor
-from gpuyard.daemon.meter import Meter, memory_of
-from gpuyard.probes.local import local_machine
+from gpuyard.cluster_node.usage_meter import Meter, memory_of
+from gpuyard.core.job.job import Usage
+from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.probes.local_machine import local_machine
 from tests.integration.engine_fixture import is_gone, wait_for
 
 Child = subprocess.Popen[str]
 # It takes so much of each simulated device, then waits; whatever comes by its input is taken as well.
 TAKE = (
     "import itertools, sys\n"
-    "from gpuyard.probes.simulated import SimulatedDevices, Usage\n"
+    "from gpuyard.probes.simulated_devices import SimulatedDevices, Usage\n"
     "with Usage(SimulatedDevices()) as usage:\n"
     "    for line in itertools.chain(sys.argv[1:], sys.stdin):\n"
     "        if line == 'end\\n':\n"
@@ -59,7 +59,9 @@ class World:
         return process
 
     def meter(self, pid: int) -> Child:
-        return self._start(("-m", "gpuyard.daemon.meter", str(pid), str(self.file)), start_new_session=False)
+        return self._start(
+            ("-m", "gpuyard.cluster_node.usage_meter", str(pid), str(self.file)), start_new_session=False
+        )
 
     def _start(self, words: tuple[str, ...], *, start_new_session: bool) -> Child:
         process = subprocess.Popen(

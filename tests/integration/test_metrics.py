@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuyard.leases.mutex import MUTEX
+from gpuyard.leases.ledger_mutex import MUTEX
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
 

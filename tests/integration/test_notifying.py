@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.jobs import Job, JobSpec
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need
-from gpuyard.core.notifying import Message, Occurrence
-from gpuyard.core.wishes import Event
-from gpuyard.daemon.notifying import worker as working
-from gpuyard.daemon.notifying.sending import apprise_missing, send
-from gpuyard.daemon.notifying.worker import Worker
+from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need
+from gpuyard.core.notify.messages import Message, Occurrence
+from gpuyard.core.notify.subscriptions import Event
+from gpuyard.daemon.notify import delivery_thread as working
+from gpuyard.daemon.notify.delivery_thread import Worker
+from gpuyard.daemon.notify.send_message import apprise_missing, send
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import run
 from tests.in_time import in_time

@@ -31,8 +31,8 @@ CARDS = tuple(
 HANG_S = 100.0
 TWO_LOOKS = (
     "import json, sys\n"
-    "from gpuyard.core.shape import snapshot_as_dict\n"
-    "from gpuyard.probes.local import local_machine\n"
+    "from gpuyard.core.snapshot_json import snapshot_as_dict\n"
+    "from gpuyard.probes.local_machine import local_machine\n"
     "machine = local_machine(60.0)\n"
     "for _ in range(2):\n"
     "    print(json.dumps(snapshot_as_dict(machine.snapshot())), flush=True)\n"

@@ -5,20 +5,21 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.observing import Observer
-from gpuyard.control.words import Look
-from gpuyard.core.jobs import Attempt, Job, JobSpec
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Device, Host, Need, Process, Snapshot, Vendor
-from gpuyard.core.ordering import Lane
-from gpuyard.core.submission import Element
-from gpuyard.leases.book import Book
-from gpuyard.leases.identity import this_process
+from gpuyard.control.step import Look
+from gpuyard.control.track_usage import Observer
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Element
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.measure import LEASE_VARIABLE
+from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.store.database import open_database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
+from gpuyard.system.process_identity import this_process
 
 
 @contextmanager

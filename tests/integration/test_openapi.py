@@ -21,19 +21,19 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gpuyard.clock import SystemClock
-from gpuyard.daemon.bodies import SubmitOptions
-from gpuyard.daemon.openapi import describe, document
-from gpuyard.daemon.operations import OPERATIONS
-from gpuyard.daemon.routes import Routes
-from gpuyard.daemon.yard import Yard as Loop
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
-from gpuyard.leases.book import Book
-from gpuyard.leases.identity import this_process
+from gpuyard.daemon.api.routes import Routes
+from gpuyard.daemon.loop import Yard as Loop
+from gpuyard.daemon.schema.openapi import describe, document
+from gpuyard.daemon.schema.operations import OPERATIONS
+from gpuyard.daemon.schema.request_bodies import SubmitOptions
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.store.database import open_database
-from gpuyard.ui.cli import submit
+from gpuyard.system.clock import SystemClock
+from gpuyard.system.process_identity import this_process
+from gpuyard.ui.cli.jobs import submit
 from tests.integration.queue_fixture import Yard
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from gpuyard import Client
-from gpuyard.daemon import other_version
-from gpuyard.daemon.client import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
-from gpuyard.daemon.http import Request, Response
-from gpuyard.daemon.lock import running_pid
-from gpuyard.daemon.other_version import lacking_keys_explained
+from gpuyard.connect import version_mismatch
+from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.connect.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
+from gpuyard.connect.version_mismatch import lacking_keys_explained
+from gpuyard.daemon.server.connection import Request, Response
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ui.tui.link import Link
+from gpuyard.ui.tui.daemon_stream import Link
 from gpuyard.version import __version__
 from tests.fakes.daemon import served, status_of
 from tests.fakes.other_version import command_of, daemon_of
@@ -38,7 +38,7 @@ DAEMON_IS_OLDER = (
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a new process, as far as it is remembered what was told."""
-    monkeypatch.setattr(other_version, "_told", set())
+    monkeypatch.setattr(version_mismatch, "_told", set())
 
 
 @pytest.fixture

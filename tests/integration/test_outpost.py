@@ -12,11 +12,11 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.away import Amount
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.parcels import Parcels
-from gpuyard.engines.outpost.site import Parcel, Site
+from gpuyard.core.cluster.offer import Amount
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.site import Parcel, Site
+from gpuyard.engines.cluster.submission_dir import Parcels
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.contract.engine import DEADLINE_S, until
 from tests.contract.outposts import DAEMON, ROOT, hasten

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.site import Parcel, Report
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.site import Parcel, Report
 from tests.contract.outposts import hasten
 from tests.fakes.site import ProcessSite
 from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
@@ -87,7 +87,7 @@ def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None
 def test_what_began_without_a_word_is_lost_with_its_node(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuyard.engines.outpost.parcels._WRITTEN_WITHIN_S", 0.0)
+    monkeypatch.setattr("gpuyard.engines.cluster.submission_dir._WRITTEN_WITHIN_S", 0.0)
     attempts = post.hand_over(post.waiting(1))
     post.until_runs(1)
     [parcel] = parcels(post)

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.requests import Requests
-from gpuyard.control.words import Look, Rules
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Claim, Host, Share, Snapshot
-from gpuyard.core.policy import Limits
-from gpuyard.core.selection import Selection, parse_selection
-from gpuyard.core.submission import Asked, parse_submission
-from gpuyard.engines.local import LocalEngine
-from gpuyard.leases.book import Book
-from gpuyard.leases.identity import this_process
+from gpuyard.control.step import Look, Rules
+from gpuyard.control.user_requests import Requests
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.selection import Selection, parse_selection
+from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.lease import Claim, Share
+from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.leases.ledger import Ledger, open_ledger
-from gpuyard.store.catalogue import Catalogue
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.store.database import open_database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import Catalogue
+from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
 from tests.integration.queue_fixture import Yard, until
 

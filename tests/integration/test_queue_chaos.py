@@ -63,7 +63,7 @@ def crash(self, *arguments, **named):
 owner.{method} = crash
 run_daemon()
 """
-ENGINE, STORE = "gpuyard.engines.local.LocalEngine", "gpuyard.store.jobs.JobStore"
+ENGINE, STORE = "gpuyard.engines.local.engine.LocalEngine", "gpuyard.store.job_store.JobStore"
 ANY_TIME, WITH_WORK, GO_ON = "True", "self._prepared", "whole(self, *arguments, **named)"
 MOMENTS = {
     "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),

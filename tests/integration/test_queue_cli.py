@@ -388,7 +388,7 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     command = [sys.executable, "-X", "importtime", "-m", "gpuyard", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "gpuyard.daemon.client" in imported
+    assert "gpuyard.connect.fast_http" in imported
     assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "gpuyard.core"}
 
 

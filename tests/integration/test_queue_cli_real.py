@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect.daemon_lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import end_what_is_left, until
 

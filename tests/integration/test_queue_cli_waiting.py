@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.daemon.lock import hold_daemon_lock
-from gpuyard.daemon.patient import has_crashed
+from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.connect.retrying import has_crashed
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job, page, row
 
@@ -141,7 +141,7 @@ def test_a_daemon_that_was_killed_is_told_from_one_that_ended_or_runs(own_home: 
         assert not has_crashed()
     assert not has_crashed()
     program = (
-        "import sys; from gpuyard.daemon.lock import hold_daemon_lock\n"
+        "import sys; from gpuyard.connect.daemon_lock import hold_daemon_lock\n"
         "with hold_daemon_lock(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(own_home / "daemon.lock")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.client import Connection, _render
+from gpuyard.connect.fast_http import Connection, _render
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, asked, until

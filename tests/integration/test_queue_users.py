@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.folder import make_shared
-from gpuyard.leases.identity import this_process, user_name
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_directory import make_shared
+from gpuyard.system.process_identity import this_process, user_name
 from tests.integration.queue_fixture import Yard, until
 from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_word
 

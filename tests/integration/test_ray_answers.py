@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.away import Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost import ray
-from gpuyard.engines.outpost.ray import RaySite
-from gpuyard.engines.outpost.ray_words import RaySettings
-from gpuyard.engines.outpost.site import At, Parcel, Sighting, Unreachable
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster import ray_site
+from gpuyard.engines.cluster.ray_api import RaySettings
+from gpuyard.engines.cluster.ray_site import RaySite
+from gpuyard.engines.cluster.site import At, Parcel, Sighting, Unreachable
 
 PARCEL = Parcel(token="f00d", terms=Terms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",))
 SIGHTING = Sighting(id="gpuyard-f00d-0", at=At.FAILED)
@@ -129,7 +129,7 @@ def test_what_is_taken_in_part_is_not_refused() -> None:
 
 
 def test_a_parcel_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "_ALL_WITHIN_S", 0.0)
+    monkeypatch.setattr(ray_site, "_ALL_WITHIN_S", 0.0)
     with answering(lambda _: (200, b"{}")) as site:
         with pytest.raises(Unreachable, match="took 1 of 3"):
             site.submit(PARCEL)
@@ -138,7 +138,7 @@ def test_a_parcel_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pyt
 
 
 def test_nobody_is_waited_for_longer_than_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "_ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(ray_site, "_ANSWER_WITHIN_S", 0.2)
     is_over = threading.Event()
 
     def never(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:

@@ -199,7 +199,7 @@ def test_a_manifest_may_be_called_profile() -> None:
 
 
 def test_the_command_is_there_without_numpy() -> None:
-    program = "import sys, gpuyard.ui.cli.render; print('numpy' in sys.modules)"
+    program = "import sys, gpuyard.ui.cli.recipes.render; print('numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout == "False\n"
 
@@ -230,7 +230,7 @@ def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None
 
 
 LONG = """
-from gpuyard.recipes.render import following
+from gpuyard.recipes.render import follow_run as following
 from gpuyard.ui.cli import main
 following.UNASKED_AFTER_S = 0.001
 main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ui.cli.render_profile import profile_command
+from gpuyard.ui.cli.recipes.render_profile import profile_command
 from tests.fakes.queue_command import run
 from tests.integration.render_fixture import (
     ALL,

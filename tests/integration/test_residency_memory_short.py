@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import DeviceFull
-from gpuyard.residency.units import Unit
+from gpuyard.residency.planning.render_units import Unit
 from tests.residency_runs import Played, Shelf, WatchedMemory, check_all_told, play, write_checksum
 from tests.scale import some
 

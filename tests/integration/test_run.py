@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from gpuyard.config import lease_dir
-from gpuyard.core.model import Lease
+from gpuyard.core.lease import Lease
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
 from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("two_gpus")

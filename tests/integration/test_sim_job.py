@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpuyard.probes.simulated import SimulatedDevices
+from gpuyard.probes.simulated_devices import SimulatedDevices
 
 
 @pytest.fixture(autouse=True)

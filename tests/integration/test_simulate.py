@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.unit.sim.samples import write_traces
+from tests.unit.simulator.samples import write_traces
 
 TRACE = """\
 at_s,program,duration_s,peak_mb,load_percent

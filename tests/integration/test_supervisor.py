@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.engines.journal import outcome_of
-from gpuyard.engines.outpost import supervisor
-from gpuyard.engines.outpost.parcels import VOID, Began, Finish, Parcels, Trace
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.cluster import node_supervisor
+from gpuyard.engines.cluster.submission_dir import VOID, Began, Finish, Parcels, Trace
+from gpuyard.engines.local.keeper_journal import outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
@@ -27,8 +27,8 @@ NOT_FIRST = 75
 TOKEN = "parcel"
 # With other figures than the real ones, where a test would have to wait for those.
 HASTY = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.outpost import supervisor;"
-    "vars(supervisor).update(eval(sys.argv.pop(1))); supervisor.main()"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.cluster import node_supervisor;"
+    "vars(node_supervisor).update(eval(sys.argv.pop(1))); node_supervisor.main()"
 )
 
 
@@ -45,7 +45,7 @@ class Node:
         self.parcels.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
 
     def start(self, number: int = 0, environment: dict[str, str] | None = None, **figures: float) -> Supervisor:
-        words = [*supervisor.command(self.parcels.path(TOKEN)), str(number)]
+        words = [*node_supervisor.command(self.parcels.path(TOKEN)), str(number)]
         if figures:
             words[words.index("-c") + 1] = HASTY
             words.insert(words.index("-c") + 3, repr(figures))
@@ -308,7 +308,7 @@ def _writers_of(log: Path) -> list[str]:
 
 def test_what_the_site_ignores_or_blocks_for_it_is_passed_on_all_the_same(node: Node, tmp_path: Path) -> None:
     node.write(shell(f"touch {tmp_path}/up; exec sleep 600"))
-    words = [*supervisor.command(node.parcels.path(TOKEN)), "0"]
+    words = [*node_supervisor.command(node.parcels.path(TOKEN)), "0"]
     blocking = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}); os.execv(sys.argv[1], sys.argv[1:])"
@@ -447,7 +447,7 @@ def test_what_the_site_says_reaches_the_program_and_nothing_else_of_its_environm
 def test_of_two_environments_the_one_that_knows_holds(
     told: dict[str, str], own: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert supervisor.environment_of({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
+    assert node_supervisor.environment_of({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
 
 
 # What it used

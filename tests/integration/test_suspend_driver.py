@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from tests.integration.driver_fixture import (
     CARD,
     USER,

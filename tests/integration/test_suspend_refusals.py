@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.core.model import Device, Host, Snapshot, Vendor
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from tests.fakes.cuda import build_fake_cuda
 from tests.integration.queue_fixture import until
 from tests.integration.suspend_fixture import told

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.jobs import Attempt, OutcomeKind
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
-from gpuyard.probes.simulated import SimulatedDevices, Usage
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
 from tests.fakes import gated_job
 from tests.integration.engine_fixture import log_of, outcomes
 from tests.integration.suspend_fixture import (
@@ -39,7 +39,7 @@ ENDLESS = ("--work", "1000000")
 DEVICES = ("SIM-0",)
 # Uses its device without a pause, so that it holds the lock of all shares most of the time.
 RESTLESS = """
-from gpuyard.probes.simulated import Usage
+from gpuyard.probes.simulated_devices import Usage
 usage = Usage()
 usage.allocate("SIM-0", 1024)
 print("holding", flush=True)
@@ -61,8 +61,8 @@ DAEMON = """
 import select, sys
 from pathlib import Path
 import msgspec
-from gpuyard.core.jobs import Attempt
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.core.job.job import Attempt
+from gpuyard.engines.suspend.suspender import LocalSuspender
 suspender = LocalSuspender(Path(sys.argv[1]) / "suspending", sys.argv[1])
 suspender.suspend(msgspec.json.decode(sys.argv[2], type=Attempt))
 while not (news := suspender.moved()):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines import tmux as module
-from gpuyard.engines import viewer
-from gpuyard.engines.tmux import Tmux, TmuxError
+from gpuyard.engines.session import tmux as module
+from gpuyard.engines.session import viewer
+from gpuyard.engines.session.tmux import Tmux, TmuxError
 from tests.integration.engine_fixture import DEADLINE_S, let_go, wait_for
 from tests.integration.session_fixture import OwnTmux, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures
 

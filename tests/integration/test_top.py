@@ -14,10 +14,10 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
-from gpuyard.daemon.lock import running_pid
+from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.installation import find_installation
 from gpuyard.ui.tui.app import Top
-from gpuyard.ui.tui.letters import UNICODE
+from gpuyard.ui.tui.glyphs import UNICODE
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
 from tests.integration.terminal import Terminal
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.daemon.client import connect
-from gpuyard.daemon.lock import running_pid
-from gpuyard.recipes.workspace.names import tag_of
-from gpuyard.recipes.workspace.scaffold import init
+from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.connect.fast_http import connect
+from gpuyard.recipes.workspace.create_workspace import init
+from gpuyard.recipes.workspace.task_names import tag_of
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.integration.queue_fixture import end_what_is_left, until
 

@@ -17,7 +17,7 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
     make_workspaces,
     until,
 )
-from tests.unit.recipes.workspace.test_conda import Installation
+from tests.unit.recipes.workspace.test_conda_environment import Installation
 
 pytestmark = pytest.mark.needs("tmux")
 

@@ -9,7 +9,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from gpuyard.daemon import places
+from gpuyard.connect import paths
 
 DAEMON = "http://gpuyard"
 
@@ -17,7 +17,7 @@ DAEMON = "http://gpuyard"
 class _UnixConnection(HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        places.reach(places.socket_path(), self.sock.connect)
+        paths.reach(paths.socket_path(), self.sock.connect)
 
 
 class _UnixPool(HTTPConnectionPool):

@@ -20,8 +20,8 @@ import psutil
 import pytest
 import yaml
 
-from gpuyard.recipes.workspace.names import tag_of
-from gpuyard.recipes.workspace.scaffold import init
+from gpuyard.recipes.workspace.create_workspace import init
+from gpuyard.recipes.workspace.task_names import tag_of
 from tests.fakes import train
 from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.session_fixture import OwnTmux

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from gpuyard.core.submission import Asked
+from gpuyard.core.job.submission import Asked
 from tests.simulation.clients import Operation, operations
 from tests.simulation.natures import Nature, NatureOf, wild_nature
 from tests.simulation.play import WITHIN_S, Script

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gpuyard.control.requests import Changed, fit_to_machine
-from gpuyard.core.selection import parse_selection
-from gpuyard.core.submission import Asked, Submission, parse_submission
+from gpuyard.control.user_requests import Changed, fit_to_machine
+from gpuyard.core.job.selection import parse_selection
+from gpuyard.core.job.submission import Asked, Submission, parse_submission
 from gpuyard.errors import StoreFault, UserError
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.life import Life

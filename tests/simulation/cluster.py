@@ -1,6 +1,6 @@
 """A simulated cluster: it takes parcels, lets their elements wait, runs them, loses some, and is not always there.
 
-Its supervisors do what `engines/outpost/supervisor.py` does, to real files: whoever makes `N.began` first runs the
+Its supervisors do what `engines/cluster/node_supervisor.py` does, to real files: whoever makes `N.began` first runs the
 program, its word is in `N.ended`, and `N.lost` ends it. What programs do follows from the seed, the command and the
 number of the attempt.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from gpuyard.core.away import Amount, Offer, gpus_of
-from gpuyard.engines.outpost.site import OVER, At, Mark, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.core.cluster.offer import Amount, Offer, gpus_of
+from gpuyard.engines.cluster.site import OVER, At, Mark, Parcel, Refused, Report, Sighting, Unreachable
 from tests.simulation.world import World
 
 GPUS = 4

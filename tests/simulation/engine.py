@@ -1,14 +1,14 @@
 """The simulated engine: supervisors live in the world, wait at a gate, and leave a word in a journal.
 
-It does what engines/local.py does, and what is rare there happens here at every chance: the journal is emptied whenever
-that is allowed, and a supervisor that finds its daemon gone may take its time to leave.
+It does what engines/local/engine.py does, and what is rare there happens here at every chance: the journal is
+emptied whenever that is allowed, and a supervisor that finds its daemon gone may take its time to leave.
 """
 
 from collections.abc import Sequence
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.core.oom import Shortage
-from gpuyard.engines.journal import Things, outcome_of
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.engines.local.keeper_journal import Things, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared, RunsHere
 from tests.simulation.programs import Program

@@ -6,16 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.control.desk import Desk
-from gpuyard.core.dependencies import Prospect, prospect, prospect_of_all
-from gpuyard.core.jobs import Attempt, DependencyKind, Job, OutcomeKind, Parked
-from gpuyard.core.lifecycle import FINISHED, LIVE, JobState
-from gpuyard.core.ordering import level
-from gpuyard.core.recovery import REBOOTED
-from gpuyard.engines.journal import BEGAN, Things, outcome_of
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.crash_recovery import REBOOTED
+from gpuyard.core.job.dependencies import Prospect, prospect, prospect_of_all
+from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, Parked
+from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.core.scheduling.queue_order import level
+from gpuyard.engines.local.keeper_journal import BEGAN, Things, outcome_of
 from gpuyard.store.database import Database
-from gpuyard.store.jobs import JobStore
-from gpuyard.store.rows import lane_of
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.row_codec import lane_of
 from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
 from tests.simulation.life import LIMITS, Life

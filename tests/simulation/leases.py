@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.core.foreign_load import ForeignLoad
-from gpuyard.core.model import Holder, Lease, Need, Share, Snapshot, Ticket
-from gpuyard.core.placement import View, choose, in_line
+from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.placement import View, choose, in_line
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Wanted
 from tests.simulation.world import Granted, World

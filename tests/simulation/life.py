@@ -3,14 +3,14 @@
 import os
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.requests import Requests
-from gpuyard.control.words import Look, Rules, Step
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Holder
-from gpuyard.core.policy import Limits
-from gpuyard.store.catalogue import Catalogue
+from gpuyard.control.step import Look, Rules, Step
+from gpuyard.control.user_requests import Requests
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Holder
+from gpuyard.core.scheduling.planner import Limits
 from gpuyard.store.database import Database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import Catalogue
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.gaps import Gaps, LeasesPort, Port, StorePort, Thread
 from tests.simulation.leases import SimulatedBook

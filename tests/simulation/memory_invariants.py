@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from gpuyard.control.controller import Controller
-from gpuyard.core.jobs import Attempt, Job, OnPreempt, OutcomeKind, Parked
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.sizing import MOST_RERUNS
-from gpuyard.store.jobs import JobStore
+from gpuyard.core.job.job import Attempt, Job, OnPreempt, OutcomeKind, Parked
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.memory.sizing import MOST_RERUNS
+from gpuyard.store.job_store import JobStore
 from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.natures import EVERYTHING, MEMORY_MB
 from tests.simulation.programs import Program

@@ -7,8 +7,8 @@ does not fit ruins the program for ever, and sometimes a driver does that by its
 
 from collections.abc import Callable, Mapping
 
-from gpuyard.core.jobs import Attempt
-from gpuyard.core.model import Snapshot
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.ports import Moved
 from tests.simulation.programs import Program
 from tests.simulation.world import World

@@ -14,14 +14,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Job, OutcomeKind
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.submission import Asked
-from gpuyard.engines.outpost import cargo, outpost
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Asked
+from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster import in_flight
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.ports import Engine
 from gpuyard.store.database import Database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
 from tests.simulation.clients import Clients, Operation
 from tests.simulation.cluster import LOSSES, MOST_JOBS, Cluster, CourseOf, Run, wild_course
 from tests.simulation.gaps import Crash, Gaps, Port, Thread
@@ -55,7 +56,7 @@ class SteppedOutpost(outpost.Outpost):
     def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, life: "HandingLife") -> None:
         super().__init__(Port("site", cluster, thread), folder, life.hear, poll_s=8.0)
         self._parcels = FilesPort("parcels", self._parcels, thread)  # type: ignore[assignment]
-        self._cargo = cargo.Cargo(self._site, self._parcels)
+        self._cargo = in_flight.Cargo(self._site, self._parcels)
         self._world = world
         self._daemon = thread
         self._alarm = 0
@@ -227,8 +228,8 @@ class HandingPlay(Play):
         self.checker = HandingChecker(self.world, self.database, self.clients, cluster)
         # Its thread's time is the world's, and the same story has the same names.
         tokens = SimpleNamespace(token_hex=lambda _: f"{self.world.number('token'):06}")
-        vars(outpost)["time"] = vars(cargo)["time"] = self.world.clock
-        vars(cargo)["secrets"] = tokens
+        vars(outpost)["time"] = vars(in_flight)["time"] = self.world.clock
+        vars(in_flight)["secrets"] = tokens
         return cluster
 
     def _new_life(self) -> Life:

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.words import Look
-from gpuyard.core.jobs import Job
-from gpuyard.core.model import Lease, Snapshot
-from gpuyard.core.ordering import Lane
-from gpuyard.core.pacing import Pace
-from gpuyard.core.policy import Plan
-from gpuyard.core.reasons import Reason, ReasonKind
+from gpuyard.control.step import Look
+from gpuyard.core.job.job import Job
+from gpuyard.core.lease import Lease
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.store.database import Database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
 from tests.simulation.natures import MEMORY_MB
 from tests.simulation.programs import Program
 from tests.simulation.world import World

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.control.words import Step
-from gpuyard.core.model import Need
+from gpuyard.control.step import Step
+from gpuyard.core.lease import Need
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import open_database
 from tests.simulation.clients import Clients, Operation, operations

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuyard.core.oom import Shortage
+from gpuyard.core.memory.out_of_memory import Shortage
 from tests.simulation.natures import Nature
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.submission import Asked
-from gpuyard.engines.outpost import cargo, outpost
+from gpuyard.core.job.submission import Asked
+from gpuyard.engines.cluster import engine, in_flight
 from tests.scale import FULL, seeds
 from tests.simulation.clients import Operation
 from tests.simulation.cluster import CALAMITIES, MOST_JOBS, Course
@@ -30,9 +30,9 @@ GAPS_PER_CRASH = 100
 @pytest.fixture(autouse=True)
 def _own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stories put the world's in its place."""
-    monkeypatch.setattr(outpost, "time", time)
-    monkeypatch.setattr(cargo, "time", time)
-    monkeypatch.setattr(cargo, "secrets", secrets)
+    monkeypatch.setattr(engine, "time", time)
+    monkeypatch.setattr(in_flight, "time", time)
+    monkeypatch.setattr(in_flight, "secrets", secrets)
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control import moving
-from gpuyard.control.desk import Desk
-from gpuyard.control.moving import Mover
-from gpuyard.core import retry, sizing
-from gpuyard.core.lifecycle import JobEvent
-from gpuyard.core.model import Need
+from gpuyard.control import suspend_jobs
+from gpuyard.control.suspend_jobs import Mover
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job import retry
+from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.lease import Need
+from gpuyard.core.memory import sizing
 from tests.simulation.test_stories import complaints
 
 
@@ -21,7 +22,7 @@ def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(self: Mover, *given: Any) -> None:
         real(self, *given)
-        self._asked.update((job_id, state) for job_id in range(50) for state in moving._BEING_MOVED)
+        self._asked.update((job_id, state) for job_id in range(50) for state in suspend_jobs._BEING_MOVED)
 
     monkeypatch.setattr(Mover, "__init__", begin)
     monkeypatch.setattr(Mover, "ask", _ask_without_forgetting)
@@ -30,7 +31,7 @@ def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ask_without_forgetting(self: Mover) -> None:
     for job_id, live in self._desk.live.items():
         key = (job_id, live.job.state)
-        if live.job.state in moving._BEING_MOVED and key not in self._asked:
+        if live.job.state in suspend_jobs._BEING_MOVED and key not in self._asked:
             self._suspender.suspend(live.attempt)
 
 
@@ -41,7 +42,9 @@ def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Need(memory_mb=0.0, is_exclusive=False)
     monkeypatch.setattr(
-        moving, "resume_need", lambda live: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices)
+        suspend_jobs,
+        "resume_need",
+        lambda live: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices),
     )
 
 
@@ -59,7 +62,7 @@ def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = retry.judge_shortage
-    monkeypatch.setattr("gpuyard.control.observing.judge_shortage", lambda *given: replace(real(*given), counts=True))
+    monkeypatch.setattr("gpuyard.control.track_usage.judge_shortage", lambda *given: replace(real(*given), counts=True))
 
 
 def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.ordering import AGEING_S
-from gpuyard.core.submission import Asked
+from gpuyard.core.job.submission import Asked
+from gpuyard.core.scheduling.queue_order import AGEING_S
 from tests.scale import seeds, size
 from tests.simulation.clients import Operation
 from tests.simulation.natures import EVERYTHING, Nature, NatureOf

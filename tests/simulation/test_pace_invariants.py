@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.pacing import Pacer
-from gpuyard.core import pacing, policy
-from gpuyard.core.gates import SteadyGate, smooth
-from gpuyard.core.pacing import Coming
-from gpuyard.store.jobs import JobStore
+from gpuyard.control.batch_gates import Pacer
+from gpuyard.control.transitions import Desk
+from gpuyard.core.scheduling import batch_pacing, planner
+from gpuyard.core.scheduling.batch_pacing import Coming
+from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
+from gpuyard.store.job_store import JobStore
 from tests.simulation.test_batches import play_paced
 
 
@@ -24,25 +24,25 @@ def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = policy._Planner._refuse_run
+    real = planner._Planner._refuse_run
 
-    def refuse(self: policy._Planner, lane: Any) -> Any:
+    def refuse(self: planner._Planner, lane: Any) -> Any:
         self._has_paced = False
         return real(self, lane)
 
-    monkeypatch.setattr(policy._Planner, "_refuse_run", refuse)
+    monkeypatch.setattr(planner._Planner, "_refuse_run", refuse)
 
 
 def _leave_all_gates_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "judge_steadily", lambda *given: SteadyGate())
+    monkeypatch.setattr(batch_pacing, "judge_steadily", lambda *given: SteadyGate())
 
 
 def _go_by_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "smooth", lambda before, reading, now, _: smooth(before, reading, now, 0.0))
+    monkeypatch.setattr(batch_pacing, "smooth", lambda before, reading, now, _: smooth(before, reading, now, 0.0))
 
 
 def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_charged_mb", lambda *_: 0.0)
+    monkeypatch.setattr(batch_pacing, "_charged_mb", lambda *_: 0.0)
 
 
 def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy._Planner, "_narrow", lambda self, lane, need: (need, ()))
+    monkeypatch.setattr(planner._Planner, "_narrow", lambda self, lane, need: (need, ()))
 
 
 def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,15 +58,15 @@ def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = policy._Planner._consider
+    real = planner._Planner._consider
 
-    def consider(self: policy._Planner, lane: Any, candidate: Any) -> None:
+    def consider(self: planner._Planner, lane: Any, candidate: Any) -> None:
         real(self, lane, candidate)
         hold = self._holds.get(lane.id)
         if lane.pace is not None and lane.need.devices and hold is not None and self._head is None:
             self._head = hold
 
-    monkeypatch.setattr(policy._Planner, "_consider", consider)
+    monkeypatch.setattr(planner._Planner, "_consider", consider)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
-from gpuyard.core import policy
-from gpuyard.core.ordering import AGEING_S
-from gpuyard.core.submission import Asked
-from gpuyard.store.jobs import JobStore
+from gpuyard.core.job.submission import Asked
+from gpuyard.core.scheduling import planner
+from gpuyard.core.scheduling.queue_order import AGEING_S
+from gpuyard.store.job_store import JobStore
 from tests.scale import seeds, size
 from tests.simulation.clients import Operation
 from tests.simulation.engine import SimulatedEngine
@@ -104,7 +104,7 @@ def test_whoever_is_first_is_never_delayed_by_those_who_pass_it() -> None:
 
 
 def test_a_delay_of_the_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy._Planner, "_ends_before_head", lambda self, candidate: True)
+    monkeypatch.setattr(planner._Planner, "_ends_before_head", lambda self, candidate: True)
     assert delays(range(10))[1]
 
 
@@ -268,7 +268,7 @@ def _count_unbegun_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy._Planner, "_refuse", lambda self, lane: self._view.shut)
+    monkeypatch.setattr(planner._Planner, "_refuse", lambda self, lane: self._view.shut)
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device, Holder, Host, Lease, Process, Share, Snapshot, Ticket, Vendor
-from gpuyard.core.oom import Shortage, ShortageKind
-from gpuyard.engines.journal import BEGAN
+from gpuyard.core.lease import Holder, Lease, Share, Ticket
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.engines.local.keeper_journal import BEGAN
 from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
 from tests.simulation.programs import Program
 

@@ -14,31 +14,32 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.ending import Ends
-from gpuyard.control.engines import Engines
-from gpuyard.control.gating import HostGates
-from gpuyard.control.handover import Handover
-from gpuyard.control.launching import attempt_of, launch_of
-from gpuyard.control.lining import PlaceInLine
-from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.control.observing import Observer, as_amended
-from gpuyard.control.pacing import Pacer
-from gpuyard.control.resting import what_is_awaited
-from gpuyard.control.words import Explanation, Look, Rules, Step
-from gpuyard.core.foreign_load import ForeignLoad
-from gpuyard.core.jobs import Job, OutcomeKind
-from gpuyard.core.lifecycle import JobEvent, JobState
-from gpuyard.core.model import Holder, Lease, Snapshot, Ticket
-from gpuyard.core.ordering import Lane, LaneQueue
-from gpuyard.core.placement import View as Placement
-from gpuyard.core.policy import Hold, Plan, Start, View, decide, estimate_start
-from gpuyard.core.preemption import Running
-from gpuyard.core.reasons import Reason, ReasonKind, plain
-from gpuyard.core.recovery import died_with_the_machine
+from gpuyard.control.attempt_ends import Ends
+from gpuyard.control.batch_gates import Pacer
+from gpuyard.control.cluster_dispatch import Handover
+from gpuyard.control.engine_set import Engines
+from gpuyard.control.host_gates import HostGates
+from gpuyard.control.launch_command import attempt_of, launch_of
+from gpuyard.control.ledger_ticket import PlaceInLine
+from gpuyard.control.step import Explanation, Look, Rules, Step
+from gpuyard.control.suspend_jobs import Mover, NoSuspender
+from gpuyard.control.track_usage import Observer, as_amended
+from gpuyard.control.transitions import Desk
+from gpuyard.control.wake_conditions import what_is_awaited
+from gpuyard.core.job.crash_recovery import died_with_the_machine
+from gpuyard.core.job.job import Job, OutcomeKind
+from gpuyard.core.job.lifecycle import JobEvent, JobState
+from gpuyard.core.lease import Holder, Lease, Ticket
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.placement import View as Placement
+from gpuyard.core.scheduling.planner import Hold, Plan, Start, View, decide, estimate_start
+from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Engine, HeldClaim, LeaseBook, Suspender, Wanted
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
 _KILL_AGAIN_S = 5.0

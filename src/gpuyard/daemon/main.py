@@ -11,29 +11,29 @@ import sys
 import time
 from pathlib import Path
 
-from gpuyard.clock import SystemClock
-from gpuyard.daemon import places
-from gpuyard.daemon.ending import RESTART_STATUS, Ending
-from gpuyard.daemon.http import serve
-from gpuyard.daemon.lock import hold_daemon_lock
-from gpuyard.daemon.looks import Looks
-from gpuyard.daemon.notifying.announcer import Announcer
-from gpuyard.daemon.routes import Routes
-from gpuyard.daemon.yard import Yard
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.ram import RamMeter
+from gpuyard.connect import paths
+from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.daemon.api.routes import Routes
+from gpuyard.daemon.api.shutdown import RESTART_STATUS, Ending
+from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.monitor.sampling import Looks
+from gpuyard.daemon.notify.publish import Announcer
+from gpuyard.daemon.server.connection import serve
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.local.ram_usage import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.leases.book import Book
-from gpuyard.leases.folder import network_file_system
-from gpuyard.leases.identity import this_process
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.mutex import MUTEX
+from gpuyard.leases.ledger_directory import network_file_system
+from gpuyard.leases.ledger_mutex import MUTEX
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.ports import Engine
-from gpuyard.probes.local import local_machine
+from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
+from gpuyard.system.clock import SystemClock
+from gpuyard.system.process_identity import this_process
 from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
@@ -50,8 +50,8 @@ def run_daemon(*, is_managed: bool = False) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     try:
-        _prepare_folder(Path(places.state_folder()))
-        with hold_daemon_lock(places.lock_path()):
+        _prepare_folder(Path(paths.state_folder()))
+        with hold_daemon_lock(paths.lock_path()):
             return asyncio.run(_serve(is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
@@ -60,7 +60,7 @@ def run_daemon(*, is_managed: bool = False) -> int:
 
 async def _serve(*, is_managed: bool) -> int:
     started_at = time.time()
-    folder = Path(places.state_folder())
+    folder = Path(paths.state_folder())
     database, notice = open_database(folder / "queue.db")
     with contextlib.closing(database):
         return await _serve_queue(database, notice, folder, started_at, is_managed=is_managed)
@@ -89,12 +89,12 @@ async def _serve_queue(
     stop: asyncio.Future[Ending] = loop.create_future()
     _stop_on_signals(stop)
     routes = Routes(yard, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
-    server = await serve(places.socket_path(), routes.handle)
+    server = await serve(paths.socket_path(), routes.handle)
     yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
     announcer = Announcer(yard, ledger.leases)
     await routes.web.open_as_configured(yard.notices.append)
     yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
-    _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), places.socket_path())
+    _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again
     try:
         ending = await _until_over(yard, stop)

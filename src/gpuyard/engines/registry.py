@@ -15,7 +15,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpuyard.config import Elsewhere, load_config
-from gpuyard.engines.outpost.outpost import Outpost
+from gpuyard.engines.cluster.engine import Outpost
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Engine
 
@@ -119,8 +119,8 @@ def _others() -> list[metadata.EntryPoint]:
 
 
 def _open_slurm(context: Context) -> Engine:
-    from gpuyard.engines.outpost.slurm import SlurmSite
-    from gpuyard.engines.outpost.slurm_commands import SlurmSettings
+    from gpuyard.engines.cluster.slurm_commands import SlurmSettings
+    from gpuyard.engines.cluster.slurm_site import SlurmSite
 
     said = load_config().slurm
     settings = SlurmSettings(
@@ -137,8 +137,8 @@ def _open_slurm(context: Context) -> Engine:
 
 
 def _open_ray(context: Context) -> Engine:
-    from gpuyard.engines.outpost.ray import RaySite
-    from gpuyard.engines.outpost.ray_words import RaySettings
+    from gpuyard.engines.cluster.ray_api import RaySettings
+    from gpuyard.engines.cluster.ray_site import RaySite
 
     said = load_config().ray
     settings = RaySettings(address=said.address, card_mb=said.card_mb, most_jobs=said.most_jobs)

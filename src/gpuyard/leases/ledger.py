@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.config import lease_dir
-from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases import locks
-from gpuyard.leases.folder import prepare
-from gpuyard.leases.identity import tidy_label, user_name
-from gpuyard.leases.lockfile import Found, LockFile, held_files, remove_dead, rewrite
-from gpuyard.leases.mutex import MUTEX, hold_mutex, unwritable
+from gpuyard.leases import kernel_locks
+from gpuyard.leases.ledger_directory import prepare
+from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
+from gpuyard.leases.lock_file import Found, LockFile, held_files, remove_dead, rewrite
+from gpuyard.system.process_identity import tidy_label, user_name
 
 _LEASE, _TICKET = ".lease", ".ticket"
 _READING_TIMEOUT_S = 10.0
@@ -200,7 +200,7 @@ class Ledger:
         try:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
             # Where nobody else can reach a file, nobody else can lock it.
-            table = None if is_private else locks.LockTable()
+            table = None if is_private else kernel_locks.LockTable()
             for found in held_files(self.folder, (_LEASE, _TICKET), dead=dead):
                 if found.name.endswith(_LEASE):
                     leases += _lease(found, table)
@@ -216,21 +216,21 @@ def open_ledger() -> Ledger:
     return Ledger(prepare(lease_dir()))
 
 
-def _lease(found: Found, table: locks.LockTable | None) -> Iterator[Lease]:
+def _lease(found: Found, table: kernel_locks.LockTable | None) -> Iterator[Lease]:
     record = _record(found, _LEASES, table)
     if record is not None and record.shares:
         holder, lease_id = _owner(found, record.holder), found.name.removesuffix(_LEASE)
         yield Lease(id=lease_id, holder=holder, shares=record.shares, since=found.made_at)
 
 
-def _ticket(found: Found, table: locks.LockTable | None) -> Iterator[Ticket]:
+def _ticket(found: Found, table: kernel_locks.LockTable | None) -> Iterator[Ticket]:
     record = _record(found, _TICKETS, table)
     if record is not None:
         holder, ticket_id = _owner(found, record.holder), found.name.removesuffix(_TICKET)
         yield Ticket(id=ticket_id, holder=holder, need=record.need, since=found.made_at, priority=record.priority)
 
 
-def _record(found: Found, kind: msgspec.json.Decoder[K], table: locks.LockTable | None) -> K | None:
+def _record(found: Found, kind: msgspec.json.Decoder[K], table: kernel_locks.LockTable | None) -> K | None:
     try:
         record = kind.decode(found.content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

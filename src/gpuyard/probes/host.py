@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from gpuyard.core.model import Host
-from gpuyard.probes import figures
-from gpuyard.probes.files import read_text
+from gpuyard.core.snapshot import Host
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.kernel_files import read_text
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ class PsutilHost:
             name=_host_name(),
             cpu_count=quota.cpus if quota else cpus,
             cpu_percent=self._cpu_percent(quota),
-            memory_total_mb=figures.megabytes(memory.total, "B"),
-            memory_available_mb=figures.megabytes(memory.available, "B"),
+            memory_total_mb=parse_numbers.megabytes(memory.total, "B"),
+            memory_available_mb=parse_numbers.megabytes(memory.available, "B"),
             load_1m=load[0],
             load_5m=load[1],
             load_15m=load[2],
@@ -104,7 +104,7 @@ class _CpuTime(Struct, frozen=True, kw_only=True):
         used, whole = self.used - before.used, self.whole - before.whole
         if self.source is None:
             used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
-        return figures.percent(min(1.0, used / whole) * 100) if whole > 0 else None
+        return parse_numbers.percent(min(1.0, used / whole) * 100) if whole > 0 else None
 
 
 class _Memory(Struct, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class _CpuQuota(Struct, frozen=True, kw_only=True):
 
     def used_seconds(self) -> float | None:
         text = read_text(self.usage)
-        used = _field(text, "usage_usec") if self.usage.name == "cpu.stat" else figures.number(text)
+        used = _field(text, "usage_usec") if self.usage.name == "cpu.stat" else parse_numbers.number(text)
         return used * self.unit_s if used is not None else None
 
 
@@ -134,7 +134,7 @@ class _MemoryLimit(Struct, frozen=True, kw_only=True):
     usage: str
 
     def left(self) -> float | None:
-        used = figures.number(read_text(self.folder / self.usage))
+        used = parse_numbers.number(read_text(self.folder / self.usage))
         return max(0.0, self.size - max(0.0, used - _idle_cache(self.folder))) if used is not None else None
 
 
@@ -167,7 +167,7 @@ class _Groups(Struct, frozen=True, kw_only=True):
         files = [(folder, "memory.max", "memory.current") for folder in self.unified]
         files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self.memory]
         for folder, limit_file, usage_file in files:
-            size = figures.number(read_text(folder / limit_file))
+            size = parse_numbers.number(read_text(folder / limit_file))
             if size is not None and 0 <= size < _UNLIMITED_BYTES:
                 yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
 
@@ -255,12 +255,12 @@ def _field(text: str | None, name: str) -> float | None:
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
-            return figures.number(value)
+            return parse_numbers.number(value)
     return None
 
 
 def _ratio(quota: str | None, period: str | None) -> float | None:
-    allowed, of = figures.number(quota), figures.number(period)
+    allowed, of = parse_numbers.number(quota), parse_numbers.number(period)
     return allowed / of if allowed is not None and of is not None and allowed > 0 and of > 0 else None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuyard.core.shape import device_as_dict, iso_time
+from gpuyard.core.snapshot_json import device_as_dict, iso_time
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sampler import Sample
 

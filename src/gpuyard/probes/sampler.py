@@ -11,8 +11,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuyard.core.gates import Smoothed, smooth
-from gpuyard.core.model import Device, Problem, Snapshot, fresh_problems
+from gpuyard.core.scheduling.load_gates import Smoothed, smooth
+from gpuyard.core.snapshot import Device, Problem, Snapshot, fresh_problems
 from gpuyard.ports import Clock
 
 DEFAULT_HALF_LIFE_S = 5.0

@@ -7,23 +7,23 @@ with Coordinator(vram="44G", ram="90G", scene_slots=5) as c:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuyard.residency.actors import ActorCache
-    from gpuyard.residency.coordinator import Coordinator
-    from gpuyard.residency.loading import Loader
-    from gpuyard.residency.scenes import SceneManager
-    from gpuyard.residency.units import Label, Unit
-    from gpuyard.residency.worker import Worker
+    from gpuyard.residency.loading.asset_loader import Loader
+    from gpuyard.residency.planning.render_units import Label, Unit
+    from gpuyard.residency.running.coordinator import Coordinator
+    from gpuyard.residency.running.render_worker import Worker
+    from gpuyard.residency.tiers.actor_cache import ActorCache
+    from gpuyard.residency.tiers.scene_manager import SceneManager
 
 __all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "Unit", "Worker"]
 
 _HOMES = {
-    "ActorCache": "actors",
-    "Coordinator": "coordinator",
-    "Label": "units",
-    "Loader": "loading",
-    "SceneManager": "scenes",
-    "Unit": "units",
-    "Worker": "worker",
+    "ActorCache": "tiers.actor_cache",
+    "Coordinator": "running.coordinator",
+    "Label": "planning.render_units",
+    "Loader": "loading.asset_loader",
+    "SceneManager": "tiers.scene_manager",
+    "Unit": "planning.render_units",
+    "Worker": "running.render_worker",
 }
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.moving import Mover, NoSuspender
-from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind, Parked
-from gpuyard.core.lifecycle import JobEvent, JobState
-from gpuyard.core.model import Holder, Lease, Share
+from gpuyard.control.suspend_jobs import Mover, NoSuspender
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Parked
+from gpuyard.core.job.lifecycle import JobEvent, JobState
+from gpuyard.core.lease import Holder, Lease, Share
 from tests.unit.store import Shelf
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.requests import fit_to_machine
-from gpuyard.core.jobs import JobSpec
-from gpuyard.core.model import Device, Host, Snapshot
-from gpuyard.core.submission import Asked, parse_submission
+from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.errors import UserError
-from tests.unit.test_placement import GB, card
+from tests.unit.core.scheduling.test_placement import GB, card
 
 BLIND = card(0, used=None, memory_total_mb=None)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuyard.control.desk import Desk
-from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lifecycle import JobEvent, JobState
-from gpuyard.core.news import News, NewsKind
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.job.lifecycle import JobEvent, JobState
+from gpuyard.core.job.published_events import News, NewsKind
 from tests.unit.store import Shelf
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.pacing import Batch, Pacer, Row
-from gpuyard.control.words import Look
-from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind, Usage
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Claim, Device, Host, Share, Snapshot
-from gpuyard.core.pacing import Pace, Standing
-from gpuyard.core.policy import Hold, Plan, Start
-from gpuyard.core.reasons import Reason, ReasonKind, plain
-from gpuyard.core.submission import Element
+from gpuyard.control.batch_gates import Batch, Pacer, Row
+from gpuyard.control.step import Look
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Element
+from gpuyard.core.lease import Claim, Share
+from gpuyard.core.scheduling.batch_pacing import Pace, Standing
+from gpuyard.core.scheduling.planner import Hold, Plan, Start
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.snapshot import Device, Host, Snapshot
+from tests.unit.core.scheduling.test_placement import GB, card
 from tests.unit.store import Shelf
-from tests.unit.test_placement import GB, card
 
 PACE = Pace(max_cpu_percent=80.0, min_free_memory_mb=2 * GB, smoothing_s=0.0, steady_s=0.0)
 NOW = 1000.0

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.desk import Desk
-from gpuyard.control.requests import Requests
-from gpuyard.core.dependencies import Prospect, prospect_of_all
-from gpuyard.core.jobs import Dependency, DependencyKind
-from gpuyard.core.lifecycle import FINISHED, JobEvent, JobState
-from gpuyard.core.selection import parse_selection
-from gpuyard.core.submission import Element, Submission
+from gpuyard.control.transitions import Desk
+from gpuyard.control.user_requests import Requests
+from gpuyard.core.job.dependencies import Prospect, prospect_of_all
+from gpuyard.core.job.job import Dependency, DependencyKind
+from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
+from gpuyard.core.job.selection import parse_selection
+from gpuyard.core.job.submission import Element, Submission
 from tests.fakes.clock import FakeClock
 from tests.unit.store import SPEC, Shelf
 

@@ -10,23 +10,24 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.words import Look, Step
-from gpuyard.core.model import Device, Holder, Host, Snapshot, Vendor
-from gpuyard.core.selection import Selection
-from gpuyard.core.submission import Asked, parse_submission
-from gpuyard.daemon import yard as loop_module
-from gpuyard.daemon.intake import Intake
-from gpuyard.daemon.looks import Looks
-from gpuyard.daemon.pieces import in_pieces
-from gpuyard.daemon.waiting import Waiting
-from gpuyard.daemon.yard import Yard
-from gpuyard.engines.local import LocalEngine
-from gpuyard.engines.suspension import LocalSuspender
+from gpuyard.control.step import Look, Step
+from gpuyard.core.job.selection import Selection
+from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.lease import Holder
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.daemon import loop as loop_module
+from gpuyard.daemon.api.submit import Intake
+from gpuyard.daemon.api.wait_for_jobs import Waiting
+from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.monitor.sampling import Looks
+from gpuyard.daemon.server.chunked_work import in_pieces
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
-from gpuyard.leases.book import Book
-from gpuyard.leases.identity import this_process
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.queue_ledger import Book
 from gpuyard.store.database import open_database
+from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
 from tests.unit.leases import take
 

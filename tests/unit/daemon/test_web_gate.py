@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.web.gate import (
+from gpuyard.daemon.server.http_parser import Refused, Request
+from gpuyard.daemon.web.access_rules import (
     LOOPBACK,
     Credential,
     Terms,
@@ -19,10 +20,9 @@ from gpuyard.daemon.web.gate import (
     cookie_value,
     credential_of,
 )
-from gpuyard.daemon.web.key import make_token, read_token
-from gpuyard.daemon.web.pace import Bucket
-from gpuyard.daemon.web.peers import is_here, listed_names, plain, why_not
-from gpuyard.daemon.wire import Refused, Request
+from gpuyard.daemon.web.peer_user import is_here, listed_names, plain, why_not
+from gpuyard.daemon.web.token_bucket import Bucket
+from gpuyard.daemon.web.token_file import make_token, read_token
 from gpuyard.errors import EnvironmentFault
 
 HOST = "127.0.0.1:8765"

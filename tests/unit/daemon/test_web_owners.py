@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.daemon.web.owners import End, find_owner
-from gpuyard.daemon.web.peers import refuse_other_users
+from gpuyard.daemon.web.peer_user import refuse_other_users
+from gpuyard.daemon.web.socket_owner import End, find_owner
 from tests.in_time import in_time
 
 pytestmark = pytest.mark.linux("the kernel tells whose a socket is")

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.jobs import OutcomeKind
-from gpuyard.core.oom import ShortageKind
-from gpuyard.engines.journal import Things
-from gpuyard.engines.outpost.judging import PATIENCE, Fate, judge
-from gpuyard.engines.outpost.parcels import VOID, Began, Finish, Trace
-from gpuyard.engines.outpost.site import OVER, At, Sighting
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.engines.cluster.outcome import PATIENCE, Fate, judge
+from gpuyard.engines.cluster.site import OVER, At, Sighting
+from gpuyard.engines.cluster.submission_dir import VOID, Began, Finish, Trace
+from gpuyard.engines.local.keeper_journal import Things
 
 NOTHING = Trace()
 BEGAN = Trace(began=Began(at=1.0, node="n0", pid=42))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import Usage
-from gpuyard.engines.journal import Things
-from gpuyard.engines.outpost.parcels import VOID, Began, Element, Finish, Parcels, Trace
+from gpuyard.core.job.job import Usage
+from gpuyard.engines.cluster.submission_dir import VOID, Began, Element, Finish, Parcels, Trace
+from gpuyard.engines.local.keeper_journal import Things
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 

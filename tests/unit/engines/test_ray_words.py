@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.away import Amount, Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.ray_words import (
+from gpuyard.core.cluster.offer import Amount, Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.ray_api import (
     DEFAULT_ADDRESS,
     Capacity,
     RaySettings,
@@ -29,7 +29,7 @@ from gpuyard.engines.outpost.ray_words import (
     sighting_of,
     submission_of,
 )
-from gpuyard.engines.outpost.site import At, Parcel, Refused, Unreachable
+from gpuyard.engines.cluster.site import At, Parcel, Refused, Unreachable
 from gpuyard.errors import EnvironmentFault
 
 NOW = 1_794_780_900.0

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import load_config
-from gpuyard.core.jobs import Job, JobSpec
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need
+from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need
 from gpuyard.engines.registry import check_engines, check_name, log_folders
 from gpuyard.errors import UserError
-from gpuyard.store.rows import lane_of
+from gpuyard.store.row_codec import lane_of
 
 
 def configure(home: Path, text: str) -> None:

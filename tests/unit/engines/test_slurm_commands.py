@@ -4,11 +4,11 @@ import subprocess
 
 import pytest
 
-from gpuyard.core.away import Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost import slurm_commands as commands
-from gpuyard.engines.outpost.site import At, Parcel, Sighting
-from gpuyard.engines.outpost.slurm_commands import Limits, Row, SlurmSettings
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster import slurm_commands as commands
+from gpuyard.engines.cluster.site import At, Parcel, Sighting
+from gpuyard.engines.cluster.slurm_commands import Limits, Row, SlurmSettings
 
 SHARED = Need(is_exclusive=False, memory_mb=5000.0)
 SHARDS = SlurmSettings(shard_mb=1024.0, card_mb=24000.0)

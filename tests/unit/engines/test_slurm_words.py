@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuyard.engines.outpost.site import At, Refused, Unreachable
-from gpuyard.engines.outpost.slurm_words import at_of, fault_of, reason_of, status_of, unanswered
+from gpuyard.engines.cluster.site import At, Refused, Unreachable
+from gpuyard.engines.cluster.slurm_text import at_of, fault_of, reason_of, status_of, unanswered
 
 
 class TestStates:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.model import Claim, Holder, Lease, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
 
 DEADLINE_S = 90.0
 ME = Holder(uid=os.getuid(), user="me", pid=os.getpid())
@@ -18,7 +18,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become anot
 
 # A server that forks: each process is there in milliseconds, and none inherits a thread of the test run's.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload([__name__, "psutil", "gpuyard.acquire", "gpuyard.probes.simulated"])
+context.set_forkserver_preload([__name__, "psutil", "gpuyard.wait_for_devices", "gpuyard.probes.simulated_devices"])
 
 
 class Child:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.model import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import ledger as ledger_module
-from gpuyard.leases.identity import this_process, user_name
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.lockfile import take_over
-from gpuyard.leases.mutex import hold_mutex
+from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.leases.lock_file import take_over
+from gpuyard.system.process_identity import this_process, user_name
 from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_word
 
 A_RECORD = b'{"holder": {"uid": 0, "user": "root", "pid": 1}, "shares": [{"device_id": "G0"}]}'

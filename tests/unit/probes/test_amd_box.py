@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.model import Device, Process, Vendor
+from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.probes.amd import amd_smi
 from tests.unit.probes.samples_amd import AMD_SMI_BOX
 

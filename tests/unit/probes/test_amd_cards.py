@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.probes.amd import cards
+from gpuyard.probes.amd import card_fields
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gpuyard.probes.amd import cards
     ],
 )
 def test_a_unique_id_is_sixteen_digits_or_none(printed: object, digits: str | None) -> None:
-    assert cards.unique_id(printed) == digits
+    assert card_fields.unique_id(printed) == digits
 
 
 @pytest.mark.parametrize(
@@ -45,26 +45,26 @@ def test_a_unique_id_is_sixteen_digits_or_none(printed: object, digits: str | No
     ],
 )
 def test_the_unique_id_is_read_out_of_the_uuid(printed: object, digits: str | None) -> None:
-    assert cards.unique_id_in_uuid(printed) == digits
+    assert card_fields.unique_id_in_uuid(printed) == digits
 
 
 def test_a_card_is_called_by_its_best_id() -> None:
-    assert cards.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
-    assert cards.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
-    assert cards.device_id(None, None, 3) == "amd-3"
+    assert card_fields.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
+    assert card_fields.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
+    assert card_fields.device_id(None, None, 3) == "amd-3"
 
 
 def test_a_hexadecimal_number_is_no_name() -> None:
-    assert cards.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
-    assert cards.card_name("0x1002") is None
+    assert card_fields.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
+    assert card_fields.card_name("0x1002") is None
 
 
 def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing() -> None:
-    assert cards.memory(100.0, 30.0)["memory_free_mb"] == 70.0
-    assert cards.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
-    assert cards.memory(100.0, 130.0)["memory_free_mb"] == 0.0
-    assert cards.memory(100.0, None)["memory_free_mb"] is None
-    assert set(cards.memory(0.0, 0.0, 0.0).values()) == {None}
+    assert card_fields.memory(100.0, 30.0)["memory_free_mb"] == 70.0
+    assert card_fields.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
+    assert card_fields.memory(100.0, 130.0)["memory_free_mb"] == 0.0
+    assert card_fields.memory(100.0, None)["memory_free_mb"] is None
+    assert set(card_fields.memory(0.0, 0.0, 0.0).values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing
     ],
 )
 def test_a_process_holds_what_is_in_the_cards_own_memory(parts: object, whole: object, memory_mb: float | None) -> None:
-    assert cards.process_memory(parts, whole) == memory_mb
+    assert card_fields.process_memory(parts, whole) == memory_mb
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1.5, "N/A", None, 2**31, 1e300])
 def test_what_is_no_pid_is_no_process(pid: object) -> None:
-    assert cards.process(pid, "python", 1.0) is None
+    assert card_fields.process(pid, "python", 1.0) is None

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.model import Device, Process, Vendor
+from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.probes.amd.library import AmdSmiLibrary
+from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
 
 UUID = "a1ff740f-0000-1000-80b2-c3d4e5f60718"
 

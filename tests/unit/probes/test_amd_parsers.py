@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
 from tests.unit.probes.samples_amd import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.model import Process
+from gpuyard.core.snapshot import Process
 from gpuyard.probes.amd import amd_smi
-from gpuyard.probes.replay import replay
+from gpuyard.probes.replay_output import replay
 from tests.unit.probes.samples_amd import (
     AMD_SMI_MONITOR_CSV,
     AMD_SMI_MONITOR_PROCESS,

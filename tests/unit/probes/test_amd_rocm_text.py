@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.model import Device, Process, Vendor
+from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.amd import rocm_smi
 from tests.unit.probes.samples_rocm import ROCM_SMI_LINES, ROCM_SMI_LINES_PROCESSES

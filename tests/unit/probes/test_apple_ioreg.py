@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.model import Device, Vendor
+from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.apple.ioreg import parse
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device
+from gpuyard.core.snapshot import Device
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.probes.apple.probe import AppleProbe, IoregProbe, PowermetricsProbe, unified_memory_limit_mb
+from gpuyard.probes.apple.apple_gpu import AppleProbe, IoregProbe, PowermetricsProbe, unified_memory_limit_mb
 from tests.in_time import in_time
 
 PLIST = (

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuyard.core.model import Reading
-from gpuyard.core.shape import snapshot_as_dict
+from gpuyard.core.snapshot import Reading
+from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.errors import ProbeError
-from gpuyard.probes.replay import TOOLS, parser_of, replay
+from gpuyard.probes.replay_output import TOOLS, parser_of, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.core.model import Host
+from gpuyard.core.snapshot import Host
 from gpuyard.probes.host import LOOK_FOR_LIMITS_AFTER_S, PsutilHost
 
 GB = 1024**3

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device, Process
+from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, ProbeMissing
-from gpuyard.probes.intel.gpu_top import IntelGpuTop, parse
+from gpuyard.probes.intel.intel_gpu_top import IntelGpuTop, parse
 from tests.in_time import in_time
 from tests.unit.probes.samples_intel import TOP_ARC, TOP_NEW, TOP_OLD
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device, Process
+from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeMissing
-from gpuyard.probes.intel.clients import parse_fdinfo
+from gpuyard.probes.intel.fdinfo_clients import parse_fdinfo
 from gpuyard.probes.intel.sysfs import IntelSysfs
 
 ARC = "0000:03:00.0"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.model import Device, Process, Vendor
+from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.intel.xpu_smi import parse
 from tests.unit.probes.samples_intel import BOX

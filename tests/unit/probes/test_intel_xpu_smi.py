@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device, Process
+from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
 from tests.fakes.clock import FakeClock

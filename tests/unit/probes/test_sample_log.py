@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.model import Device, Host, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 from gpuyard.probes.sampler import Sample, SmoothedDevice

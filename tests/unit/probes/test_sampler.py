@@ -1,6 +1,6 @@
 import pytest
 
-from gpuyard.core.model import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.probes.sampler import Sample, Sampler
 from tests.fakes.clock import FakeClock
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct
 
-from gpuyard.recipes.pruning import Moved, prune
+from gpuyard.recipes.batch.prune_empty_runs import Moved, prune
 
 RUN, WHY, AT = "run-000017", "no frame", "2025-01-01T00:00:00Z"
 NOBODY = 65534

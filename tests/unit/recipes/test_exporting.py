@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.core.away import Terms
-from gpuyard.core.exporting import WORDS, After, Packed, Stays
-from gpuyard.core.jobs import DependencyKind
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.ray_words import RaySettings
-from gpuyard.engines.outpost.slurm_commands import SlurmSettings
-from gpuyard.recipes.exporting.ray import ray_script
-from gpuyard.recipes.exporting.script import Script
-from gpuyard.recipes.exporting.slurm import slurm_script
+from gpuyard.core.cluster.export import WORDS, After, Packed, Stays
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.job.job import DependencyKind
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.ray_api import RaySettings
+from gpuyard.engines.cluster.slurm_commands import SlurmSettings
+from gpuyard.recipes.export.ray_script import ray_script
+from gpuyard.recipes.export.script_text import Script
+from gpuyard.recipes.export.slurm_script import slurm_script
 
 SHARED = Need(memory_mb=6000.0, is_exclusive=False)
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.jobs import JobSpec
-from gpuyard.core.model import Need
-from gpuyard.core.tasks import Task
-from gpuyard.daemon.lock import hold_daemon_lock
-from gpuyard.engines import logs
-from gpuyard.engines.outpost.parcels import Parcels
+from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.submission_dir import Parcels
+from gpuyard.engines.local import job_logs
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Launch
-from gpuyard.recipes.batch import default_root
-from gpuyard.recipes.uninstall import run
-from gpuyard.recipes.uninstall.places import Found, find
-from gpuyard.recipes.uninstall.removal import Problem, measure, remove
+from gpuyard.recipes.batch.plan import default_root
+from gpuyard.recipes.uninstall import uninstall
+from gpuyard.recipes.uninstall.find_files import Found, find
+from gpuyard.recipes.uninstall.remove_files import Problem, measure, remove
 from gpuyard.store.database import open_database
-from gpuyard.store.jobs import JobStore
+from gpuyard.store.job_store import JobStore
 from tests.unit.leases import as_root
 
 pytestmark = pytest.mark.linux("the folders of a user by the conventions of Linux")
@@ -93,7 +93,7 @@ def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user
         write(state / name)
     open_database(state / "queue.db")[0].close()
     for suffix in ("", ".1", ".cut"):
-        write(logs.path_of(state / "logs", 17, 2).with_name(f"{logs.name_of(17, 2)}{suffix}"))
+        write(job_logs.path_of(state / "logs", 17, 2).with_name(f"{job_logs.name_of(17, 2)}{suffix}"))
     write(Path(default_root("batch"), "run-000001/frames/1.png"))
     write(state / "keepers/log")
     write(state / "keepers/123.sock")
@@ -327,7 +327,7 @@ def test_what_is_too_deep_is_told_and_stays(state: Path) -> None:
 def test_a_database_that_cannot_be_read_stops_it_and_is_named(state: Path) -> None:
     path = write(state / "queue.db", "no database at all" * 100)
     with pytest.raises(EnvironmentFault, match="whether jobs run or wait is not known") as raised:
-        run.uninstall()
+        uninstall.uninstall()
     assert str(path) in str(raised.value.hint)
     assert path.exists()
 
@@ -338,13 +338,13 @@ def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) 
         hold_daemon_lock(state / "daemon.lock"),
         pytest.raises(EnvironmentFault, match=f"the daemon already runs .pid {os.getpid()}., as it was started again"),
     ):
-        run.uninstall()
+        uninstall.uninstall()
     assert log.exists()
-    assert run.uninstall() == []
+    assert uninstall.uninstall() == []
     assert not state.exists()
 
 
 def test_where_there_is_nothing_nothing_is_made(user: Path) -> None:
-    assert run.hindrances() == []
-    assert run.uninstall() == []
+    assert uninstall.hindrances() == []
+    assert uninstall.uninstall() == []
     assert list(user.iterdir()) == []

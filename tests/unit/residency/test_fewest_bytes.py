@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.residency.model import Budgets
-from gpuyard.residency.order import choose_order
-from gpuyard.residency.units import Unit
+from gpuyard.residency.planning.assets import Budgets
+from gpuyard.residency.planning.render_units import Unit
+from gpuyard.residency.planning.unit_order import choose_order
 from tests.scale import some
 from tests.unit.residency.world import (
     Case,

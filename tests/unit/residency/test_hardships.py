@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.residency.coordinator import Coordinator
-from gpuyard.residency.loading import Loader
-from gpuyard.residency.model import Budgets, Waits
-from gpuyard.residency.plan import plan
-from gpuyard.residency.room import limits_of
-from gpuyard.residency.state import State
-from gpuyard.residency.units import Label, Unit
+from gpuyard.residency.loading.asset_loader import Loader
+from gpuyard.residency.planning.assets import Budgets, Waits
+from gpuyard.residency.planning.budget_limits import limits_of
+from gpuyard.residency.planning.plan_state import State
+from gpuyard.residency.planning.render_units import Label, Unit
+from gpuyard.residency.planning.transfer_plan import plan
+from gpuyard.residency.running.coordinator import Coordinator
 from tests.residency_runs import MB, OUTPUT, PAGE, Shelf, WatchedMemory, check_all_told, checksum, play
 from tests.unit.residency.world import scene
 

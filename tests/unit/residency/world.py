@@ -11,12 +11,24 @@ from random import Random
 
 import msgspec
 
-from gpuyard.residency.future import Future, keys_of, uses_of
-from gpuyard.residency.model import Asset, Budgets, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, key_of
-from gpuyard.residency.plan import plan
-from gpuyard.residency.room import Limits, cannot_fit, limits_of
-from gpuyard.residency.state import Plan, State
-from gpuyard.residency.units import Label, Unit
+from gpuyard.residency.planning.assets import (
+    Asset,
+    Budgets,
+    Demote,
+    DropRam,
+    DropVram,
+    Kind,
+    Promote,
+    Read,
+    Stage,
+    Step,
+    key_of,
+)
+from gpuyard.residency.planning.budget_limits import Limits, cannot_fit, limits_of
+from gpuyard.residency.planning.plan_state import Plan, State
+from gpuyard.residency.planning.render_units import Label, Unit
+from gpuyard.residency.planning.transfer_plan import plan
+from gpuyard.residency.planning.upcoming_use import Future, keys_of, uses_of
 
 _HOLDS_A_SCENE = 1 << 40
 ONE_LABEL = (Label(name="label", value=None),)

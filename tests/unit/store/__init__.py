@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Job, JobSpec
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need
-from gpuyard.core.submission import Element
-from gpuyard.store.catalogue import Catalogue
+from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Element
+from gpuyard.core.lease import Need
 from gpuyard.store.database import Database, open_database
-from gpuyard.store.jobs import JobStore
-from gpuyard.store.rows import lane_of
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.row_codec import lane_of
 
 SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
 

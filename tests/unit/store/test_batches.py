@@ -4,10 +4,10 @@ import json
 
 from msgspec.structs import replace
 
-from gpuyard.core.jobs import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.pacing import Pace
-from gpuyard.store.jobs import JobStore
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.store.job_store import JobStore
 from tests.unit.store import Shelf
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")

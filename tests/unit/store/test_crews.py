@@ -4,10 +4,10 @@ import json
 
 from msgspec.structs import replace
 
-from gpuyard.core.crew import Crew
-from gpuyard.core.jobs import Attempt
-from gpuyard.core.tasks import Task
-from gpuyard.store.jobs import JobStore
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.store.job_store import JobStore
 from tests.unit.store import Shelf
 
 CREW = Crew(most_per_device=4, stagger_s=1.0)

@@ -11,21 +11,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.control.desk import Desk
-from gpuyard.control.pacing import Batch, Pacer
-from gpuyard.core.jobs import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, Parked
-from gpuyard.core.learning import Profile
-from gpuyard.core.lifecycle import JobState
-from gpuyard.core.model import Need, Vendor
-from gpuyard.core.oom import ShortageKind
-from gpuyard.core.ordering import Use
-from gpuyard.core.pacing import Pace
-from gpuyard.core.selection import Selection
+from gpuyard.control.batch_gates import Batch, Pacer
+from gpuyard.control.transitions import Desk
+from gpuyard.core.job.job import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, Parked
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.selection import Selection
+from gpuyard.core.lease import Need
+from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.queue_order import Use
+from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import EnvironmentFault, StoreFault
-from gpuyard.store.catalogue import Catalogue
 from gpuyard.store.database import Database, faults_told, migrations, open_database, open_reader
-from gpuyard.store.jobs import JobStore
-from gpuyard.store.search import Place, Search, Wanted
+from gpuyard.store.job_search import Place, Search, Wanted
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import Catalogue
 
 DATA = Path(__file__).parents[2] / "data"
 RELEASED = sorted(DATA.glob("queue-schema-*.db"))

@@ -6,11 +6,11 @@ import socket
 
 from msgspec import Struct
 
-from gpuyard.daemon.http import Limits, Server, serve_at
-from gpuyard.daemon.web.front import Front
-from gpuyard.daemon.web.gate import LOOPBACK
-from gpuyard.daemon.web.peers import plain, refuse_other_users
-from gpuyard.daemon.web.words import HEADERS
+from gpuyard.daemon.server.connection import Limits, Server, serve_at
+from gpuyard.daemon.web.access_rules import LOOPBACK
+from gpuyard.daemon.web.locked_page import HEADERS
+from gpuyard.daemon.web.page_server import Front
+from gpuyard.daemon.web.peer_user import plain, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
 
 ANY_PORT = 0

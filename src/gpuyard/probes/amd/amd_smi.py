@@ -16,15 +16,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.probes import figures
-from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import garbled, parse_output, section
-from gpuyard.probes.amd.smi_records import Record, read_records
-from gpuyard.probes.calls import OptionalCall, run_until
-from gpuyard.probes.deadline import Deadline
-from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
+from gpuyard.probes.amd import card_fields
+from gpuyard.probes.amd.amd_smi_records import Record, read_records
+from gpuyard.probes.amd.tool_output import garbled, parse_output, section
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.multiple_calls import OptionalCall, run_until
 
 NAME = "amd-smi"
 # The parts of a record and, of each, the keys that releases have used, the best first.
@@ -49,7 +49,7 @@ def parse(text: str) -> Reading:
         if records is None or (records and not any(map(_is_understood, records))):
             raise garbled(NAME, text)
         devices = with_distinct_ids(_device(number, record) for number, record in enumerate(records))
-        return Reading(devices=cards.without_repeated_memory(devices))
+        return Reading(devices=card_fields.without_repeated_memory(devices))
     except RecursionError as error:
         raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
 
@@ -117,7 +117,7 @@ def _completed(device: Device, *sources: Device) -> Device:
         for field in device.__struct_fields__
         if getattr(device, field) is None
     }
-    return replace(device, **{**found, "id": min((device, *sources), key=cards.id_rank).id})
+    return replace(device, **{**found, "id": min((device, *sources), key=card_fields.id_rank).id})
 
 
 def _is_understood(record: Record) -> bool:
@@ -131,20 +131,20 @@ def _is_understood(record: Record) -> bool:
 
 def _device(number: int, record: Record) -> Device:
     asic = section(record, "asic")
-    index = cards.card_index(record.get("gpu"))
+    index = card_fields.card_index(record.get("gpu"))
     pci = pci_bus_id(record.get("bdf")) or pci_bus_id(section(record, "bus").get("bdf"))
-    unique = cards.unique_id_in_uuid(record.get("uuid")) or cards.unique_id(asic.get("asic_serial"))
+    unique = card_fields.unique_id_in_uuid(record.get("uuid")) or card_fields.unique_id(asic.get("asic_serial"))
     return Device(
-        id=cards.device_id(unique, pci, number if index is None else index),
+        id=card_fields.device_id(unique, pci, number if index is None else index),
         vendor=Vendor.AMD,
         index=index,
-        name=cards.card_name(asic.get("market_name"), section(record, "board").get("product_name")),
+        name=card_fields.card_name(asic.get("market_name"), section(record, "board").get("product_name")),
         pci_bus_id=pci,
         **_memory(record),
-        utilization_percent=_first(figures.percent, record, "usage"),
-        power_draw_w=_first(figures.watts, record, "power"),
+        utilization_percent=_first(parse_numbers.percent, record, "usage"),
+        power_draw_w=_first(parse_numbers.watts, record, "power"),
         power_limit_w=_power_limit(section(record, "limit")),
-        temperature_c=_first(figures.celsius, record, "temperature"),
+        temperature_c=_first(parse_numbers.celsius, record, "temperature"),
         processes=_processes(record),
     )
 
@@ -154,17 +154,17 @@ def _first(read: Callable[[Any], float | None], record: Record, name: str) -> fl
     return next((value for key in _PARTS[name] if (value := read(part.get(key))) is not None), None)
 
 
-def _memory(record: Record) -> cards.Memory:
+def _memory(record: Record) -> card_fields.Memory:
     usage = section(record, "mem_usage")
-    total, used, free = (figures.megabytes(usage.get(key)) for key in _PARTS["mem_usage"])
-    return cards.memory(_first(figures.megabytes, record, "vram") if total is None else total, used, free)
+    total, used, free = (parse_numbers.megabytes(usage.get(key)) for key in _PARTS["mem_usage"])
+    return card_fields.memory(_first(parse_numbers.megabytes, record, "vram") if total is None else total, used, free)
 
 
 def _power_limit(limit: Record) -> float | None:
     """ROCm 7 has a part of its own for each limit, of which PPT0 is the socket's."""
     caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
     highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
-    return cards.power_limit(*(figures.watts(part.get(key)) for part, key in (*caps, *highest)))
+    return card_fields.power_limit(*(parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest)))
 
 
 def _processes(record: Record) -> tuple[Process, ...] | None:
@@ -178,5 +178,5 @@ def _processes(record: Record) -> tuple[Process, ...] | None:
 
 
 def _process(info: Record) -> Process | None:
-    memory_mb = cards.process_memory(info.get("memory_usage"), info.get("mem_usage"))
-    return cards.process(info.get("pid"), info.get("name"), memory_mb)
+    memory_mb = card_fields.process_memory(info.get("memory_usage"), info.get("mem_usage"))
+    return card_fields.process(info.get("pid"), info.get("name"), memory_mb)

@@ -9,12 +9,12 @@ Rules:
 
 import re
 
-from gpuyard.core.model import Device, Reading, Vendor
-from gpuyard.probes import figures
-from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import garbled
-from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
-from gpuyard.probes.tool import run_tool
+from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.probes.amd import card_fields
+from gpuyard.probes.amd.tool_output import garbled
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.run_tool import run_tool
 
 NAME = "radeontop"
 _SAMPLE = re.compile(r"^\d+\.\d+: (?:bus ([0-9a-fA-F]{1,2}), )?gpu ([\d.]+%)(.*)$", re.MULTILINE)
@@ -51,18 +51,18 @@ def _device(number: int, match: re.Match[str]) -> Device:
     pci = pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
     total, used = _memory(match[3])
     return Device(
-        id=cards.device_id(None, pci, number),
+        id=card_fields.device_id(None, pci, number),
         vendor=Vendor.AMD,
         pci_bus_id=pci,
-        **cards.memory(total, used),
-        utilization_percent=figures.percent(match[2]),
+        **card_fields.memory(total, used),
+        utilization_percent=parse_numbers.percent(match[2]),
     )
 
 
 def _memory(rest: str) -> tuple[float | None, float | None]:
     """The total, where it can be told, and what is used of it."""
     match = _VRAM.search(rest)
-    share, used = (figures.number(match[1]), figures.megabytes(match[2])) if match else (None, None)
+    share, used = (parse_numbers.number(match[1]), parse_numbers.megabytes(match[2])) if match else (None, None)
     if not share or not used:
         return None, None
     precise = _ROUNDING / share + _ROUNDING / used <= _PRECISE

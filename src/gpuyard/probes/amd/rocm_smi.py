@@ -15,13 +15,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes import figures
-from gpuyard.probes.amd import cards
-from gpuyard.probes.amd.printed import cells, csv_rows, garbled, json_documents, parse_output, section, table_rows
-from gpuyard.probes.identity import pci_bus_id, with_distinct_ids
-from gpuyard.probes.tool import run_tool
+from gpuyard.probes.amd import card_fields
+from gpuyard.probes.amd.tool_output import cells, csv_rows, garbled, json_documents, parse_output, section, table_rows
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.run_tool import run_tool
 
 NAME = "rocm-smi"
 _COMMAND = (
@@ -150,24 +150,24 @@ def _is_understood(said: dict[str, Any]) -> bool:
 
 def _device(index: int, said: dict[str, Any], processes: tuple[Process, ...] | None) -> Device:
     pci = pci_bus_id(said.get("pci bus"))
-    edge = _matching(figures.celsius, said, _EDGE)
+    edge = _matching(parse_numbers.celsius, said, _EDGE)
     return Device(
-        id=cards.device_id(cards.unique_id(said.get("unique id")), pci, index),
+        id=card_fields.device_id(card_fields.unique_id(said.get("unique id")), pci, index),
         vendor=Vendor.AMD,
         index=index,
-        name=cards.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
+        name=card_fields.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
         pci_bus_id=pci,
-        **cards.memory(_matching(_bytes, said, _TOTAL), _matching(_bytes, said, _USED)),
-        utilization_percent=_matching(figures.percent, said, _BUSY),
-        power_draw_w=_matching(figures.watts, said, _DRAW),
-        power_limit_w=cards.power_limit(_matching(figures.watts, said, _LIMIT)),
-        temperature_c=edge if edge is not None else _matching(figures.celsius, said, _JUNCTION),
+        **card_fields.memory(_matching(_bytes, said, _TOTAL), _matching(_bytes, said, _USED)),
+        utilization_percent=_matching(parse_numbers.percent, said, _BUSY),
+        power_draw_w=_matching(parse_numbers.watts, said, _DRAW),
+        power_limit_w=card_fields.power_limit(_matching(parse_numbers.watts, said, _LIMIT)),
+        temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, _JUNCTION),
         processes=processes,
     )
 
 
 def _bytes(raw: Any) -> float | None:
-    return figures.megabytes(raw, "B")
+    return parse_numbers.megabytes(raw, "B")
 
 
 def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re.Pattern[str]) -> float | None:
@@ -187,9 +187,9 @@ def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
 
 def _process(pid: str, value: str) -> Process | None:
     name, card_count, vram, *_ = [*value.rsplit(",", 4), "", "", ""]
-    if figures.whole(card_count) == 0:
+    if parse_numbers.whole(card_count) == 0:
         return None
-    return cards.process(pid, name, figures.megabytes(vram, "B"))
+    return card_fields.process(pid, name, parse_numbers.megabytes(vram, "B"))
 
 
 def _devices_of_table(text: str) -> list[Device] | None:
@@ -209,15 +209,15 @@ def _is_header(header: list[str]) -> bool:
 
 
 def _device_of_row(number: int, row: dict[str, str], following: str) -> Device:
-    index = cards.card_index(row.get("Device", row.get("GPU")))
+    index = card_fields.card_index(row.get("Device", row.get("GPU")))
     named = "[Model : Revision]" in row and following[:1].isspace()
     return Device(
-        id=cards.device_id(None, None, number if index is None else index),
+        id=card_fields.device_id(None, None, number if index is None else index),
         vendor=Vendor.AMD,
         index=index,
-        name=cards.card_name(following) if named else None,
-        utilization_percent=figures.percent(row.get("GPU%")),
-        power_draw_w=figures.watts(row.get("Power", row.get("AvgPwr"))),
-        power_limit_w=cards.power_limit(figures.watts(row.get("PwrCap"))),
-        temperature_c=figures.celsius(row.get("Temp")),
+        name=card_fields.card_name(following) if named else None,
+        utilization_percent=parse_numbers.percent(row.get("GPU%")),
+        power_draw_w=parse_numbers.watts(row.get("Power", row.get("AvgPwr"))),
+        power_limit_w=card_fields.power_limit(parse_numbers.watts(row.get("PwrCap"))),
+        temperature_c=parse_numbers.celsius(row.get("Temp")),
     )

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes import figures
+from gpuyard.probes.common import parse_numbers
 
 SOURCE = "ioreg"
 
@@ -54,7 +54,7 @@ def _nodes(text: str) -> Iterator[_Node]:
         header = _NODE.match(line)
         if header:
             yield node
-            node = _Node(class_name=figures.words(header[1]))
+            node = _Node(class_name=parse_numbers.words(header[1]))
             continue
         match = _PROPERTY.match(line)
         if match is None:
@@ -71,7 +71,7 @@ def _nodes(text: str) -> Iterator[_Node]:
 
 def _words(value: str) -> str | None:
     match = _TEXT.match(value)
-    return figures.words(match[1]) if match else None
+    return parse_numbers.words(match[1]) if match else None
 
 
 def _statistics(value: str) -> dict[str, str]:
@@ -94,7 +94,7 @@ def _statistics(value: str) -> dict[str, str]:
 def _device(index: int, node: _Node) -> Device:
     said = node.statistics or {}
     used, free, total = _memory(said)
-    busy = figures.percent(said.get("Device Utilization %"))
+    busy = parse_numbers.percent(said.get("Device Utilization %"))
     return Device(
         # The registry's own ids are dealt out anew at each boot.
         id=f"apple-gpu-{index}",
@@ -104,16 +104,19 @@ def _device(index: int, node: _Node) -> Device:
         memory_used_mb=used,
         memory_free_mb=free,
         memory_total_mb=total,
-        utilization_percent=busy if busy is not None else figures.percent(said.get("GPU Activity(%)")),
-        power_draw_w=figures.watts(said.get("Total Power(W)")),
-        temperature_c=figures.celsius(said.get("Temperature(C)")),
+        utilization_percent=busy if busy is not None else parse_numbers.percent(said.get("GPU Activity(%)")),
+        power_draw_w=parse_numbers.watts(said.get("Total Power(W)")),
+        temperature_c=parse_numbers.celsius(said.get("Temperature(C)")),
     )
 
 
 def _memory(said: dict[str, str]) -> tuple[float | None, float | None, float | None]:
     """Used, free and total: a card's own memory where it has any, else the share of the machine's that is in use."""
-    used, free = figures.megabytes(said.get("vramUsedBytes"), "B"), figures.megabytes(said.get("vramFreeBytes"), "B")
+    used, free = (
+        parse_numbers.megabytes(said.get("vramUsedBytes"), "B"),
+        parse_numbers.megabytes(said.get("vramFreeBytes"), "B"),
+    )
     if not used and not free:
-        return figures.megabytes(said.get("In use system memory"), "B"), None, None
+        return parse_numbers.megabytes(said.get("In use system memory"), "B"), None, None
     total = round(used + free, 2) if used is not None and free is not None else None
     return used, free, total

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes import figures
+from gpuyard.probes.common import parse_numbers
 
 SOURCE = "powermetrics"
 
@@ -79,38 +79,40 @@ def _plist(chunk: str) -> Any:
 
 
 def _plist_devices(document: dict[str, Any]) -> tuple[Device, ...]:
-    model = figures.words(document.get("hw_model"))
+    model = parse_numbers.words(document.get("hw_model"))
     gpu, intel_gpus = document.get("gpu"), document.get("GPU")
     processor = document.get("processor")
     parts = processor if isinstance(processor, dict) else {}
     if isinstance(gpu, dict) or "gpu_power" in parts:
         own = gpu if isinstance(gpu, dict) else {}
-        power = _plist_power(own, parts, figures.number(document.get("elapsed_ns")))
+        power = _plist_power(own, parts, parse_numbers.number(document.get("elapsed_ns")))
         return (_device(0, _name("Apple GPU", model), _complement(own.get("idle_ratio"), 1.0), power),)
     found = intel_gpus if isinstance(intel_gpus, list) else []
     return tuple(_plist_intel_device(i, model, gpu) for i, gpu in enumerate(found) if isinstance(gpu, dict))
 
 
 def _plist_power(gpu: dict[str, Any], processor: dict[str, Any], elapsed_ns: float | None) -> float | None:
-    power = figures.watts(processor.get("gpu_power"), "mW")
+    power = parse_numbers.watts(processor.get("gpu_power"), "mW")
     if power is not None:
         return power
-    energy_mj = figures.number(gpu.get("gpu_energy", processor.get("gpu_energy")))
+    energy_mj = parse_numbers.number(gpu.get("gpu_energy", processor.get("gpu_energy")))
     if energy_mj is None or elapsed_ns is None or elapsed_ns <= 0:
         return None
-    return figures.watts(energy_mj * 1e9 / elapsed_ns, "mW")
+    return parse_numbers.watts(energy_mj * 1e9 / elapsed_ns, "mW")
 
 
 def _plist_intel_device(index: int, model: str | None, gpu: dict[str, Any]) -> Device:
     counters = gpu.get("misc_counters")
     # The keys are lines of the text form: padded with spaces and ended by a colon.
     plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
-    return _device(index, _name(figures.words(gpu.get("name")), model), figures.percent(plain.get("GPU Busy")))
+    return _device(
+        index, _name(parse_numbers.words(gpu.get("name")), model), parse_numbers.percent(plain.get("GPU Busy"))
+    )
 
 
 def _text_samples(text: str) -> list[tuple[Device, ...]]:
     found = _MODEL.search(text)
-    model = figures.words(found[1]) if found else None
+    model = parse_numbers.words(found[1]) if found else None
     _, *blocks = _SAMPLE.split(text)
     samples = (_text_devices(block, model) for block in blocks or _headless_samples(text))
     return [devices for devices in samples if devices]
@@ -144,11 +146,11 @@ def _text_devices(block: str, model: str | None) -> tuple[Device, ...]:
     numbered = _NUMBERED.findall(usage)
     if numbered:
         return _text_intel_devices(numbered, model)
-    busy = figures.percent(_first(_ACTIVE, usage))
+    busy = parse_numbers.percent(_first(_ACTIVE, usage))
     if busy is None:
         busy = _complement(_first(_IDLE, usage), 100.0)
     # The processor's section prints an own, slightly different figure, which stands in where there is no other.
-    power = figures.watts(_first(_POWER, usage) or _first(_POWER, block))
+    power = parse_numbers.watts(_first(_POWER, usage) or _first(_POWER, block))
     if busy is None and power is None:
         return ()
     return (_device(0, _name("Apple GPU", model), busy, power),)
@@ -162,9 +164,9 @@ def _text_intel_devices(numbered: Sequence[tuple[str, str]], model: str | None) 
 
 
 def _text_intel_device(index: int, lines: Sequence[str], model: str | None) -> Device:
-    name = next((figures.words(line.removeprefix("name ")) for line in lines if line.startswith("name ")), None)
+    name = next((parse_numbers.words(line.removeprefix("name ")) for line in lines if line.startswith("name ")), None)
     whole = "\n".join(lines)
-    busy = figures.percent(_first(_NUMBERED_BUSY, whole))
+    busy = parse_numbers.percent(_first(_NUMBERED_BUSY, whole))
     if busy is None:
         busy = _complement(_first(_NUMBERED_IDLE, whole), 100.0)
     return _device(index, _name(name, model), busy)
@@ -177,8 +179,8 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _complement(idle: Any, whole: float) -> float | None:
     """The busy share in percent, where the idle share of `whole` is known."""
-    value = figures.number(idle)
-    return figures.percent(100 * (1 - value / whole)) if value is not None and 0 <= value <= whole else None
+    value = parse_numbers.number(idle)
+    return parse_numbers.percent(100 * (1 - value / whole)) if value is not None and 0 <= value <= whole else None
 
 
 def _name(name: str | None, model: str | None) -> str | None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.model import Device, Reading, Vendor
+from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeMissing
-from gpuyard.probes import figures
-from gpuyard.probes.deadline import Deadline
-from gpuyard.probes.files import read_text
-from gpuyard.probes.identity import with_distinct_ids
-from gpuyard.probes.intel.cards import Card, find_files, list_cards
-from gpuyard.probes.intel.clients import View, look, processes, utilization
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.device_ids import with_distinct_ids
+from gpuyard.probes.common.kernel_files import read_text
+from gpuyard.probes.intel.fdinfo_clients import View, look, processes, utilization
+from gpuyard.probes.intel.kernel_cards import Card, find_files, list_cards
 
 NAME = "sysfs"
 
@@ -89,7 +89,7 @@ def read_sensors(card: Card, now: float) -> Sensors:
 
 def _millionths(group: Path, pattern: str) -> float | None:
     """The first that can be read: the first is the card's, later ones its package's."""
-    values = (figures.number(read_text(file)) for file in find_files(group, pattern))
+    values = (parse_numbers.number(read_text(file)) for file in find_files(group, pattern))
     return next((value / 1e6 for value in values if value is not None and value >= 0), None)
 
 
@@ -98,9 +98,9 @@ def _temperature(group: Path) -> float | None:
     files = find_files(group, "temp*_input")
     labels = {file: read_text(file.with_name(file.name.replace("_input", "_label"))) for file in files}
     for file in sorted(files, key=lambda file: labels[file] != "pkg"):
-        value = figures.number(read_text(file))
+        value = parse_numbers.number(read_text(file))
         if value is not None:
-            return figures.celsius(value / 1000)
+            return parse_numbers.celsius(value / 1000)
     return None
 
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from gpuyard.core.model import Device, Process, Reading, Vendor
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeMissing, ProbeTimeout
-from gpuyard.probes.calls import OptionalCall, run_until
-from gpuyard.probes.deadline import Deadline
-from gpuyard.probes.intel.naming import within_used
-from gpuyard.probes.intel.xpu_fields import free_memory
-from gpuyard.probes.intel.xpu_json import find_json, parse_json
-from gpuyard.probes.intel.xpu_text import NAME, parse_text
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.multiple_calls import OptionalCall, run_until
+from gpuyard.probes.intel.device_naming import within_used
+from gpuyard.probes.intel.xpu_smi_fields import free_memory
+from gpuyard.probes.intel.xpu_smi_json import find_json, parse_json
+from gpuyard.probes.intel.xpu_smi_text import NAME, parse_text
 
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
 _METRICS = "0,1,3,18"

@@ -24,14 +24,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.foreign_load import IDLE_PERCENT
-from gpuyard.core.model import Device, Problem, Process, Reading, Vendor
+from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
+from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.probes.identity import pci_bus_id
-from gpuyard.probes.nvidia.kernel import KernelCard, list_kernel_cards
+from gpuyard.probes.common.device_ids import pci_bus_id
+from gpuyard.probes.common.error_to_problem import as_problem
+from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.process_list import one_per_pid
 from gpuyard.probes.nvidia.process_load import window_start, with_loads
-from gpuyard.probes.problems import as_problem
 
 SETUP_AGAIN_AFTER_S = 30.0
 ASK_MIG_AGAIN_AFTER_S = 10.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpuyard.core.model import Process
+from gpuyard.core.snapshot import Process
 
 
 def one_per_pid(listed: Iterable[Process]) -> tuple[Process, ...]:

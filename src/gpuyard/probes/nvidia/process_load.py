@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.core.model import Process
+from gpuyard.core.snapshot import Process
 
 _WINDOW_US = 2_000_000
 _WHOLE = 100

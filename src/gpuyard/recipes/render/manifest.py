@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.labels import KINDS, OWN_KEYS, Pair
-from gpuyard.residency.units import Label, Unit
+from gpuyard.recipes.render.renderer_input import KINDS, OWN_KEYS, Pair
+from gpuyard.residency.planning.render_units import Label, Unit
 
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace import kinds
-from gpuyard.recipes.workspace.checked_yaml import Kind, compose_file, compose_first, nearest, read_text, take
+from gpuyard.recipes.workspace import setting_types
+from gpuyard.recipes.workspace.yaml_reader import Kind, compose_file, compose_first, nearest, read_text, take
 
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"
@@ -67,37 +67,37 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 # Every key, in the order people are shown them.
 KINDS: dict[str, Kind] = {
-    "task_name": kinds.label,
-    "work_dir": kinds.text,
-    "config_dir": kinds.text,
-    "script_path": kinds.text,
-    "python_env": kinds.text,
-    "output_dir": kinds.text,
-    "scheduler_session_suffix": kinds.text,
-    "worker_prefix": kinds.text,
-    "max_jobs_per_gpu": kinds.whole(1),
-    "gpu_count": kinds.gpu_count,
-    "check_interval": kinds.some_seconds,
-    "startup_delay": kinds.seconds,
-    "command_delay": kinds.seconds,
-    "exit_grace": kinds.seconds,
-    "log_dir": kinds.text,
-    "enable_logging": kinds.flag,
-    "conda_env": kinds.text,
-    "cuda_visible_devices_var": kinds.variable,
-    "config_pattern": kinds.pattern,
-    "auto_restart_failed": kinds.flag,
-    "max_retries": kinds.whole(0),
-    "cleanup_on_complete": kinds.flag,
-    "vram": kinds.size_mb,
-    "env": kinds.environment,
-    "priority": kinds.priority,
-    "engine": kinds.engine,
-    "sessions": kinds.choice("tmux", "none"),
-    "timeout": kinds.some_seconds,
-    "notify": kinds.command,
-    "hook": kinds.command,
-    "hook_timeout": kinds.some_seconds,
+    "task_name": setting_types.label,
+    "work_dir": setting_types.text,
+    "config_dir": setting_types.text,
+    "script_path": setting_types.text,
+    "python_env": setting_types.text,
+    "output_dir": setting_types.text,
+    "scheduler_session_suffix": setting_types.text,
+    "worker_prefix": setting_types.text,
+    "max_jobs_per_gpu": setting_types.whole(1),
+    "gpu_count": setting_types.gpu_count,
+    "check_interval": setting_types.some_seconds,
+    "startup_delay": setting_types.seconds,
+    "command_delay": setting_types.seconds,
+    "exit_grace": setting_types.seconds,
+    "log_dir": setting_types.text,
+    "enable_logging": setting_types.flag,
+    "conda_env": setting_types.text,
+    "cuda_visible_devices_var": setting_types.variable,
+    "config_pattern": setting_types.pattern,
+    "auto_restart_failed": setting_types.flag,
+    "max_retries": setting_types.whole(0),
+    "cleanup_on_complete": setting_types.flag,
+    "vram": setting_types.size_mb,
+    "env": setting_types.environment,
+    "priority": setting_types.priority,
+    "engine": setting_types.engine,
+    "sessions": setting_types.choice("tmux", "none"),
+    "timeout": setting_types.some_seconds,
+    "notify": setting_types.command,
+    "hook": setting_types.command,
+    "hook_timeout": setting_types.some_seconds,
 }
 _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
 # What a value of None stands for, where people read it.
@@ -172,8 +172,8 @@ def _settle(values: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def default_task_name(folder: Path) -> str:
     """That of the folder itself, whatever link leads to it, so far as a name can have it."""
-    name = "".join("_" if kinds.has_control_characters(letter) else letter for letter in folder.resolve().name)
-    return name.encode(errors="replace")[: kinds.LONGEST_LABEL].decode(errors="ignore") or "workspace"
+    name = "".join("_" if setting_types.has_control_characters(letter) else letter for letter in folder.resolve().name)
+    return name.encode(errors="replace")[: setting_types.LONGEST_LABEL].decode(errors="ignore") or "workspace"
 
 
 def _absolute(written: str, folder: Path) -> str:
@@ -214,11 +214,11 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
 
 TASK_KINDS: dict[str, Kind] = {
-    "vram": kinds.size_mb,
-    "priority": kinds.priority,
-    "gpus": kinds.whole(0),
-    "timeout": kinds.some_seconds,
-    "env": kinds.environment,
+    "vram": setting_types.size_mb,
+    "priority": setting_types.priority,
+    "gpus": setting_types.whole(0),
+    "timeout": setting_types.some_seconds,
+    "env": setting_types.environment,
 }
 
 

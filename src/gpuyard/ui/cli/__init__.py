@@ -17,35 +17,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from gpuyard.ui.cli.group import cli as cli
+    from gpuyard.ui.cli.click_group import cli as cli
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-QUEUE_VERBS = {
+JOB_VERBS = {
     "cancel": "End jobs, or take them out of the queue.",
-    "clean": "Forget jobs that finished long ago, and their logs.",
-    "daemon": "Start, stop, restart or look at the daemon that runs the queue.",
-    "drain": "Let what runs come to its end, and start nothing new.",
-    "estimates": "List what was learned about programs, and forget it.",
-    "export": "Write a script that submits what waits to Slurm or Ray.",
+    "history": "Show what happened to a job, step by step.",
     "hold": "Keep waiting jobs from starting.",
     "logs": "Print what a job wrote, and follow it.",
-    "notify": "Send a test notification, to see whether it arrives.",
-    "pause": "Start nothing new; what runs goes on.",
     "priority": "Let waiting jobs start earlier or later.",
     "queue": "Show what runs, what waits and why, and what has finished.",
     "release": "Let held jobs start.",
-    "report": "Sum up a week: GPU-hours, waits, waste and failures, in a picture.",
     "resume": "Let suspended jobs go on.",
     "retry": "Queue finished jobs once more.",
     "show": "Show all about a job.",
-    "story": "Tell what happened to a job, step by step.",
     "submit": "Put a program into the queue; it runs when there is room for it.",
-    "suspend": "Move the GPU memory of running jobs to RAM, and let them rest.",
-    "unpause": "Go on after `pause` or `drain`.",
+    "suspend": "Move the GPU memory of running jobs to RAM, and stop them until `resume`.",
     "wait": "Wait until jobs have finished.",
-    "web": "Open the queue's page, and print where it is.",
     "why": "Say why a job does not run yet.",
+}
+
+SERVICE_VERBS = {
+    "clean": "Forget jobs that finished long ago, and their logs.",
+    "daemon": "Start, stop, restart or look at the daemon that runs the queue.",
+    "drain": "Let running jobs finish, and start nothing new.",
+    "estimates": "List what was learned about programs, and forget it.",
+    "export": "Write a script that submits waiting jobs to Slurm or Ray.",
+    "notify": "Send a test notification, to see whether it arrives.",
+    "pause": "Start nothing new; running jobs go on.",
+    "report": "Sum up a week: GPU-hours, waits, waste and failures, in a picture.",
+    "unpause": "Go on after `pause` or `drain`.",
+    "web": "Open the queue's page, and print where it is.",
 }
 
 RECIPES = {
@@ -55,14 +58,12 @@ RECIPES = {
     "workspace": "Run a folder of configs over the GPUs, in tmux sessions.",
 }
 
-VERBS = {
-    **QUEUE_VERBS,
-    **RECIPES,
+MACHINE_VERBS = {
     "completion": "Print the script that completes commands in your shell.",
     "devices": "Show every GPU and the host, and how busy they are.",
     "doctor": "Say which probes work, which do not, and what to do about it.",
     "leases": "Show who holds which GPUs, who waits, and who uses them without a lease.",
-    "run": "Run a program on GPUs of its own, as soon as they can be had.",
+    "run": "Run a program on GPUs of its own, as soon as they are free.",
     "sim-job": "Use a simulated GPU for a while, as a job would.",
     "simulate": "Compare policies on a trace of jobs, in simulated time.",
     "top": "Watch the GPUs and the queue live, and act on jobs with a key.",
@@ -70,12 +71,25 @@ VERBS = {
     "watch": "Follow the GPUs and the host live, and log them.",
 }
 
+# The verbs of each package below `gpuyard.ui.cli`.
+PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
+QUEUE_VERBS = {**JOB_VERBS, **SERVICE_VERBS}
+VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
+# Older names, which still work and are not in the help.
+ALIASES = {"story": "history"}
+
+
+def import_verb(verb: str) -> "Any":
+    """Import the module of a verb; aliases are resolved by the caller."""
+    package = next(name for name, verbs in PACKAGES.items() if verb in verbs)
+    return importlib.import_module(f"gpuyard.ui.cli.{package}.{verb.replace('-', '_')}")
+
 
 def __getattr__(name: str) -> "Any":
     """`cli`, the click group, is there for those who ask for it; making it takes longer than most commands run."""
     if name != "cli":
         raise AttributeError(f"module 'gpuyard.ui.cli' has no attribute '{name}'")
-    from gpuyard.ui.cli.group import cli
+    from gpuyard.ui.cli.click_group import cli
 
     return cli
 
@@ -98,15 +112,16 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments and arguments[0] in QUEUE_VERBS:
-        from gpuyard.ui.cli.fast import parse
+    name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
+    if name in QUEUE_VERBS:
+        from gpuyard.ui.cli.fast_parser import parse
 
-        verb = importlib.import_module(f"gpuyard.ui.cli.{arguments[0]}")
+        verb = import_verb(name)
         typed = parse(verb.VERB, arguments[1:])
         if typed is not None:
             status: int = verb.run(typed)
             return status
-    from gpuyard.ui.cli.group import run_group
+    from gpuyard.ui.cli.click_group import run_group
 
     return run_group()
 

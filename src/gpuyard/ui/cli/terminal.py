@@ -3,7 +3,7 @@
 import os
 import sys
 
-from gpuyard.ui.cli.plain import Column, lay_out, line_of
+from gpuyard.ui.cli.text_table import Column, lay_out, line_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from textual.widgets import Input, Static
 from textual.worker import Worker
 
 from gpuyard.errors import GpuyardError
-from gpuyard.ui.cli.plain import clean
-from gpuyard.ui.tui import pages
-from gpuyard.ui.tui.acts import ACTS, Act, Notice, failed, priority_act, told
-from gpuyard.ui.tui.board import FINISHED_SHOWN, Board
-from gpuyard.ui.tui.feeds import Feeds, Work
-from gpuyard.ui.tui.letters import Letters
-from gpuyard.ui.tui.link import Answer
-from gpuyard.ui.tui.panels import Lines
+from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.tui import job_pages as pages
+from gpuyard.ui.tui.daemon_stream import Answer
+from gpuyard.ui.tui.dialogs import Question, Reader
+from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.job_actions import ACTS, Act, Notice, failed, priority_act, told
+from gpuyard.ui.tui.line_panel import Lines
 from gpuyard.ui.tui.queue_view import job_title
-from gpuyard.ui.tui.screens import Question, Reader
-from gpuyard.ui.tui.window import Row, choose, move
+from gpuyard.ui.tui.row_window import Row, choose, move
+from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, Board
+from gpuyard.ui.tui.subscriptions import Feeds, Work
 
 _TOLD_FOR_S = 15.0
 _TO_AN_END = 10**9

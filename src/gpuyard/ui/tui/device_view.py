@@ -6,11 +6,11 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.ui.cli.plain import cell_width, clean, cut
-from gpuyard.ui.tables import UNKNOWN, figure_text, memory_text
-from gpuyard.ui.tui.history import Series, sparkline
-from gpuyard.ui.tui.letters import Letters
+from gpuyard.ui.cli.text_table import cell_width, clean, cut
+from gpuyard.ui.tui.glyphs import Letters
 from gpuyard.ui.tui.memory_bar import draw, figures, memory_of
+from gpuyard.ui.tui.sparkline import Series, sparkline
+from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
 
 Device = Mapping[str, Any]
 _BETWEEN = 3

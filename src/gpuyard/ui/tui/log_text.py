@@ -10,7 +10,7 @@ from collections import deque
 from rich.ansi import AnsiDecoder
 from rich.text import Text
 
-from gpuyard.ui.cli.plain import clean
+from gpuyard.ui.cli.text_table import clean
 
 _MOST_LINES = 5000
 _LONGEST_LINE = 4096

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.ui.tui.letters import Letters
+from gpuyard.ui.tui.glyphs import Letters
 
 STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
 WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}

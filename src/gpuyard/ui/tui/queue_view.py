@@ -6,10 +6,10 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.ui.cli.plain import cell_width, clean, cut, devices_text, duration_text, memory_text, result_text
-from gpuyard.ui.cli.queue import STATES
-from gpuyard.ui.tui.letters import Letters
-from gpuyard.ui.tui.window import Page, Row, Window
+from gpuyard.ui.cli.jobs.queue import STATES
+from gpuyard.ui.cli.text_table import cell_width, clean, cut, devices_text, duration_text, memory_text, result_text
+from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.row_window import Page, Row, Window
 
 FINISHED = ("failed", "rejected", "succeeded", "cancelled")
 UNFINISHED = tuple(state for state in STATES if state not in FINISHED)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.outpost.ray import RaySite
-from gpuyard.engines.outpost.ray_words import RaySettings
-from gpuyard.engines.outpost.site import Site
+from gpuyard.engines.cluster.ray_api import RaySettings
+from gpuyard.engines.cluster.ray_site import RaySite
+from gpuyard.engines.cluster.site import Site
 from tests.contract.engine import EngineContract
 from tests.contract.outposts import OutpostPlace, hasten
 from tests.ray_cluster import RayCluster

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.away import Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.ray import RaySite
-from gpuyard.engines.outpost.ray_words import RaySettings
-from gpuyard.engines.outpost.site import At, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.ray_api import RaySettings
+from gpuyard.engines.cluster.ray_site import RaySite
+from gpuyard.engines.cluster.site import At, Parcel, Refused, Report, Sighting, Unreachable
 from tests.ray_cluster import CPUS, GPUS, RayCluster
 
 WITHIN_S = 90.0

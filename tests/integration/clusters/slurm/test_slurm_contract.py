@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.outpost.site import Site
-from gpuyard.engines.outpost.slurm import SlurmSite
-from gpuyard.engines.outpost.slurm_commands import SlurmSettings
+from gpuyard.engines.cluster.site import Site
+from gpuyard.engines.cluster.slurm_commands import SlurmSettings
+from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.contract.engine import EngineContract
 from tests.contract.outposts import OutpostPlace, hasten
 from tests.slurm_cluster import SlurmCluster, needs_slurm

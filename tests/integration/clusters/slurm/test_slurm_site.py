@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.away import Terms
-from gpuyard.core.model import Need
-from gpuyard.engines.outpost.site import At, Parcel, Refused, Sighting, Unreachable
-from gpuyard.engines.outpost.slurm import SlurmSite
-from gpuyard.engines.outpost.slurm_commands import SlurmSettings, listing
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.lease import Need
+from gpuyard.engines.cluster.site import At, Parcel, Refused, Sighting, Unreachable
+from gpuyard.engines.cluster.slurm_commands import SlurmSettings, listing
+from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
 
 LIMIT_S = 60.0

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.residency.status import CountsStatus, MovedStatus, Status, TierStatus, WorkerStatus
+from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, Status, TierStatus, WorkerStatus
 
 _GB = 1 << 30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.recipes.workspace.scaffold import init
+from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.templates import scheduler_script
 
 # Tells its arguments, each ended by a zero, with the workspace's real path.

@@ -1,0 +1,1 @@
+"""Programs that run on the nodes of a cluster, beside a job."""

@@ -1,0 +1,85 @@
+"""Restarts the daemon: the one that runs ends, and the next takes over its jobs, which go on meanwhile.
+
+Rules:
+- Any number of commands may restart it at once. Each names the pid that it means to stop, so the new daemon of one is
+  not stopped by another.
+- A daemon that a service manager runs (`gpuyard daemon run`) ends with a status at which the manager starts the next.
+  Only where none comes within `_MANAGER_S` is one started in the background.
+- The page that was open is opened again, at the same address.
+"""
+
+from typing import Any
+
+from gpuyard.connect import paths
+from gpuyard.connect.autostart import start_daemon
+from gpuyard.connect.daemon_lock import await_end
+from gpuyard.connect.fast_http import Connection, NoDaemon
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+
+Status = dict[str, Any]
+
+# systemd waits 0.1 s before it starts a unit again, launchd up to 10 s.
+_MANAGER_S = 15.0
+_ANSWER_S = 30.0
+
+
+def status_of(path: str) -> Status | None:
+    """Return the status of the daemon at this socket. None where none runs."""
+    try:
+        with _connection(path) as daemon:
+            status: Status = daemon.request("GET", "/status", timeout_s=_ANSWER_S)
+            return status
+    except NoDaemon:
+        return None
+
+
+def replace_daemon(before: Status, reason: str) -> list[str]:
+    """Stop the daemon that has this status and start the next. Return what the user should know besides.
+
+    `reason` is written to the log of the daemon that ends.
+    """
+    path, is_managed = paths.socket_path(), before.get("managed", False)
+    page = _stop(path, before["pid"], reason)
+    await_end(paths.lock_path(), before["pid"])
+    is_own = start_daemon(wait_for_other_s=_MANAGER_S if is_managed else 0.0)
+    notes = []
+    if is_managed and is_own:
+        notes.append(
+            f"its service manager did not start it again within {_MANAGER_S:.0f} s: it runs in the background now"
+        )
+    return notes if page is None else notes + _open_page(path, page)
+
+
+def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
+    """Return where its page was, if it was open."""
+    page = None
+    try:
+        with _connection(path) as daemon:
+            told = daemon.request("GET", "/web", timeout_s=_ANSWER_S)
+            page = told if told["url"] else None
+            body = {"pid": pid, "restart": True, "reason": reason}
+            daemon.request("POST", "/stop", body=body, timeout_s=_ANSWER_S)
+    except (NoDaemon, UserError):
+        pass  # another command has stopped it, and may have started the next
+    except EnvironmentFault:
+        pass  # it ended before it answered, or hangs: whoever waits for its end finds out
+    return page
+
+
+def _open_page(path: str, page: dict[str, Any]) -> list[str]:
+    asked = {key: page[key] for key in ("address", "port", "read_only")}
+    try:
+        with _connection(path) as daemon:
+            daemon.request("POST", "/web", body=asked, timeout_s=_ANSWER_S, is_repeatable=True)
+    except GpuyardError as error:
+        return [f"the page is closed now: {error}; `gpuyard web` opens it"]
+    return []
+
+
+def _connection(path: str) -> Connection:
+    """One that says nothing of versions: whoever restarts a daemon knows them."""
+    return Connection(path, may_start=False, tell=_ignore)
+
+
+def _ignore(line: str) -> None:
+    """What a connection tells."""

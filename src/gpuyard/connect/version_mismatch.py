@@ -1,0 +1,116 @@
+"""What is done about a daemon of another version than ours. `client` imports it only where one has answered.
+
+`core.versions` decides. A newer command asks with every request for a daemon that is at least as new; an older one does
+nothing then and answers so. Where it is idle it is restarted, and the request goes to the new one; where it is not, the
+request is sent again without that wish, and the user reads what to do about it.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpuyard.connect.fast_http import TOO_OLD, Connection
+from gpuyard.connect.restart_daemon import Status, replace_daemon, status_of
+from gpuyard.core.job.lifecycle import LIVE
+from gpuyard.core.version_mismatch import Reaction, is_newer, react
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.version import __version__
+
+_RESTART = "`gpuyard daemon restart` (running jobs go on)"
+# A connection can reach the socket of a daemon that ends; each try is two connections.
+_RESTARTS_AT_ONCE = 5
+_told: set[tuple[Callable[[str], None] | None, str]] = set()
+
+
+def meet(connection: Connection, status: int, version: str | None) -> bool:
+    """Act on an answer from a daemon of this version. Return whether the request must be sent again."""
+    connection.known_version = version
+    was_refused = 400 <= status < 500  # so nothing was done
+    if connection.may_start and is_newer(__version__, version):
+        if _is_replaced(connection, version):
+            return was_refused
+        connection.at_least = None
+    says_it_itself = status >= 400 and status != TOO_OLD
+    if version != __version__ and not says_it_itself:
+        _tell(connection, advice(version))
+    return status == TOO_OLD
+
+
+def advice(version: str | None) -> str:
+    """One line for the user about a daemon of this version, which is not ours."""
+    versions = f"the daemon is {_named(version)}, this command is version {__version__}"
+    if react(command=__version__, daemon=version, may_restart=False) is not Reaction.SAY_COMMAND_IS_OLDER:
+        return f"{versions}: {_RESTART}"
+    from gpuyard.installation import find_installation
+
+    here = find_installation()
+    return f"{versions} (in {here.folder}): upgrade it with `{here.upgrade}`, or use the newer one"
+
+
+def lacking_keys_explained(answer: Any, version: str | None) -> Any:
+    """Return the answer so that reading a key it lacks raises EnvironmentFault with both versions, not KeyError."""
+    if isinstance(answer, list):
+        return [lacking_keys_explained(each, version) for each in answer]
+    if isinstance(answer, dict):
+        return _Answer({key: lacking_keys_explained(value, version) for key, value in answer.items()}, version)
+    return answer
+
+
+class _Answer(dict[str, Any]):
+    def __init__(self, content: dict[str, Any], version: str | None) -> None:
+        super().__init__(content)
+        self._version = version
+
+    def __missing__(self, key: str) -> Any:
+        raise EnvironmentFault(f"the daemon's answer has no '{key}'", hint=advice(self._version))
+
+
+def _is_replaced(connection: Connection, version: str | None) -> bool:
+    """Restart an older daemon, if it may be restarted. Return whether the next request reaches another one."""
+    try:
+        before = _status_between_restarts(connection.path)
+    except GpuyardError:
+        return False  # it cannot say whether it is idle
+    if before is None or before["version"] == __version__:
+        return True  # another command is restarting it, or has done so
+    if react(command=__version__, daemon=version, may_restart=_may_restart(before)) is not Reaction.RESTART:
+        return False
+    connection.close()
+    notes = replace_daemon(before, f"a newer command, version {__version__} in {sys.prefix}")
+    connection.known_version = __version__
+    for note in (f"restarted the daemon: it was {_named(version)}, this command is version {__version__}", *notes):
+        _tell(connection, note)
+    return True
+
+
+def _status_between_restarts(path: str) -> Status | None:
+    """Return the daemon's status, or None where none runs. One that ends instead of answering is being restarted."""
+    for _ in range(_RESTARTS_AT_ONCE):
+        try:
+            return status_of(path)
+        except EnvironmentFault as error:
+            if not isinstance(error.__cause__, ConnectionError):
+                raise
+    return None
+
+
+def _may_restart(status: Status) -> bool:
+    """Whether the daemon is idle, and ours to restart. One that a service manager runs is the manager's: it may start
+    the old version again, and then every command would restart it."""
+    return not status.get("managed") and not any(status["counts"].get(state) for state in LIVE)
+
+
+def _named(version: str | None) -> str:
+    return "an older version" if version is None else f"version {version}"
+
+
+def _tell(connection: Connection, line: str) -> None:
+    """Once in a process, however many connections it opens."""
+    if (connection.tell, line) in _told:
+        return
+    _told.add((connection.tell, line))
+    if connection.tell is not None:
+        connection.tell(line)
+    else:
+        sys.stderr.write(f"gpuyard: {line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,28 @@
+"""The host's gates: nothing starts while the CPU is too busy or RAM is short, and they open again only well within."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from gpuyard.control.step import Look, Rules
+from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over, plain
+
+_CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
+_SETTING = "under [queue] in the configuration is the limit for all jobs"
+
+
+class HostGates:
+    def __init__(self) -> None:
+        self._cpu = self._memory = Gate()
+
+    def closed(self, look: Look, rules: Rules) -> Iterator[Reason]:
+        self._cpu = judge_above(self._cpu, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
+        if self._cpu.is_closed:
+            told = over(ReasonKind.HOST_TOO_BUSY, look.cpu_percent, rules.max_cpu_percent)
+            yield replace(told, remedy=f"max_cpu_percent {_SETTING}")
+        available, least = look.snapshot.host.memory_available_mb, rules.min_free_memory_mb
+        self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
+        if self._memory.is_closed:
+            text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
+            yield replace(plain(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")

@@ -1,0 +1,88 @@
+"""What an attempt is started with: its command, and an environment that names its devices, its lease and itself."""
+
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.workspace_task import place_of
+from gpuyard.core.scheduling.planner import Start
+from gpuyard.core.snapshot import Snapshot
+from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.ports import HeldClaim, Launch, Prepared
+from gpuyard.visible_devices import visible_variables
+
+# A job that was submitted from inside another must not be taken for it.
+_OURS = frozenset(
+    {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_OOM_COUNT", "GPUYARD_QUEUE", LEASE_VARIABLE}
+)
+
+
+def launch_of(  # noqa: PLR0913 - all that an attempt is started with
+    job: Job,
+    number: int,
+    held: HeldClaim | None,
+    snapshot: Snapshot,
+    *,
+    terms: Terms | None = None,
+    shows_uuids: bool = False,
+) -> Launch:
+    """`shows_uuids` names the devices to the program by their UUIDs."""
+    devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
+    told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
+    ours = {
+        "GPUYARD_JOB_ID": str(job.id),
+        "GPUYARD_ATTEMPT": str(number),
+        "GPUYARD_OOM_COUNT": str(job.growth.count),
+    }
+    is_for_others = terms is not None and terms.need.devices > 0  # the engine says which
+    sees_its_own = not (job.spec.sees_all_devices or is_for_others)
+    visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if sees_its_own else {}
+    task = job.spec.task
+    if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
+        visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
+    if job.index is not None:
+        ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
+    if held is not None:
+        ours[LEASE_VARIABLE] = held.lease.id
+    return Launch(
+        job_id=job.id,
+        attempt=number,
+        command=job.words,
+        cwd=job.spec.cwd,
+        environment={**told, **visible, **ours},
+        stdin=job.spec.stdin,
+        folder=job.values.get("output") if job.spec.pace is not None else None,
+        task=task,
+        place=job.spec.engine or place_of([device.index for device in devices]),
+        engine=job.spec.engine,
+        terms=terms,
+    )
+
+
+def attempt_of(  # noqa: PLR0913 - all that is known when it begins
+    job: Job,
+    prepared: Prepared,
+    start: Start,
+    held: HeldClaim | None,
+    *,
+    predicted_mb: float | None,
+    boot_id: str | None,
+    now: float,
+) -> Attempt:
+    """As it is recorded. The time of one that is handed over counts from when it runs there, and no boot ends it."""
+    terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
+    reserved_mb = shares[0].memory_mb if shares else None
+    if terms is not None and not terms.need.is_exclusive:
+        reserved_mb = terms.need.memory_mb
+    return Attempt(
+        job_id=job.id,
+        number=prepared.attempt,
+        pid=prepared.pid,
+        boot_id=boot_id if terms is None else None,
+        started_at=now,
+        lease_id=held.lease.id if held is not None else None,
+        devices=tuple(share.device_id for share in shares),
+        log=prepared.log,
+        stop_at=None if limit is None or terms is not None else now + limit,
+        reserved_mb=reserved_mb,
+        predicted_mb=predicted_mb,
+        engine=job.spec.engine,
+    )

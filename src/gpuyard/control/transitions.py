@@ -1,0 +1,398 @@
+"""The controller's desk: what is known of live jobs and of use, kept in step with the store.
+
+Everything here can be made anew from the store; whoever fails in the middle of a change calls `reload`.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from gpuyard.control.learn_estimates import Lessons
+from gpuyard.control.live_jobs import Live, LiveJobs
+from gpuyard.core.job.dependencies import Prospect, prospect_of_all
+from gpuyard.core.job.job import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
+from gpuyard.core.job.lifecycle import FINISHED, PARKED, JobEvent, JobState, advance, can
+from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.retry import Verdict, judge
+from gpuyard.core.lease import Claim
+from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.queue_order import Lane, Party, Use, add_use, weight
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Seen
+from gpuyard.store.job_store import JobStore
+
+_NOTE_EVERY_S = 1.0
+_USAGE_EVERY_S = 30.0
+_SEEN_WITHIN_S = 10.0
+_STATE_AFTER_STOP = {
+    OutcomeKind.CANCELLED: "cancelled",
+    OutcomeKind.TIMED_OUT: "over its time limit",
+    OutcomeKind.PREEMPTED: "it made room for an urgent job",
+    OutcomeKind.NOT_RESTORED: "it was suspended, and could not be resumed",
+}
+
+
+class Desk:
+    """All changes of jobs go through here, inside a transaction of the store's."""
+
+    def __init__(self, store: JobStore) -> None:
+        self.store = store
+        self.live = LiveJobs()
+        self.uses: dict[Party, Use] = {}
+        self.finished = 0
+        self.begun_at = 0.0
+        self.ended_logs: list[tuple[str, float]] = []
+        self.lessons = Lessons(store)
+        self.news: list[News] = []
+        self._noted_at = self._usage_noted_at = 0.0
+        self._unwritten: set[int] = set()
+        self._last_starts: dict[str, float | None] = {}
+
+    def reload(self) -> None:
+        self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
+        self.uses = self.store.learned.uses()
+        self._last_starts.clear()
+        self.lessons.forget_job()
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around a transaction: where that fails, nothing of it has happened here either."""
+        known = len(self.news)
+        try:
+            yield
+        except BaseException:
+            del self.news[known:]
+            with contextlib.suppress(EnvironmentFault):
+                self.reload()
+            raise
+
+    def take_news(self) -> list[News]:
+        """What has happened since they were last taken; of what is committed only."""
+        taken, self.news = self.news, []
+        return taken
+
+    # Attempts
+
+    def begin(self, job: Job, attempt: Attempt) -> None:
+        self.store.begin_attempt(attempt)
+        self.begun_at = attempt.started_at
+        if job.spec.crew is not None:
+            self._last_starts[job.spec.tag] = attempt.started_at
+        event = JobEvent.START if attempt.has_begun else JobEvent.HAND_OVER
+        job = replace(job, state=advance(job.state, event), attempts=attempt.number)
+        self.live[job.id] = Live(job=job, attempt=attempt)
+        if attempt.has_begun:
+            self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
+
+    def locate(self, live: Live, seen: Seen, now: float) -> None:
+        """An engine that places work says where it has this: it waits there, or runs since then."""
+        job, attempt = live.job, replace(live.attempt, site_id=seen.site_id, place=seen.place)
+        where = " ".join(filter(None, (attempt.engine, seen.site_id)))
+        reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
+        if attempt.has_begun and (seen.at is not None or not live.attempt.has_begun):
+            # By clocks that may be wrong: it has not begun before it was handed over, nor long before it was seen.
+            earliest = live.attempt.started_at - (_SEEN_WITHIN_S if live.attempt.has_begun else 0.0)
+            limit, started_at = job.spec.time_limit_s, min(now, max(earliest, seen.at or now))
+            attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
+        if attempt != live.attempt:
+            self.store.locate_attempt(attempt)
+        if can(job.state, JobEvent.BEGIN) and (attempt.has_begun or reason != job.reason):
+            state = advance(job.state, JobEvent.BEGIN) if attempt.has_begun else job.state
+            job = replace(job, state=state, reason=None if attempt.has_begun else reason)
+            self.store.change(job.id, job.state, reason=job.reason)
+            if attempt.has_begun:
+                self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
+        self.live[job.id] = Live(job=job, attempt=attempt)
+
+    def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
+        """Notes that it was asked to stop, and when it will be made to."""
+        live = self.live[job_id]
+        grace_s = 0.0 if kind is OutcomeKind.NOT_RESTORED else live.job.spec.grace_s
+        attempt = replace(live.attempt, stopping=kind, kill_at=now + grace_s)
+        self._change(live, attempt, JobEvent.STOP, f"stopping: {_STATE_AFTER_STOP[kind]}")
+        self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[kind])
+
+    def cancel_instead(self, job_id: int, now: float) -> bool:
+        """One that stops only to make room, or for want of time, is not to begin anew; false where it would not."""
+        live = self.live[job_id]
+        if live.attempt.stopping is OutcomeKind.CANCELLED:
+            return False
+        self._keep(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED))
+        self.store.change(job_id, live.job.state, reason=f"stopping: {_STATE_AFTER_STOP[OutcomeKind.CANCELLED]}")
+        self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[OutcomeKind.CANCELLED])
+        return True
+
+    def postpone_kill(self, job_id: int, kill_at: float) -> None:
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, kill_at=kill_at))
+
+    def park(self, job_id: int, why: Parked, now: float, text: str) -> None:
+        """It is to be suspended. From now on its time does not count."""
+        live = self.live[job_id]
+        attempt = replace(live.attempt, parked=why, suspended_at=now)
+        self._change(live, attempt, JobEvent.SUSPEND, text)
+        self.store.tell(job_id, now, JobState.SUSPENDING, text)
+
+    def move(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
+        """One step further on the way to being suspended, or back; when it goes on, it has its time back."""
+        live = self.live[job_id]
+        attempt = live.attempt
+        if event is JobEvent.GO_ON and attempt.suspended_at is not None:
+            paused = now - attempt.suspended_at
+            attempt = replace(
+                attempt,
+                parked=None,
+                suspended_at=None,
+                suspended_s=attempt.suspended_s + paused,
+                stop_at=None if attempt.stop_at is None else attempt.stop_at + paused,
+            )
+        state = self._change(live, attempt, event, None if event is JobEvent.GO_ON else text)
+        self.store.tell(job_id, now, "resumed" if event is JobEvent.GO_ON else state, text)
+
+    def stay_suspended(self, job_id: int, now: float) -> None:
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, parked=Parked.BY_PERSON))
+        self.store.change(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
+        self.store.tell(job_id, now, "suspend", "by hand: it stays so")
+
+    def resume_when_there_is_room(self, job_id: int, now: float) -> None:
+        live = self.live[job_id]
+        self._keep(live, replace(live.attempt, parked=Parked.FOR_ROOM))
+        self.store.change(job_id, live.job.state, reason="it goes on when there is room")
+        self.store.tell(job_id, now, "resume", "asked for")
+
+    def _change(self, live: Live, attempt: Attempt, event: JobEvent, reason: str | None) -> JobState:
+        state = advance(live.job.state, event)
+        self.store.change(live.job.id, state, reason=reason)
+        self._keep(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
+        return state
+
+    def _keep(self, live: Live, attempt: Attempt) -> None:
+        self.store.update_attempt(attempt)
+        self.live[live.job.id] = Live(job=live.job, attempt=attempt)
+
+    def set_reserved(self, job_id: int, claim: Claim) -> None:
+        """What it has of its devices from now on."""
+        live = self.live[job_id]
+        sizes = [share.memory_mb for share in claim.shares if share.memory_mb is not None and not share.is_exclusive]
+        self._keep(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
+
+    def prioritise(self, job: Job, priority: int, now: float) -> None:
+        self.store.move(job.id, priority)
+        self.store.tell(job.id, now, "priority", f"{job.priority} -> {priority}")
+        if job.id in self.live:
+            live = self.live[job.id]
+            self.live[job.id] = Live(job=replace(live.job, priority=priority), attempt=live.attempt)
+
+    def note_usage(self, job_id: int, usage: Usage) -> None:
+        """It is written down now and then, and at the end."""
+        live = self.live[job_id]
+        self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
+        self._unwritten.add(job_id)
+
+    def end(  # noqa: PLR0913 - what is known of an end
+        self,
+        job_id: int,
+        outcome: Outcome,
+        now: float,
+        *,
+        verdict: Verdict | None = None,
+        pid: int | None = None,
+        lack: Lack | None = None,
+    ) -> None:
+        """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
+        live = self.live.take(job_id)
+        job, attempt = live.job, replace(live.attempt, lack=lack)
+        if attempt.log is not None:
+            self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
+        if attempt.stopping is not None and not _has_made_it(attempt.stopping, outcome):
+            outcome = replace(outcome, kind=attempt.stopping, reason=_STATE_AFTER_STOP[attempt.stopping])
+        if outcome.kind is OutcomeKind.UNBEGUN:
+            self.store.drop_attempt(job_id, attempt.number)
+        else:
+            if attempt.usage is not None or lack is not None:
+                self.store.update_attempt(attempt)
+            self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
+            self._charge(job, attempt, now)
+            self.lessons.learn(job, attempt, outcome, now)
+        self._follow(job, attempt, outcome, verdict or judge(job, outcome), now)
+
+    def _follow(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
+        if verdict.event is JobEvent.RETRY and job.spec.tag in self.store.stopped_tags():
+            text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so it is not run again"
+            verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
+        state = advance(job.state, verdict.event)
+        self.store.change(
+            job.id,
+            state,
+            reason=None if state is JobState.SUCCEEDED else verdict.text,
+            due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
+            ended_at=now if state in FINISHED else None,
+            outcome=outcome,
+            failures=job.failures + verdict.counts,
+            queued_at=now if state is JobState.QUEUED else None,
+        )
+        if verdict.growth is not None:
+            self.store.grow(job.id, verdict.growth)
+            self.lessons.forget_job()
+        if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
+            self.store.tell(job.id, now, state, verdict.text)
+        job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
+        if outcome.kind is not OutcomeKind.UNBEGUN:
+            self.news.append(News(kind=NewsKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now))
+        if state in FINISHED:
+            self.news.append(News(kind=NewsKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now))
+            self.finished += 1
+            self.settle_dependants(job.id, now)
+
+    # Jobs that wait
+
+    def apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
+        """Moves a job that has no live attempt; UserError where that cannot be."""
+        state = self._move(job, event, now, reason)
+        if state in FINISHED:
+            self.settle_dependants(job.id, now)
+        return state
+
+    def _move(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
+        state = advance(job.state, event)
+        is_over = state in FINISHED
+        queued_at = now if state is JobState.QUEUED else None
+        self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
+        self.store.tell(job.id, now, state, reason)
+        if is_over:
+            self.finished += 1
+            self.news.append(News(kind=NewsKind.FINISHED, job=replace(job, state=state, reason=reason), at=now))
+        return state
+
+    def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
+        """Puts a job back: into the queue, or among those that wait for others."""
+        found, why = prospect_of_all(self.store.dependencies(job.id))
+        if found is Prospect.MET:
+            return self.apply(job, if_free, now)
+        state = self.apply(job, JobEvent.BLOCK, now)
+        return state if found is Prospect.PENDING else self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
+
+    def settle_dependants(self, job_id: int, now: float) -> None:
+        """Lets those go on that waited for it, and rejects those that waited in vain, and whoever waited for them."""
+        ended = [job_id]
+        while ended:  # not by recursion: a chain may be longer than Python's stack
+            ended += self._settle(ended.pop(), now)
+
+    def _settle(self, job_id: int, now: float) -> list[int]:
+        """Those that it rejected."""
+        dependants = self.store.dependants(job_id)
+        if not dependants or self.store.state_of(job_id) not in FINISHED:
+            return []
+        rejected = []
+        for dependant_id in dependants:
+            dependant = self.store.job(dependant_id)
+            if dependant is None or not can(dependant.state, JobEvent.REJECT):
+                continue
+            if self.store.waits_for_more(dependant_id, job_id):
+                continue
+            found, why = prospect_of_all(self.store.dependencies(dependant_id))
+            if found is Prospect.NEVER:
+                self._move(dependant, JobEvent.REJECT, now, why)
+                rejected.append(dependant_id)
+            elif found is Prospect.MET and dependant.state is JobState.BLOCKED:
+                self._move(dependant, JobEvent.UNBLOCK, now, None)
+        return rejected
+
+    # What was used and learned
+
+    def used(self, now: float) -> dict[Party, float]:
+        """What each user and tag has used of late; what runs counts as it goes."""
+        used = {party: weight(use, now) for party, use in self.uses.items()}
+        for live in self.live.values():
+            party = (live.job.user, live.job.spec.tag)
+            used[party] = used.get(party, 0.0) + _device_seconds(live.job, live.attempt, now)
+        return used
+
+    def last_start(self, tag: str) -> float | None:
+        """When the last job of the tag started."""
+        if tag not in self._last_starts:
+            self._last_starts[tag] = self.store.last_start_of(tag)
+        return self._last_starts[tag]
+
+    def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
+        """Of the crews among them."""
+        found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.crew is not None)
+        return {tag: at for tag, at in found if at is not None}
+
+    def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
+        """When the next of each crew may start whom the clock holds back."""
+        for lane in lanes:
+            last = self.last_start(lane.tag) if lane.crew is not None else None
+            if lane.crew is not None and last is not None and last <= now < last + lane.crew.stagger_s:
+                yield last + lane.crew.stagger_s
+
+    def running(self) -> list[Running]:
+        return [_running(live) for live in self.live.values()]
+
+    def ends_to_make(self) -> Iterator[float | None]:
+        """When those whose time is limited, or who were told to stop, are to be ended."""
+        for live in self.live.apart.values():
+            attempt = live.attempt
+            if live.job.state not in PARKED:
+                yield attempt.kill_at if attempt.stopping is not None else attempt.stop_at
+
+    def ends_after(self, job_id: int) -> float | None:
+        """The earliest time at which a running job may be over, where that is known."""
+        return self._ends(job_id, self.lessons.estimate_of(job_id).least_s)
+
+    def ends_about(self, job_id: int) -> float | None:
+        return self._ends(job_id, self.lessons.estimate_of(job_id).likely_s)
+
+    def _ends(self, job_id: int, seconds: float | None) -> float | None:
+        attempt = self.live[job_id].attempt
+        return None if seconds is None else attempt.started_at + attempt.suspended_s + seconds
+
+    def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
+        party = (job.user, job.spec.tag)
+        self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(job, attempt, now), now)
+
+    def note_statistics(self, now: float) -> None:
+        """Writes down use and what was learned, now and then: a crash may cost a second's worth, which decides nothing.
+
+        What live attempts use is written more rarely; a crash may cost the peaks of half a minute.
+        """
+        if now < self._noted_at + _NOTE_EVERY_S:
+            return
+        self._noted_at = now
+        for party, use in self.uses.items():
+            self.store.learned.set_use(party, use)
+        self.lessons.write_down()
+        if now >= self._usage_noted_at + _USAGE_EVERY_S:
+            self._usage_noted_at = now
+            for job_id in self._unwritten & self.live.keys():
+                self.store.update_attempt(self.live[job_id].attempt)
+            self._unwritten.clear()
+
+
+def _has_made_it(stopping: OutcomeKind, outcome: Outcome) -> bool:
+    """One that was to make room, and came to its end instead, need not begin anew."""
+    return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
+
+
+def _running(live: Live) -> Running:
+    job, attempt = live.job, live.attempt
+    return Running(
+        job_id=job.id,
+        user=job.user,
+        tag=job.spec.tag,
+        devices=len(attempt.devices),
+        started_at=attempt.started_at,
+        group=job.group,
+        lease_id=attempt.lease_id,
+        priority=job.priority,
+        is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
+        takes_slot=job.spec.pace is None and not attempt.engine,
+        on=attempt.devices,
+    )
+
+
+def _device_seconds(job: Job, attempt: Attempt, now: float) -> float:
+    devices = job.spec.need.devices if attempt.engine else len(attempt.devices)
+    return attempt.ran_s(now) * max(1, devices)

@@ -1,0 +1,1 @@
+"""Pure: jobs for engines that place work themselves."""

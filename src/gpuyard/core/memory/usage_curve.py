@@ -1,0 +1,48 @@
+"""What an attempt uses, look by look: its peaks, and its memory over time in a bounded number of points."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Usage
+
+MOST_POINTS = 120
+# A peak that moves by less has not grown: allocators round, and drivers count in pages.
+_GREW = 1.02
+
+
+def note(
+    usage: Usage,
+    at_s: float,
+    memory_mb: Mapping[str, float | None],
+    *,
+    ram_mb: float | None = None,
+    load_percent: float | None = None,
+) -> Usage:
+    """The usage with one more look, `at_s` after its start; what the look could not tell changes nothing."""
+    known = {device_id: used for device_id, used in memory_mb.items() if used is not None}
+    peaks = {device_id: max(used, usage.peaks_mb.get(device_id, 0.0)) for device_id, used in known.items()}
+    levels, grew_at_s = usage.levels_mb, usage.grew_at_s
+    # By the level of its last growth, not by the last look: what grows slowly grows too.
+    if any(used > levels.get(device_id, 0.0) * _GREW for device_id, used in known.items()):
+        levels, grew_at_s = {**levels, **peaks}, at_s
+    if load_percent is not None:
+        looks, mean = usage.load_looks + 1, usage.load_percent or 0.0
+        usage = replace(usage, load_percent=mean + (load_percent - mean) / looks, load_looks=looks)
+    return replace(
+        usage,
+        peaks_mb={**usage.peaks_mb, **peaks},
+        ram_mb=ram_mb if usage.ram_mb is None else max(usage.ram_mb, ram_mb or 0.0),
+        curve=_with_point(usage.curve, at_s, sum(known.values())) if known else usage.curve,
+        grew_at_s=grew_at_s,
+        levels_mb=levels,
+    )
+
+
+def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:
+    """When there are too many, each two become one, which keeps the higher."""
+    longer = (*curve, (round(at_s, 2), round(used, 1)))
+    if len(longer) <= MOST_POINTS:
+        return longer
+    pairs = (longer[place : place + 2] for place in range(0, len(longer), 2))
+    return tuple((pair[0][0], max(used for _, used in pair)) for pair in pairs)

@@ -1,0 +1,1 @@
+"""Pure: who is notified about what, and in which words."""

@@ -1,0 +1,1 @@
+"""Pure: totals, hours and rows for reports and the timeline."""

@@ -1,0 +1,1 @@
+"""Pure: which jobs start, where, and why the others wait."""

@@ -1,0 +1,28 @@
+"""What a request waits for, in one line for people."""
+
+from collections.abc import Mapping, Sequence
+
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+
+
+def telling_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
+    """Return the reasons that say something about the devices in question."""
+    return [
+        reason
+        for reason in reasons
+        if (reason.device_id is None or reason.device_id in (need.only or ())) and reason.kind is not ReasonKind.TOO_FEW
+    ]
+
+
+def describe_devices(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}" if count else "the machine"
+
+
+def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str]) -> str:
+    """Return what is waited for and why; `names` are those of devices by their ids, such as {"GPU-17ab": "0"}."""
+    places: dict[str, list[str]] = {}
+    for reason in reasons:
+        places.setdefault(reason.text, []).append(names.get(reason.device_id or "", reason.device_id or ""))
+    why = "; ".join(f"GPU {', '.join(at)}: {text}" if any(at) else text for text, at in places.items())
+    return f"waiting for {describe_devices(need.devices)}: {why}"

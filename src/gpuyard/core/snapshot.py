@@ -1,0 +1,120 @@
+"""What a machine looks like at one moment: a Snapshot of its host and its devices.
+
+Rules:
+- Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
+- Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
+- The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the share that it may use.
+- A device's `id` names it for ever (a UUID where the vendor has one); its `index` is its vendor's number for people.
+- A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Vendor(StrEnum):
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+    APPLE = "apple"
+    SIMULATED = "simulated"
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """A process that uses a device, how much of its memory it holds, and how busy it keeps it."""
+
+    pid: int
+    memory_mb: float | None = None
+    name: str | None = None
+    utilization_percent: float | None = None
+
+
+# A driver keeps less than this of a device for itself.
+_UNEXPLAINED_MB = 1024.0
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    id: str
+    vendor: Vendor
+    index: int | None = None
+    name: str | None = None
+    parent: str | None = None
+    pci_bus_id: str | None = None
+    memory_total_mb: float | None = None
+    memory_used_mb: float | None = None
+    memory_free_mb: float | None = None
+    utilization_percent: float | None = None
+    power_draw_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    processes: tuple[Process, ...] | None = None
+    fault: str | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.fault is None
+
+    @property
+    def hides_processes(self) -> bool:
+        """Whether processes use the device that the driver does not list, as in containers."""
+        return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > _UNEXPLAINED_MB)
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """The machine around the devices, within the limits of the container we run in, if any."""
+
+    name: str | None = None
+    cpu_count: float | None = None
+    cpu_percent: float | None = None
+    memory_total_mb: float | None = None
+    memory_available_mb: float | None = None
+    load_1m: float | None = None
+    load_5m: float | None = None
+    load_15m: float | None = None
+    limited_by: str | None = None
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """Something that kept a probe from answering: what, why, and what to try."""
+
+    source: str
+    kind: str
+    message: str
+    hint: str | None = None
+    vendor: Vendor | None = None
+
+    def __str__(self) -> str:
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.source}: {self.message}{hint}"
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What one probe saw, and what it could not see."""
+
+    devices: tuple[Device, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """`taken_at` is in seconds since the epoch; `None` where a saved output does not tell."""
+
+    taken_at: float | None
+    host: Host
+    devices: tuple[Device, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def device(self, device_id: str) -> Device | None:
+        return next((device for device in self.devices if device.id == device_id), None)
+
+    def usable_devices(self) -> tuple[Device, ...]:
+        """Those that work can be placed on: healthy, and not a card that is split into parts."""
+        split = {device.parent for device in self.devices}
+        return tuple(device for device in self.devices if device.healthy and device.id not in split)
+
+
+def fresh_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[Problem, ...]:
+    """The problems that were not there before, so that each is told once and not at every sample."""
+    known = {(problem.source, problem.kind, problem.vendor) for problem in before}
+    return tuple(problem for problem in now if (problem.source, problem.kind, problem.vendor) not in known)

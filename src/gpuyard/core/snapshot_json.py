@@ -1,0 +1,37 @@
+"""The stable JSON shape of a snapshot: what scripts may rely on. Keys are only ever added; unknown is `null`."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.structs import asdict
+
+from gpuyard.core.snapshot import Device, Problem, Snapshot
+
+
+def snapshot_as_dict(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "taken_at": iso_time(snapshot.taken_at),
+        "host": asdict(snapshot.host),
+        "devices": [device_as_dict(device) for device in snapshot.devices],
+        "problems": [problem_as_dict(problem) for problem in snapshot.problems],
+    }
+
+
+def device_as_dict(device: Device) -> dict[str, Any]:
+    shape = asdict(device)
+    shape["vendor"] = str(device.vendor)
+    if device.processes is not None:
+        shape["processes"] = [asdict(process) for process in device.processes]
+    shape["healthy"] = device.healthy
+    return shape
+
+
+def problem_as_dict(problem: Problem) -> dict[str, Any]:
+    return {**asdict(problem), "vendor": problem.vendor and str(problem.vendor)}
+
+
+def iso_time(seconds: float | None) -> str | None:
+    """Coordinated universal time with milliseconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,1 @@
+"""The handlers of the routes under `/v1`."""

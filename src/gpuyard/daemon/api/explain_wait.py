@@ -1,0 +1,239 @@
+"""What people are told about the queue: its jobs in the order in which they will go, and why one does not run."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import to_builtins
+
+from gpuyard.core.job.dependencies import Prospect, prospect
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Parked
+from gpuyard.core.job.lifecycle import FINISHED, LIVE, PARKED, JobState
+from gpuyard.core.job.selection import format_ids
+from gpuyard.core.scheduling.queue_order import whole_order
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.snapshot_json import iso_time
+from gpuyard.core.units import format_duration
+from gpuyard.daemon.loop import Yard
+from gpuyard.store.job_search import APART, LIVE_IN_ORDER, RECENTLY_FINISHED
+
+Event = tuple[float, str, str | None]
+
+_SAYS_LITTLE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
+_PAGE = 200
+
+
+class Listing:
+    """Jobs as they are asked for, fetched as they are needed."""
+
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._store = yard.store
+        self._catalogue = yard.catalogue
+
+    def all(self, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:
+        """What runs, what waits in its order, what stands apart, and the last that finished."""
+        wanted = set(states or JobState)
+        for state in LIVE_IN_ORDER:
+            yield from self._apart([state] if state in wanted else [])
+        if JobState.QUEUED in wanted:
+            yield from self._queued()
+        yield from self._apart([state for state in APART if state in wanted])
+        if wanted & FINISHED:
+            yield from self._finished(wanted, None if show_all or states else RECENTLY_FINISHED)
+
+    def _queued(self) -> Iterator[Job]:
+        now = self._yard.looks.now()
+        used = self._yard.controller.desk.used(now)
+        for candidate in whole_order(self._store.ready_queues(), used, now):
+            job = self._store.job(candidate.job_id)
+            if job is not None:
+                yield job
+
+    def _apart(self, states: list[JobState]) -> Iterator[Job]:
+        offset = 0
+        while states and (page := self._catalogue.in_state(states, _PAGE, offset)):
+            yield from page
+            offset += len(page)
+
+    def _finished(self, wanted: set[JobState], most: int | None) -> Iterator[Job]:
+        offset = 0
+        while page := self._catalogue.finished(most or _PAGE, offset):
+            yield from (job for job in page if job.state in wanted)
+            offset += len(page)
+            if most is not None:
+                return
+
+
+def why(yard: Yard, job: Job) -> dict[str, Any]:
+    """Why it does not start or go on, or how it ended."""
+    ahead = starts_at = None
+    estimate = ""
+    goes_on = _waits_to_go_on(yard, job)
+    if job.state is JobState.QUEUED or goes_on:
+        told = yard.controller.explain(job, yard.looks.latest)
+        ahead, starts_at = told.ahead, told.starts_at
+        reasons = (*_making_room(yard, job), *told.reasons) if told.reasons else ()
+        if ahead:
+            text = (
+                f"{ahead} job{'' if ahead == 1 else 's'} like it came before it, the first of them is {told.first_id}"
+            )
+            reasons = (plain(ReasonKind.BEHIND, text), *reasons)
+        summary = _how_it_waits(job, is_about_to=not reasons, goes_on=goes_on)
+        if any(_leaving(yard, job)):
+            starts_at, estimate = None, "it starts as soon as they have made room"
+        else:
+            estimate = _estimate(starts_at, yard.looks.now(), goes_on=goes_on)
+    else:
+        reasons = tuple(_plain_reasons(yard, job))
+        summary = f"job {job.id} {_how_it_is(job)}"
+    return {
+        "id": job.id,
+        "state": str(job.state),
+        "summary": summary,
+        "ahead": ahead,
+        "reasons": [to_builtins(reason) for reason in reasons],
+        "estimated_start": iso_time(starts_at),
+        "estimate": estimate,
+    }
+
+
+def in_brief(yard: Yard, job: Job) -> str | None:
+    """Why it waits, in a few words, as the last step saw it."""
+    if _is_parked_for_room(yard, job):
+        return _held_up(yard, -job.id) or job.reason
+    if job.reason is not None:
+        return job.reason
+    if job.state is JobState.BLOCKED:
+        waits_for = [other for other, kind, state in yard.store.dependencies(job.id) if state not in FINISHED]
+        return f"after {format_ids(waits_for[:100])}" if waits_for else None
+    if job.state is not JobState.QUEUED:
+        return None
+    if yard.store.setting("paused"):
+        return "the queue is paused"
+    leaving = next(_leaving(yard, job), None)
+    return leaving or _held_up(yard, yard.store.lane_of(job.id).id)
+
+
+def _held_up(yard: Yard, lane_id: int) -> str | None:
+    hold = next((hold for hold in yard.controller.holds if hold.lane.id == lane_id), None)
+    if hold is None:
+        return None
+    first = next((reason for reason in hold.reasons if reason.kind not in _SAYS_LITTLE), None)
+    if first is None:
+        return "every GPU is taken" if yard.looks.latest.snapshot.usable_devices() else "no GPU is to be seen"
+    device = yard.looks.latest.snapshot.device(first.device_id) if first.device_id is not None else None
+    return f"GPU {device.index}: {first.text}" if device is not None else first.text
+
+
+# Those that are suspended, and those that others make room for
+
+
+def _is_parked_for_room(yard: Yard, job: Job) -> bool:
+    live = yard.controller.desk.live.get(job.id)
+    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is Parked.FOR_ROOM
+
+
+def _waits_to_go_on(yard: Yard, job: Job) -> bool:
+    """Whether it stands in the line; one that could not be resumed a moment ago does not."""
+    queues = yard.controller.mover.queues(yard.looks.now())
+    return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
+
+
+def _leaving(yard: Yard, job: Job) -> Iterator[str]:
+    """Who makes room for a job that may preempt."""
+    lower = (live for live in yard.controller.desk.live.values() if live.job.priority < job.priority)
+    for live in lower if job.spec.preempts else ():
+        if live.job.state is JobState.SUSPENDING and live.attempt.parked is Parked.FOR_ROOM:
+            yield f"job {live.job.id} makes room: its memory is moved to RAM"
+        elif live.attempt.stopping is OutcomeKind.PREEMPTED:
+            yield f"job {live.job.id} makes room: it was asked to stop"
+
+
+def _making_room(yard: Yard, job: Job) -> Iterator[Reason]:
+    leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(yard, job)]
+    yield from leaving
+    head = yard.controller.plan.head
+    if job.spec.preempts and not leaving and head is not None and head.job_id == job.id:
+        yield plain(ReasonKind.MAKING_ROOM, "no other job of lower priority can be asked to make enough room")
+
+
+def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> list[dict[str, Any]]:
+    """All that happened to it, in order: what its attempts tell, and what was noted besides."""
+    told: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *events]
+    for attempt in attempts:
+        where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
+        if attempt.engine:
+            where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
+        else:
+            where = f"{where}, pid {attempt.pid}"
+        if attempt.has_begun:
+            told.append((attempt.started_at, "started", f"attempt {attempt.number} {where}"))
+        if attempt.outcome is not None and attempt.ended_at is not None:
+            how = attempt.outcome.reason or f"status {attempt.outcome.status}"
+            told.append((attempt.ended_at, "ended", f"attempt {attempt.number} {attempt.outcome.kind}: {how}"))
+    # An attempt ends before anything follows from it, and begins after what led to it.
+    rank = {"submitted": 0, "ended": 1, "started": 3}
+    told.sort(key=lambda event: (event[0], rank.get(event[1], 2)))
+    return [
+        {"id": number, "at": iso_time(at), "kind": kind, "text": text} for number, (at, kind, text) in enumerate(told)
+    ]
+
+
+def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:
+    if job.state is JobState.BLOCKED:
+        for other, kind, state in yard.store.dependencies(job.id):
+            if prospect(kind, state) is Prospect.PENDING:
+                until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
+                yield plain(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
+    elif job.state is JobState.DELAYED:
+        left = max(0.0, (job.due_at or 0.0) - yard.looks.now())
+        yield plain(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
+    elif job.state is JobState.HELD:
+        yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
+    elif job.state is JobState.SUSPENDED and not _is_parked_for_room(yard, job):
+        yield plain(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
+    elif job.state is JobState.PENDING:
+        yield plain(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")
+    elif job.state in PARKED and job.reason is not None:
+        yield plain(ReasonKind.SUSPENDED, job.reason)
+
+
+def _how_it_waits(job: Job, *, is_about_to: bool, goes_on: bool) -> str:
+    if goes_on:
+        return f"job {job.id} is suspended, and {'is about to go on' if is_about_to else 'waits for room to go on'}"
+    return f"job {job.id} is about to start" if is_about_to else f"job {job.id} waits for {_what(job)}"
+
+
+def _how_it_is(job: Job) -> str:
+    if job.state in LIVE:
+        return _LIVE_WORDS.get(job.state) or f"is {job.reason or 'stopping'}"
+    if job.state in FINISHED:
+        return (
+            f"has {job.state}"
+            if job.state is JobState.SUCCEEDED
+            else f"{_ENDED[job.state]}: {job.reason or 'nobody knows why'}"
+        )
+    return {"held": "is held", "blocked": "waits for other jobs", "delayed": "will be tried again"}[job.state]
+
+
+_LIVE_WORDS = {
+    JobState.PENDING: "has been handed over, and waits there",
+    JobState.RUNNING: "runs",
+    JobState.SUSPENDING: "is being suspended: its memory is moved to RAM",
+    JobState.SUSPENDED: "is suspended",
+    JobState.RESUMING: "is about to go on: its memory is moved back",
+}
+_ENDED = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobState.REJECTED: "was rejected"}
+
+
+def _what(job: Job) -> str:
+    if job.spec.engine:
+        return job.spec.engine
+    count = job.spec.need.devices
+    return f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
+
+
+def _estimate(starts_at: float | None, now: float, *, goes_on: bool) -> str:
+    if starts_at is None:
+        return "nobody knows when: say how long jobs take with --duration, or let some like it finish"
+    return f"it should {'go on' if goes_on else 'start'} in about {format_duration(max(0.0, starts_at - now))}"

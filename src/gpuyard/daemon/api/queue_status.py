@@ -1,0 +1,23 @@
+"""How the queue stands as a whole."""
+
+from gpuyard.core.job.job import Parked
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.server.router import Answer
+
+
+def standing(yard: Yard) -> Answer:
+    store = yard.store
+    return {
+        "paused": bool(store.setting("paused")),
+        "draining": bool(store.setting("draining")),
+        "counts": {str(state): count for state, count in store.counts().items()},
+    }
+
+
+def under_way(yard: Yard) -> int:
+    """How many come to their end by themselves: not those that were suspended by hand."""
+    return sum(
+        each.job.state is not JobState.SUSPENDED or each.attempt.parked is not Parked.BY_PERSON
+        for each in yard.controller.desk.live.values()
+    )

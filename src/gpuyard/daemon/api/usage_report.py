@@ -1,0 +1,117 @@
+"""`GET /v1/report`: what the attempts of a stretch of time came to.
+
+Rules:
+- The database is read in a thread, over a connection of its own: the loop goes on meanwhile.
+- One is worked out at a time, and given again for ten times as long as a core was busy with it, so that whoever watches
+  it costs a tenth of a core at most. That is a moment, but for a report on very many attempts.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.core.report.hourly import Window
+from gpuyard.core.report.usage_report import Report, Reporter
+from gpuyard.core.snapshot import Device
+from gpuyard.core.snapshot_json import iso_time
+from gpuyard.core.units import parse_duration
+from gpuyard.daemon.api.read_in_thread import Reader
+from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.errors import UserError
+from gpuyard.store.report_queries import By, attempts_since
+
+DEFAULT_SINCE = "7d"
+_LONGEST_S = 3660 * 86_400.0
+_DEVICES_SEEN_WITHIN_S = 60.0
+_GIVEN_AGAIN = 10.0
+
+
+class _Asked(Struct, frozen=True):
+    span_s: float
+    by: By
+
+
+class _Given(Struct, frozen=True):
+    answer: Answer
+    until: float  # by the clock that only goes forward
+
+
+class Reporting:
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._reader = Reader(yard.database.path)  # its own: whoever searches need not wait for a report
+        self._turn = asyncio.Lock()
+        self._given: dict[_Asked, _Given] = {}
+
+    def routes(self) -> Routes:
+        return {("GET", "/report"): self._report}
+
+    def close(self) -> None:
+        self._reader.close()
+
+    async def _report(self, request: Request) -> Answer:
+        asked = _Asked(_read_span(request.query.get("since") or DEFAULT_SINCE), _read_by(request.query.get("by")))
+        async with self._turn:
+            now = time.monotonic()
+            self._given = {each: given for each, given in self._given.items() if given.until > now}
+            if asked not in self._given:
+                answer, busy_s = await self._work_out(asked)
+                self._given[asked] = _Given(answer, time.monotonic() + busy_s * _GIVEN_AGAIN)
+            return self._given[asked].answer
+
+    async def _work_out(self, asked: _Asked) -> tuple[Answer, float]:
+        snapshot = (await self._yard.looks.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
+        until = self._yard.looks.now()
+        window = Window(max(0.0, until - asked.span_s), until)
+        devices = snapshot.usable_devices()
+        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, asked.by, devices))
+        answer = {
+            "since": iso_time(window.since),
+            "until": iso_time(window.until),
+            "by": str(asked.by),
+            "host": snapshot.host.name,
+            **_shape(report),
+        }
+        return answer, busy_s
+
+
+def work_out(connection: sqlite3.Connection, window: Window, by: By, devices: Sequence[Device]) -> tuple[Report, float]:
+    """The report, and how many seconds of a core it has cost."""
+    began = time.thread_time()
+    reporter = Reporter(window, devices, _local)
+    for ran in attempts_since(connection, window.since, by):
+        reporter.add(ran)
+    return reporter.report(), time.thread_time() - began
+
+
+def _local(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC).astimezone()
+
+
+def _shape(report: Report) -> dict[str, Any]:
+    """As JSON has it: a group's figures stand beside its name."""
+    shape: dict[str, Any] = msgspec.to_builtins(report)
+    shape["groups"] = [{**group, **figures} for group in shape["groups"] if (figures := group.pop("figures"))]
+    return shape
+
+
+def _read_span(text: str) -> float:
+    span_s = parse_duration(text)
+    if not 60.0 <= span_s <= _LONGEST_S:
+        raise UserError(f"a report on {text} cannot be made", hint="give it from 1m to 3660d, such as 7d")
+    return span_s
+
+
+def _read_by(text: str | None) -> By:
+    try:
+        return By(text or By.USER)
+    except ValueError:
+        raise UserError(f"there is no report by '{text}'", hint=f"it can be by {', '.join(By)}") from None

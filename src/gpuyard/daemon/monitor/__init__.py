@@ -1,0 +1,1 @@
+"""Sampling of the machine, and the history and timeline of its devices."""

@@ -1,0 +1,146 @@
+"""The machine's devices and who has what of them: worked out once for each look, however many ask.
+
+The ledger and the processes are read in a thread: a ledger may be busy for a while, and a machine have many processes.
+"""
+
+import asyncio
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from gpuyard.control.step import Step
+from gpuyard.core.lease import Lease
+from gpuyard.core.memory.device_breakdown import Breakdown, break_down
+from gpuyard.core.scheduling.device_memory import Promise
+from gpuyard.core.scheduling.wait_reasons import name_of
+from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot_json import device_as_dict, iso_time, problem_as_dict
+from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.measured_usage import Measured, measure
+
+# While anybody watches, the machine is looked at each second.
+_RECENT_S = 2.0
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """Who has what of the devices that a look has shown; `jobs` are this queue's, by the ids of their leases."""
+
+    snapshot: Snapshot
+    leases: tuple[Lease, ...]
+    measured: Measured
+    jobs: dict[str, int]
+
+    def on(self, device: Device) -> list[Promise]:
+        return [
+            Promise(
+                share=share,
+                holder=lease.holder,
+                measured_mb=self.measured.get((lease.id, device.id)),
+                lease_id=lease.id,
+            )
+            for lease in self.leases
+            if (share := lease.on(device.id)) is not None
+        ]
+
+    def breakdown(self, device: Device) -> Breakdown:
+        return break_down(device, self.on(device), self.jobs.keys())
+
+
+class Devices:
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._snapshot: Snapshot | None = None
+        self._taken: asyncio.Task[Taken] | None = None
+        self._answer: tuple[Taken, Answer] | None = None
+        yard.listeners.append(self._changed)
+
+    def routes(self) -> Routes:
+        return {("GET", "/devices"): self._devices}
+
+    async def taken(self) -> Taken:
+        """As of the latest look."""
+        if self._taken is None or (self._taken.done() and self._taken.exception() is not None):
+            self._snapshot = self._yard.looks.latest.snapshot
+            self._taken = asyncio.ensure_future(self._read(self._snapshot))
+        return await asyncio.shield(self._taken)
+
+    def _changed(self, step: Step) -> None:
+        if step.news or self._yard.looks.latest.snapshot is not self._snapshot:
+            self._taken = None
+
+    async def _read(self, snapshot: Snapshot) -> Taken:
+        yard = self._yard
+        attempts = [live.attempt for live in yard.controller.desk.live.values() if live.attempt.lease_id is not None]
+        loop = asyncio.get_running_loop()
+        leases, measured = await loop.run_in_executor(None, _look_up, yard.ledger, snapshot)
+        return Taken(
+            snapshot=snapshot,
+            leases=leases,
+            measured=measured,
+            jobs={attempt.lease_id or "": attempt.job_id for attempt in attempts},
+        )
+
+    async def _devices(self, _: Request) -> Answer:
+        await self._yard.looks.fresh(_RECENT_S)
+        taken = await self.taken()
+        if self._answer is None or self._answer[0] is not taken:
+            self._answer = taken, _as_answer(taken)
+        return self._answer[1]
+
+
+def _look_up(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...], Measured]:
+    leases = ledger.leases()
+    return leases, measure(snapshot, leases)
+
+
+def _as_answer(taken: Taken) -> Answer:
+    snapshot = taken.snapshot
+    usable = {device.id for device in snapshot.usable_devices()}
+    return {
+        "taken_at": iso_time(snapshot.taken_at),
+        "host": asdict(snapshot.host),
+        "problems": [problem_as_dict(problem) for problem in snapshot.problems],
+        "devices": [_as_device(taken, device, is_usable=device.id in usable) for device in snapshot.devices],
+    }
+
+
+def _as_device(taken: Taken, device: Device, *, is_usable: bool) -> Answer:
+    shape = device_as_dict(device)
+    del shape["processes"]
+    return {
+        **shape,
+        "is_usable": is_usable,
+        "memory": _as_memory(taken.breakdown(device)),
+        "leases": [_as_lease(taken, lease, device) for lease in taken.leases if lease.on(device.id) is not None],
+    }
+
+
+def _as_memory(parts: Breakdown) -> Answer:
+    return {
+        "capacity_mb": parts.capacity_mb,
+        "own_mb": parts.own.charged_mb,
+        "own_used_mb": parts.own.used_mb,
+        "others_mb": parts.others.charged_mb,
+        "others_used_mb": parts.others.used_mb,
+        "foreign_mb": parts.foreign_mb,
+        "free_mb": parts.free_mb,
+    }
+
+
+def _as_lease(taken: Taken, lease: Lease, device: Device) -> Answer:
+    share, job_id = lease.on(device.id), taken.jobs.get(lease.id)
+    return {
+        "id": lease.id,
+        "who": f"job {job_id}" if job_id is not None else lease.holder.label or name_of(lease.holder),
+        "user": lease.holder.user,
+        "pid": lease.holder.pid,
+        "job": job_id,
+        "is_own": job_id is not None,
+        "is_exclusive": share is not None and share.is_exclusive,
+        "reserved_mb": share.memory_mb if share is not None else None,
+        "measured_mb": taken.measured.get((lease.id, device.id)),
+        "since": lease.since,
+    }

@@ -1,0 +1,1 @@
+"""The daemon's requests and responses, and the OpenAPI document made from them."""

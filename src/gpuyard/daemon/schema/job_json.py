@@ -1,0 +1,200 @@
+"""Jobs as JSON: the stable keys that scripts may rely on. Keys are only ever added; unknown is `null`."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import to_builtins
+
+from gpuyard.core.job.dependencies import Prospect, prospect
+from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, Lack, Usage
+from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
+from gpuyard.core.lease import Need
+from gpuyard.core.memory.estimates import Profile, how_far_off, memory_of
+from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.notify.subscriptions import shown
+from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot_json import iso_time
+
+
+def row(job: Job, attempt: Attempt | None, next_need: Need, snapshot: Snapshot, now: float) -> dict[str, Any]:
+    """A job in a list; `attempt` is its last, and `next_need` what it would be given where it waits."""
+    need, outcome = job.spec.need, job.outcome
+    devices = attempt.devices if attempt is not None and job.attempts else ()
+    return {
+        "id": job.id,
+        "name": job.spec.name,
+        "state": str(job.state),
+        "tag": job.spec.tag or None,
+        "priority": job.priority,
+        "user": job.user,
+        "command": shlex.join(job.words),
+        "gpus": need.devices,
+        "vram_mb": need.memory_mb,
+        "exclusive": need.is_exclusive and not job.spec.learns_memory,
+        "learns_memory": job.spec.learns_memory,
+        "reserved_mb": attempt.reserved_mb if attempt is not None else None,
+        "estimated_mb": next_need.memory_mb if job.state in WAITING else None,
+        "devices": list(devices),
+        "gpu_indexes": [_index(device_id, snapshot) for device_id in devices],
+        "attempt": job.attempts,
+        "submitted_at": iso_time(job.submitted_at),
+        "started_at": iso_time(job.started_at),
+        "ended_at": iso_time(job.ended_at),
+        "elapsed_s": _elapsed(job, attempt, now),
+        "waited_s": _waited(job, now),
+        "time_limit_s": job.spec.time_limit_s,
+        "status": outcome.status if outcome is not None else None,
+        "outcome": str(outcome.kind) if outcome is not None else None,
+        "reason": job.reason,
+        "array": job.group,
+        "index": job.index,
+        "log": attempt.log if attempt is not None else None,
+        "engine": job.spec.engine or "local",
+        "place": attempt.place if attempt is not None else None,
+    }
+
+
+def details(
+    job: Job,
+    attempts: Sequence[Attempt],
+    after: Sequence[tuple[int, DependencyKind, JobState]],
+    *,
+    with_environment: bool,
+    now: float,
+) -> dict[str, Any]:
+    """What `show` has beyond the row. Values of variables may be secrets."""
+    spec = job.spec
+    return {
+        "cwd": spec.cwd,
+        "stdin": spec.stdin,
+        "retries": spec.retries,
+        "failures": job.failures,
+        "grace_s": spec.grace_s,
+        "duration_s": spec.duration_s,
+        "on_reboot": spec.on_reboot and str(spec.on_reboot),
+        "log_cap_mb": spec.log_cap_mb,
+        "values": job.values,
+        "environment_names": sorted(spec.environment),
+        "environment": dict(spec.environment) if with_environment else None,
+        "need": to_builtins(spec.need),
+        "preempts": spec.preempts,
+        "on_preempt": str(spec.on_preempt),
+        "cpus": spec.cpus,
+        "engine_options": list(spec.engine_options),
+        "notify": [
+            {"events": [str(event) for event in wish.events], "target": wish.target and shown(wish.target)}
+            for wish in spec.notify
+        ],
+        "growth": _growth(job.growth),
+        "after": [
+            {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is Prospect.MET}
+            for other, kind, state in after
+        ],
+        "attempts": [_attempt(attempt, now) for attempt in attempts],
+    }
+
+
+def _growth(growth: Growth) -> dict[str, Any] | None:
+    """What a job is given that ran out of memory; `None` where it never did."""
+    if not growth.count:
+        return None
+    return {
+        "count": growth.count,
+        "memory_mb": growth.memory_mb,
+        "ram_mb": growth.ram_mb,
+        "alone": growth.is_alone,
+    }
+
+
+def _attempt(attempt: Attempt, now: float) -> dict[str, Any]:
+    outcome, usage = attempt.outcome, attempt.usage or Usage()
+    return {
+        "number": attempt.number,
+        "pid": attempt.pid or None,
+        "devices": list(attempt.devices),
+        "lease": attempt.lease_id,
+        "started_at": iso_time(attempt.started_at) if attempt.has_begun else None,
+        "ended_at": iso_time(attempt.ended_at),
+        "outcome": str(outcome.kind) if outcome is not None else None,
+        "status": outcome.status if outcome is not None else None,
+        "reason": outcome.reason if outcome is not None else None,
+        "log": attempt.log,
+        "reserved_mb": attempt.reserved_mb,
+        "predicted_mb": attempt.predicted_mb,
+        "peaks_mb": usage.peaks_mb,
+        "ram_mb": usage.ram_mb,
+        "load_percent": usage.load_percent,
+        "curve": [list(point) for point in usage.curve],
+        "ran_s": attempt.ran_s(now if attempt.ended_at is None else attempt.ended_at),
+        "parked": attempt.parked and str(attempt.parked),
+        "suspended_at": iso_time(attempt.suspended_at),
+        "suspended_s": attempt.suspended_s,
+        "lack": None if attempt.lack is None else _lack(attempt, attempt.lack),
+        "engine": attempt.engine or "local",
+        "place": attempt.place,
+        "site_id": attempt.site_id,
+    }
+
+
+def _lack(attempt: Attempt, lack: Lack) -> dict[str, Any]:
+    """`needed_mb` and `had_mb` are of one device, or of RAM: what it held and asked for, and what it could have had."""
+    short, usage = lack.shortage, attempt.usage or Usage()
+    seen = usage.peak_mb if short.where is ShortageKind.DEVICE else usage.ram_mb
+    held = max((figure for figure in (seen, short.held_mb) if figure is not None), default=None)
+    return {
+        "where": str(short.where),
+        "says": short.says,
+        "framework": short.framework,
+        "held_mb": held,
+        "asked_mb": short.asked_mb,
+        "free_mb": short.free_mb,
+        "total_mb": short.total_mb,
+        "needed_mb": None if short.asked_mb is None else (held or 0.0) + short.asked_mb,
+        "had_mb": None if short.free_mb is None else (held or 0.0) + short.free_mb,
+        "others": [{"who": who, "memory_mb": held_mb} for who, held_mb in lack.others],
+    }
+
+
+def estimate(fingerprint: str, profile: Profile) -> dict[str, Any]:
+    """What was learned under one fingerprint."""
+    off = how_far_off(profile)
+    return {
+        "fingerprint": fingerprint,
+        "label": profile.label,
+        "kind": "command" if profile.is_exact else "program",
+        "runs": profile.count,
+        "measured_runs": len(profile.peaks_mb),
+        "memory_mb": memory_of(profile),
+        "peak_mb": max(profile.peaks_mb, default=None),
+        "floor_mb": profile.floor_mb,
+        "ram_mb": profile.ram_mb,
+        "load_percent": profile.load_percent,
+        "least_s": profile.least_s,
+        "mean_s": profile.mean_s,
+        "most_s": profile.most_s,
+        "predicted_mb": profile.predicted_mb,
+        "actual_mb": profile.actual_mb,
+        "off_percent": None if off is None else 100.0 * off,
+        "seen_at": iso_time(profile.seen_at),
+    }
+
+
+def _index(device_id: str, snapshot: Snapshot) -> int | None:
+    device = snapshot.device(device_id)
+    return device.index if device is not None else None
+
+
+def _elapsed(job: Job, attempt: Attempt | None, now: float) -> float | None:
+    """How long its last attempt has run, or ran; the time in which it was suspended does not count."""
+    if attempt is None or not job.attempts:
+        return None
+    if job.state in LIVE:
+        return attempt.ran_s(now) if attempt.has_begun else None
+    return None if job.ended_at is None else attempt.ran_s(job.ended_at)
+
+
+def _waited(job: Job, now: float) -> float | None:
+    if (job.state in LIVE and job.state is not JobState.PENDING) or job.ended_at is not None:
+        return None
+    return max(0.0, now - job.submitted_at)

@@ -1,0 +1,1 @@
+"""HTTP over the unix socket and TCP: parsing, connections, routing, event streams."""

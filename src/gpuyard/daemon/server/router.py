@@ -1,0 +1,45 @@
+"""From a request to the one who answers it: paths with numbers in them, as `/jobs/{id}/why`."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gpuyard.daemon.server.connection import Refused, Request, Response, Stream
+
+Answer = dict[str, Any]
+Told = Answer | Response | Stream
+# Called with the request and the numbers in its path.
+Route = Callable[..., Told | Awaitable[Told]]
+Routes = Mapping[tuple[str, str], Route]
+
+_NUMBER = r"([1-9][0-9]{0,17})"
+
+
+class Router:
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._templates = {path: _as_pattern(path) for _, path in routes if "{" in path}
+
+    def find(self, request: Request) -> Callable[[], Told | Awaitable[Told]]:
+        """404 where there is no such path, 405 where it cannot be asked so."""
+        path, numbers = self._match(request.path)
+        method = "GET" if request.method == "HEAD" else request.method
+        route = self._routes.get((method, path))
+        if route is not None:
+            return lambda: route(request, *numbers)
+        known = sorted(method for method, known in self._routes if known == path)
+        hint = "see /openapi.json"
+        if known:
+            message = f"{request.path} takes {' and '.join(known)}, not {request.method}"
+            raise Refused(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
+        raise Refused(404, f"there is no {request.method} {request.path}", hint=hint)
+
+    def _match(self, path: str) -> tuple[str, list[int]]:
+        for template, pattern in self._templates.items():
+            if (match := pattern.fullmatch(path)) is not None:
+                return template, [int(number) for number in match.groups()]
+        return path, []
+
+
+def _as_pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{\w+\}", _NUMBER, template))

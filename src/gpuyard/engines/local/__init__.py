@@ -1,0 +1,1 @@
+"""Runs attempts on this machine, under a keeper that outlives the daemon."""

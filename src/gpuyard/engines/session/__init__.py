@@ -1,0 +1,1 @@
+"""Runs a workspace's task on a terminal of its own, shown in tmux."""

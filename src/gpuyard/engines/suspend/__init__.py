@@ -1,0 +1,1 @@
+"""Suspends and resumes attempts: moves their GPU memory to RAM and back."""

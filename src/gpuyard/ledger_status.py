@@ -1,0 +1,70 @@
+"""How the ledger stands on this machine: who holds what, who waits and why, and who uses a device without a lease."""
+
+import time
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Lease, Ticket
+from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.placement import View, choose, in_line
+from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.snapshot import Process, Snapshot
+from gpuyard.leases.foreign_load_tracker import ForeignLoads
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.measured_usage import measure, owners
+from gpuyard.system.process_identity import is_stopped
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    ticket: Ticket
+    reasons: tuple[Reason, ...]
+
+
+class Stranger(Struct, frozen=True, kw_only=True):
+    """A process on a device that belongs to no lease there."""
+
+    device_id: str
+    process: Process
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    snapshot: Snapshot
+    leases: tuple[Lease, ...]
+    measured: Mapping[tuple[str, str], float | None]
+    waiting: tuple[Waiting, ...]
+    strangers: tuple[Stranger, ...]
+
+
+def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> Standing:
+    leases, tickets = ledger.leases(), in_line(ledger.tickets())
+    view = View(
+        now=time.time(),
+        snapshot=snapshot,
+        leases=leases,
+        measured=measure(snapshot, leases),
+        foreign=ForeignLoads().follow(snapshot, leases, 0.0, max_foreign_load_percent),
+        packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
+    )
+    return Standing(
+        snapshot=snapshot,
+        leases=leases,
+        measured=view.measured,
+        waiting=tuple(_waiting(tickets, view)),
+        strangers=tuple(_strangers(snapshot, leases)),
+    )
+
+
+def _waiting(line: list[Ticket], view: View) -> Iterator[Waiting]:
+    for place, ticket in enumerate(line):
+        ahead = tuple(other for other in line[:place] if not is_stopped(other.holder))
+        yield Waiting(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
+
+
+def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[Stranger]:
+    for device in snapshot.devices:
+        find = owners([lease for lease in leases if lease.on(device.id)])
+        for process in device.processes or ():
+            if find(process.pid) is None:
+                yield Stranger(device_id=device.id, process=process)

@@ -1,0 +1,141 @@
+"""A Mac's GPU: power from `powermetrics`, which needs root, and the rest from `ioreg`, which does not.
+
+Each tool is a probe of its own; AppleProbe asks both at once, and answers where either does. What kept the other one
+from answering stands among the problems of the reading, or in the message of the error where both failed.
+Nothing here asks which system this is: where neither tool is on PATH, it is no Mac.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
+
+from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.errors import ProbeDenied, ProbeError
+from gpuyard.probes.apple import ioreg, powermetrics
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.multiple_calls import problem_beside, run_until
+from gpuyard.probes.common.run_tool import find_any_tool, run_tool
+
+_NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
+# From what a user can do least about to what is normal: the first of two errors is the one to show.
+_TELLING = ("timeout", "crashed", "garbled", "failed", "denied", "missing")
+
+
+class PowermetricsProbe:
+    name = powermetrics.SOURCE
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        try:
+            output = run_tool(powermetrics.command(), timeout_s).require_success()
+        except ProbeDenied as error:
+            raise ProbeDenied(error.source, error.message, hint=_NEEDS_ROOT) from error
+        return powermetrics.parse(output)
+
+
+class IoregProbe:
+    name = ioreg.SOURCE
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def read(self, timeout_s: float) -> Reading:
+        return ioreg.parse(run_tool(ioreg.command(), timeout_s).require_success())
+
+
+class AppleProbe:
+    name = f"{powermetrics.SOURCE}+{ioreg.SOURCE}"
+    vendor = Vendor.APPLE
+    may_hang = False
+
+    def __init__(self) -> None:
+        self._denied: ProbeDenied | None = None
+
+    def read(self, timeout_s: float) -> Reading:
+        find_any_tool((powermetrics.SOURCE, ioreg.SOURCE))
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            power = pool.submit(self._ask_powermetrics, timeout_s)
+            registry = pool.submit(_attempt, IoregProbe(), timeout_s)
+            limit = pool.submit(unified_memory_limit_mb, timeout_s)
+        reading = _combine(registry.result(), power.result())
+        return replace(reading, devices=tuple(_with_total(device, limit.result()) for device in reading.devices))
+
+    def _ask_powermetrics(self, timeout_s: float) -> Reading | ProbeError:
+        """A refusal lasts: a process does not become root, so it is not asked again."""
+        if self._denied is not None:
+            return self._denied
+        answer = _attempt(PowermetricsProbe(), timeout_s)
+        self._denied = answer if isinstance(answer, ProbeDenied) else None
+        return answer
+
+
+def unified_memory_limit_mb(timeout_s: float) -> float | None:
+    """What the GPU may use of the machine's memory, or `None` where `sysctl` does not know.
+
+    macOS keeps its default to itself: two thirds of up to 36 GB, three quarters of more. Later releases allow somewhat
+    more than that (84% of 128 GB was seen), so this never promises memory that is not there.
+    """
+    deadline = Deadline(timeout_s)
+    ram_mb = parse_numbers.megabytes(_sysctl("hw.memsize", deadline), "B")
+    set_mb = parse_numbers.megabytes(_sysctl("iogpu.wired_limit_mb", deadline), "MB")
+    if set_mb:
+        return min(set_mb, ram_mb) if ram_mb else set_mb
+    if not ram_mb:
+        return None
+    return round(ram_mb * (2 / 3 if ram_mb <= 36 * 1024 else 3 / 4), 2)
+
+
+def _sysctl(name: str, deadline: Deadline) -> str | None:
+    try:
+        return run_until(["sysctl", "-n", name], deadline).require_success().strip()
+    except ProbeError:
+        return None
+
+
+def _attempt(probe: PowermetricsProbe | IoregProbe, timeout_s: float) -> Reading | ProbeError:
+    try:
+        return probe.read(timeout_s)
+    except ProbeError as error:
+        return error
+
+
+def _combine(registry: Reading | ProbeError, power: Reading | ProbeError) -> Reading:
+    if isinstance(registry, ProbeError):
+        if isinstance(power, ProbeError):
+            raise _joined(registry, power)
+        return Reading(devices=power.devices, problems=(problem_beside(registry, Vendor.APPLE),))
+    if isinstance(power, ProbeError):
+        return Reading(devices=registry.devices, problems=(problem_beside(power, Vendor.APPLE),))
+    return Reading(devices=_merged(registry.devices, power.devices))
+
+
+def _joined(*errors: ProbeError) -> ProbeError:
+    first, second = sorted(errors, key=lambda error: _TELLING.index(error.kind))
+    return type(first)(first.source, f"{first.message}; {second}", hint=first.hint or second.hint)
+
+
+def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Each tool numbers the GPUs of an Intel Mac its own way, so only the single one of a Mac is surely the same."""
+    if len(registry) != 1 or len(power) != 1:
+        return registry
+    known, extra = registry[0], power[0]
+    busy = known.utilization_percent
+    return (
+        replace(
+            known,
+            name=known.name or extra.name,
+            utilization_percent=busy if busy is not None else extra.utilization_percent,
+            power_draw_w=extra.power_draw_w if extra.power_draw_w is not None else known.power_draw_w,
+        ),
+    )
+
+
+def _with_total(device: Device, limit_mb: float | None) -> Device:
+    """With the size of unified memory; the GPUs of Intel Macs have memory of their own or a share of another size."""
+    is_unified = (device.name or "Apple").startswith(("Apple", "AGX"))
+    if device.memory_total_mb is not None or not is_unified:
+        return device
+    used = device.memory_used_mb
+    free = None if limit_mb is None or used is None else max(0.0, limit_mb - used)
+    return replace(device, memory_total_mb=limit_mb, memory_free_mb=free)

@@ -1,0 +1,224 @@
+"""`intel_gpu_top -J`: utilisation, power and clients of one card that the i915 driver runs.
+
+Rules:
+- The output is an endless array of samples that may lack its brackets, its commas, or its end. Of a sample that was
+  cut short, the members that are complete count, but any complete sample is better.
+- The last usable sample counts. The first one spans microseconds and measures nothing: where there is no other, its
+  rates are unknown. Who uses the card is no rate, and is taken even from such a sample.
+- A device is as busy as the busiest of its engines.
+- Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
+- The output does not name its card, so the live reading takes that from the kernel. Cards of the xe driver are out of
+  the tool's sight: where there are any, this way is closed, so that a later one can show them all.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.multiple_calls import problem_beside, run_until
+from gpuyard.probes.common.run_tool import find_tool
+from gpuyard.probes.intel.device_naming import one_per_pid, process_id
+from gpuyard.probes.intel.kernel_cards import Card, list_cards
+
+NAME = "intel_gpu_top"
+_PERIOD_MS = 250
+_SHORTEST_PERIOD_MS = 1.0
+_SHORT_OF_TIME_MS = 100
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
+# printf writes what JSON has no word for when a counter was read twice within one clock tick.
+_NO_NUMBER = re.compile(r'(":\s*)-?(?:nan|inf)\b', re.IGNORECASE)
+
+_NO_CARD = re.compile(r"\bno\b.*\b(?:device|gpu|card)s?\b", re.IGNORECASE)
+
+
+class IntelGpuTop:
+    name = NAME
+    vendor = Vendor.INTEL
+    may_hang = False
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def read(self, timeout_s: float) -> Reading:
+        deadline = Deadline(timeout_s)
+        find_tool(NAME)
+        cards = list_cards(self._root)
+        _refuse_unless_all_seen(cards)
+        if not cards:
+            return _read_unlisted(deadline)
+        if len(cards) > 1:
+            return _read_each(cards, deadline)
+        return Reading(devices=(_named(_sample(command(), deadline), cards[0]),))
+
+
+def command(card: Card | None = None, period_ms: int = _PERIOD_MS) -> list[str]:
+    """Without a filter the tool picks a card itself, and every version of it knows how to."""
+    filters = ["-d", f"sys:{card.folder}"] if card else []
+    return [NAME, "-J", "-s", str(period_ms), *filters]
+
+
+def parse(text: str) -> Reading:
+    sample = _pick(text)
+    if sample is None:
+        raise ProbeGarbled(NAME, "there is no sample in its output")
+    rates = sample if _is_measured(sample) else {}
+    device = Device(
+        id="intel-0",
+        vendor=Vendor.INTEL,
+        index=0,
+        utilization_percent=_busiest(rates.get("engines")),
+        power_draw_w=_power(rates.get("power")),
+        processes=_processes(sample.get("clients")),
+    )
+    return Reading(devices=(device,))
+
+
+def count_samples(output: bytes) -> int:
+    return len(_split(output.decode("utf-8", "replace"))[0])
+
+
+def _pick(text: str) -> Mapping[str, Any] | None:
+    """The last complete sample that measured something, else the one that was cut short, else any."""
+    whole, cut = _split(_NO_NUMBER.sub(r"\1null", text))
+    samples = [*_samples([cut]), *_samples(whole)]
+    measured = [sample for sample in samples if _is_measured(sample)]
+    return next(reversed(measured or samples), None)
+
+
+def _split(text: str) -> tuple[list[str], str]:
+    """The complete objects in the stream, and what can be saved of one that was cut short."""
+    whole: list[str] = []
+    closers: list[str] = []
+    start = kept = 0
+    for token in _STRUCTURE.finditer(text):
+        mark = token[0]
+        if mark == "{" or (mark == "[" and closers):
+            start = start if closers else token.start()
+            closers.append("}" if mark == "{" else "]")
+            kept = token.end()
+        elif mark == "," and closers:
+            kept = token.start()
+        elif mark in "}]" and closers:
+            closers.pop()
+            kept = token.end()
+            if not closers:
+                whole.append(text[start:kept])
+    return whole, text[start:kept] + "".join(reversed(closers)) if closers else ""
+
+
+def _samples(objects: Iterable[str]) -> Iterable[Mapping[str, Any]]:
+    for text in objects:
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(text, strict=False)
+            if isinstance(found, dict) and (_members(found, "period") or _members(found, "engines")):
+                yield found
+
+
+def _members(sample: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = sample.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_measured(sample: Mapping[str, Any]) -> bool:
+    duration = parse_numbers.number(_members(sample, "period").get("duration"))
+    return duration is None or duration >= _SHORTEST_PERIOD_MS
+
+
+def _busiest(engines: Any) -> float | None:
+    each = engines.values() if isinstance(engines, dict) else ()
+    busy = [parse_numbers.percent(engine.get("busy")) for engine in each if isinstance(engine, dict)]
+    return max((value for value in busy if value is not None), default=None)
+
+
+def _power(power: Any) -> float | None:
+    """`Package` is the whole processor, and says nothing of the GPU."""
+    if not isinstance(power, dict):
+        return None
+    return parse_numbers.watts(power) if "value" in power else parse_numbers.watts(power.get("GPU"))
+
+
+def _processes(clients: Any) -> tuple[Process, ...] | None:
+    if not isinstance(clients, dict):
+        return None
+    found = (_process(client) for client in clients.values() if isinstance(client, dict))
+    return one_per_pid(process for process in found if process is not None)
+
+
+def _process(client: Mapping[str, Any]) -> Process | None:
+    pid = process_id(client.get("pid"))
+    if pid is None:
+        return None
+    regions = _members(client, "memory")
+    own = [_held(region) for name, region in regions.items() if name.startswith(("local", "vram"))]
+    known = [held for held in own if held is not None]
+    return Process(
+        pid=pid, memory_mb=round(sum(known), 2) if known else None, name=parse_numbers.words(client.get("name"))
+    )
+
+
+def _held(region: Any) -> float | None:
+    if not isinstance(region, dict):
+        return None
+    resident = parse_numbers.megabytes(region.get("resident"), "B")
+    return resident if resident is not None else parse_numbers.megabytes(region.get("total"), "B")
+
+
+def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
+    """Runs the tool until its second sample: it would never end by itself."""
+    output = run_until(argv, deadline, enough=lambda output: count_samples(output) > 1)
+    return parse(output.require_success()).devices[0]
+
+
+def _refuse_unless_all_seen(cards: Sequence[Card]) -> None:
+    unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
+    if unseen:
+        raise ProbeError(NAME, f"it cannot see {', '.join(unseen)}: it knows the i915 driver alone")
+
+
+def _read_unlisted(deadline: Deadline) -> Reading:
+    """Where the kernel shows no card and the tool finds none either, that is no crash of the tool."""
+    try:
+        return Reading(devices=(_sample(command(), deadline),))
+    except ProbeCrashed as error:
+        if _NO_CARD.search(error.message):
+            raise ProbeMissing(NAME, f"there is no Intel GPU under /sys/class/drm, and {error.message}") from error
+        raise
+
+
+def _read_each(cards: Sequence[Card], deadline: Deadline) -> Reading:
+    """One run per card. A card that cannot be read is still there, with a problem beside it."""
+    period_ms = max(_SHORT_OF_TIME_MS, _PERIOD_MS // len(cards))
+    devices: list[Device] = []
+    errors: dict[str, ProbeError] = {}
+    for card in cards:
+        try:
+            devices.append(_sample(command(card, period_ms), deadline))
+        except ProbeError as error:
+            errors[card.id] = error
+            devices.append(Device(id="intel-0", vendor=Vendor.INTEL))
+    if len(errors) == len(cards):
+        raise next(iter(errors.values()))
+    named = tuple(_named(device, card) for device, card in zip(devices, cards, strict=True))
+    problems = tuple(problem_beside(error, Vendor.INTEL, card_id) for card_id, error in errors.items())
+    return Reading(devices=named, problems=problems)
+
+
+def _named(device: Device, card: Card) -> Device:
+    return structs.replace(
+        device,
+        id=card.id,
+        index=card.index,
+        name=card.name,
+        pci_bus_id=card.bus_id,
+        memory_total_mb=card.memory_total_mb,
+    )

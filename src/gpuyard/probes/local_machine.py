@@ -1,0 +1,114 @@
+"""This machine's own probes, put together: real ones, or simulated ones where GPUYARD_SIMULATE asks for them."""
+
+import functools
+import importlib
+import os
+import threading
+from collections.abc import Sequence
+
+from gpuyard.config import simulated_devices
+from gpuyard.core.snapshot import Reading, Snapshot, Vendor
+from gpuyard.ports import Probe
+from gpuyard.probes.common.run_tool import find_any_tool
+from gpuyard.probes.fallback_chain import Chain
+from gpuyard.probes.machine_reader import Machine
+from gpuyard.system.clock import SystemClock
+
+DEFAULT_DEADLINE_S = 2.0
+
+
+def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> Machine:
+    from gpuyard.probes.host import PsutilHost
+
+    clock = SystemClock()
+    chains = [Chain(vendor, probes, clock) for vendor, probes in local_probes().items()]
+    return Machine(chains, PsutilHost(), clock, deadline_s)
+
+
+def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
+    """This machine's devices and host, now. The probes stay set up, so that the next call costs little."""
+    with _guard.lock:
+        machine = _machine(deadline_s, simulated_devices(), os.environ.get("GPUYARD_HOME"))
+        return machine.snapshot()
+
+
+class _Guard:
+    """A lock that a child process gets anew: its parent's may have been held while it was forked."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_guard = _Guard()
+
+
+@functools.lru_cache(maxsize=4)
+def _machine(deadline_s: float, *_: str | None) -> Machine:
+    """One for each simulation and home: what is simulated differs between them."""
+    return local_machine(deadline_s)
+
+
+def local_probes() -> dict[Vendor, Sequence[Probe]]:
+    """Every vendor's probes in their fallback order."""
+    if simulated_devices():
+        from gpuyard.probes.simulated_devices import SimulatedDevices
+
+        return {Vendor.SIMULATED: [SimulatedDevices()]}
+    return {
+        Vendor.NVIDIA: [_nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")],
+        Vendor.AMD: [
+            _amdsmi(),
+            _ToolProbe(Vendor.AMD, "amd-smi", "amd.amd_smi:AmdSmi"),
+            _ToolProbe(Vendor.AMD, "rocm-smi", "amd.rocm_smi:RocmSmi"),
+            _ToolProbe(Vendor.AMD, "radeontop", "amd.radeontop:RadeonTop"),
+        ],
+        Vendor.INTEL: [
+            _ToolProbe(Vendor.INTEL, "intel_gpu_top", "intel.intel_gpu_top:IntelGpuTop"),
+            _ToolProbe(Vendor.INTEL, "xpu-smi", "intel.xpu_smi:XpuSmi"),
+            _intel_sysfs(),
+        ],
+        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "apple.apple_gpu:AppleProbe")],
+    }
+
+
+class _ToolProbe:
+    """A command-line probe whose code is loaded only where one of its tools is there: most machines have few."""
+
+    may_hang = False
+
+    def __init__(self, vendor: Vendor, name: str, home: str) -> None:
+        self.vendor = vendor
+        self.name = name
+        self._home = home
+        self._probe: Probe | None = None
+
+    def read(self, timeout_s: float) -> Reading:
+        if self._probe is None:
+            find_any_tool(self.name.split("+"))
+            module, _, class_name = self._home.partition(":")
+            self._probe = getattr(importlib.import_module(f"gpuyard.probes.{module}"), class_name)()
+        assert self._probe is not None
+        return self._probe.read(timeout_s)
+
+
+def _nvml() -> Probe:
+    from gpuyard.probes.nvidia.nvml import Nvml
+
+    return Nvml()
+
+
+def _amdsmi() -> Probe:
+    from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
+
+    return AmdSmiLibrary()
+
+
+def _intel_sysfs() -> Probe:
+    from gpuyard.probes.intel.sysfs import IntelSysfs
+
+    return IntelSysfs()

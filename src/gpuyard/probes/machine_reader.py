@@ -1,0 +1,66 @@
+"""The whole machine in one look: every vendor's chain at once, and the host beside them, within one deadline."""
+
+from collections.abc import Callable, Sequence
+
+from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot
+from gpuyard.ports import Clock, HostProbe
+from gpuyard.probes.common.complete_memory import settle_memory
+from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.worker_thread import NoAnswerYet, Worker
+from gpuyard.probes.fallback_chain import Chain
+
+# A snapshot keeps its deadline although ending a tool and its children takes a moment too.
+_CHAIN_SHARE = 0.85
+
+
+class Machine:
+    """Not for use by several threads at once."""
+
+    def __init__(self, chains: Sequence[Chain], host: HostProbe, clock: Clock, deadline_s: float) -> None:
+        self._chains = [(chain, Worker[Reading](f"gpuyard-{chain.vendor}")) for chain in chains]
+        self._host = host
+        self._clock = clock
+        self._deadline_s = deadline_s
+
+    def snapshot(self) -> Snapshot:
+        deadline = Deadline(self._deadline_s)
+        taken_at = self._clock.now()
+        finishing = [self._begin(chain, worker, deadline) for chain, worker in self._chains]
+        host = self._host.read()
+        return assemble(taken_at, host, [finish() for finish in finishing])
+
+    def _begin(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Callable[[], Reading]:
+        if chain.is_resting():
+            standing = chain.standing()
+            return lambda: standing
+        if not worker.start(lambda: chain.read(self._deadline_s * _CHAIN_SHARE)):
+            return chain.overdue
+        return lambda: self._finish(chain, worker, deadline)
+
+    def _finish(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Reading:
+        try:
+            return worker.finish(deadline.left())
+        except NoAnswerYet:
+            return chain.overdue()
+
+
+def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
+    """Return one snapshot of several readings; unhealthy devices are problems too."""
+    devices = tuple(settle_memory(device, host) for reading in readings for device in reading.devices)
+    problems = tuple(problem for reading in readings for problem in reading.problems)
+    return Snapshot(
+        taken_at=taken_at,
+        host=host,
+        devices=devices,
+        problems=(*problems, *(_illness(device) for device in devices if not device.healthy)),
+    )
+
+
+def _illness(device: Device) -> Problem:
+    return Problem(
+        source=device.id,
+        kind="unhealthy",
+        message=f"{device.name}: {device.fault}" if device.name else str(device.fault),
+        hint="no work is placed on it; see dmesg",
+        vendor=device.vendor,
+    )

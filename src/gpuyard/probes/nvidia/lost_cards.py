@@ -1,0 +1,54 @@
+"""How `nvidia-smi` speaks of a card that is gone, on the lines and in the fields of any of its outputs."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.errors import ProbeCrashed
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.parse_numbers import words
+
+_HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
+_BUS_ID = re.compile(r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_GONE = re.compile(r"gpu is lost|fallen off the bus|gpu requires re(?:set|start)|reboot the system", re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"^.*(?:nvidia-smi has failed|failed to initialize nvml|couldn't communicate with the nvidia driver).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NO_DEVICES = re.compile(r"^\s*no devices were found\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+def lost_devices(text: str) -> tuple[Device, ...]:
+    """The cards that the lines of `text` report as gone, each by its bus id."""
+    return with_distinct_ids(_lost_on_lines(text))
+
+
+def _lost_on_lines(text: str) -> Iterator[Device]:
+    for line in text.splitlines():
+        said = _HANDLE.search(line)
+        bus = said and _BUS_ID.search(said[1])
+        bus_id = pci_bus_id(bus[0]) if bus else None
+        if said and bus and bus_id:
+            fault = said[1][bus.end() :].strip(" :") or line.strip()
+            yield Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault)
+
+
+def fault_in(fields: Iterable[str | None]) -> str | None:
+    """The first field that says the card is gone; the driver puts it where any figure would be."""
+    return next((field.strip(" []") for field in fields if field and _GONE.search(field)), None)
+
+
+def own_words(field: str | None) -> str | None:
+    """A name, and not what stands in its place for a card that is gone."""
+    return None if fault_in((field,)) else words(field)
+
+
+def says_no_devices(text: str) -> bool:
+    return _NO_DEVICES.search(text) is not None
+
+
+def raise_refusal(text: str) -> None:
+    """Passes on the tool's own words where it could not reach the driver at all."""
+    refusal = _REFUSAL.search(text)
+    if refusal:
+        raise ProbeCrashed("nvidia-smi", refusal[0].strip()[:200], hint="see dmesg for what the driver says")

@@ -1,0 +1,135 @@
+"""Reads what `nvidia-smi -q -x` prints, of any driver release.
+
+Sections were renamed over the years (`power_readings`, then `gpu_power_readings`), so each figure has its list of
+places, newest last tried first where both may stand. A document cut short gives the cards that are complete, and a
+problem that says so.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
+
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
+from gpuyard.errors import ProbeGarbled
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.error_to_problem import as_problem
+from gpuyard.probes.common.parse_numbers import celsius, megabytes, percent, watts, whole, words
+from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
+from gpuyard.probes.nvidia.process_list import one_per_pid
+
+_START = re.compile(r"<nvidia_smi_log[\s>]")
+_END = "</nvidia_smi_log>"
+_DRAW = ("power_draw", "average_power_draw", "instant_power_draw")
+_LIMIT = ("enforced_power_limit", "current_power_limit", "power_limit")
+
+
+def parse_xml(text: str) -> Reading:
+    start = _START.search(text)
+    lost = lost_devices(text)
+    if start is None:
+        raise_refusal(text)
+        if lost or says_no_devices(text):
+            return Reading(devices=lost)
+        raise ProbeGarbled("nvidia-smi", "this is not the XML that `nvidia-smi -q -x` prints")
+    document, end, _ = text[start.start() :].partition(_END)
+    cards, is_whole = _complete_cards(document + end)
+    cut = None if is_whole and end else ProbeGarbled("nvidia-smi", f"the XML breaks off after {len(cards)} whole GPUs")
+    if cut and not cards and not lost:
+        raise cut
+    devices = [device for index, card in enumerate(cards) for device in _read_card(index, card)]
+    listed = {device.pci_bus_id for device in devices}
+    return Reading(
+        devices=with_distinct_ids([*devices, *(gone for gone in lost if gone.pci_bus_id not in listed)]),
+        problems=(as_problem(cut, Vendor.NVIDIA),) if cut else (),
+    )
+
+
+def _complete_cards(document: str) -> tuple[list[Element], bool]:
+    """The cards, and whether none is missing for a mistake in the XML."""
+    parser: Any = XMLPullParser(["end"])
+    parser.feed(document)
+    cards: list[Element] = []
+    try:
+        # The parser tells of broken XML only here, after all that stands before the break.
+        cards.extend(element for _, element in parser.read_events() if element.tag == "gpu")
+    except ParseError:
+        return cards, False
+    return cards, True
+
+
+def _read_card(index: int, card: Element) -> Iterator[Device]:
+    bus_id = pci_bus_id(card.get("id")) or pci_bus_id(card.findtext("pci/pci_bus_id"))
+    card_id = own_words(card.findtext("uuid")) or bus_id or f"nvidia-{index}"
+    name = own_words(card.findtext("product_name"))
+    yield Device(
+        id=card_id,
+        vendor=Vendor.NVIDIA,
+        index=index,
+        name=name,
+        pci_bus_id=bus_id,
+        memory_total_mb=_memory(card, "total"),
+        memory_used_mb=_memory(card, "used"),
+        memory_free_mb=_memory(card, "free"),
+        utilization_percent=percent(card.findtext("utilization/gpu_util")),
+        power_draw_w=_power(card, _DRAW),
+        power_limit_w=_power(card, _LIMIT),
+        temperature_c=celsius(card.findtext("temperature/gpu_temp")),
+        processes=_processes(card, None),
+        fault=fault_in(_figures(card)),
+    )
+    for place, part in enumerate(card.iterfind("mig_devices/mig_device")):
+        yield _read_part(place, part, card, Device(id=card_id, vendor=Vendor.NVIDIA, name=name, pci_bus_id=bus_id))
+
+
+def _read_part(place: int, part: Element, card: Element, whole_card: Device) -> Device:
+    gpu_instance, compute_instance = part.findtext("gpu_instance_id"), part.findtext("compute_instance_id")
+    index = whole(part.findtext("index"))
+    return Device(
+        # CUDA takes a MIG instance by its own UUID, or by the card's with both instance numbers.
+        id=words(part.findtext("uuid")) or f"MIG-{whole_card.id}/{gpu_instance}/{compute_instance}",
+        vendor=Vendor.NVIDIA,
+        index=place if index is None else index,
+        name=f"{whole_card.name or 'NVIDIA'} MIG {gpu_instance}/{compute_instance}",
+        parent=whole_card.id,
+        pci_bus_id=whole_card.pci_bus_id,
+        memory_total_mb=_memory(part, "total"),
+        memory_used_mb=_memory(part, "used"),
+        memory_free_mb=_memory(part, "free"),
+        processes=_processes(card, (gpu_instance, compute_instance)),
+    )
+
+
+def _figures(card: Element) -> Iterator[str | None]:
+    """All of the card's own words, but none of its processes' names, which anybody may choose."""
+    for section in card:
+        if not section.tag.endswith("processes"):
+            yield from (element.text for element in section.iter())
+
+
+def _memory(of: Element, figure: str) -> float | None:
+    return megabytes(of.findtext(f"fb_memory_usage/{figure}"))
+
+
+def _power(card: Element, figures: tuple[str, ...]) -> float | None:
+    for section in ("gpu_power_readings", "power_readings"):
+        for figure in figures:
+            value = watts(card.findtext(f"{section}/{figure}"))
+            if value is not None:
+                return value
+    return None
+
+
+def _processes(card: Element, instance: tuple[str | None, str | None] | None) -> tuple[Process, ...] | None:
+    """Return the processes of the card, or of one instance of it, or None where the driver does not list them."""
+    section = card.find("processes")
+    if section is None or (len(section) == 0 and (section.text or "").strip()):
+        return None
+    found = []
+    for entry in section.iterfind("process_info"):
+        pid = whole(entry.findtext("pid"))
+        runs_in = (entry.findtext("gpu_instance_id"), entry.findtext("compute_instance_id"))
+        if pid is not None and instance in (None, runs_in):
+            name = words(entry.findtext("process_name"))
+            found.append(Process(pid=pid, memory_mb=megabytes(entry.findtext("used_memory")), name=name))
+    return one_per_pid(found)

@@ -1,0 +1,40 @@
+"""A saved output of a vendor's tool, read the way the probe would read it."""
+
+import codecs
+import importlib
+from collections.abc import Callable
+
+from gpuyard.core.snapshot import Host, Reading, Snapshot
+from gpuyard.probes.machine_reader import assemble
+
+_PARSERS = {
+    "nvidia-smi-xml": ("gpuyard.probes.nvidia.nvidia_smi_xml", "parse_xml"),
+    "nvidia-smi-csv": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_csv"),
+    "nvidia-smi-apps": ("gpuyard.probes.nvidia.nvidia_smi_apps", "parse_apps"),
+    "rocm-smi": ("gpuyard.probes.amd.rocm_smi", "parse"),
+    "amd-smi": ("gpuyard.probes.amd.amd_smi", "parse"),
+    "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),
+    "intel_gpu_top": ("gpuyard.probes.intel.intel_gpu_top", "parse"),
+    "xpu-smi": ("gpuyard.probes.intel.xpu_smi", "parse"),
+    "powermetrics": ("gpuyard.probes.apple.powermetrics", "parse"),
+    "ioreg": ("gpuyard.probes.apple.ioreg", "parse"),
+}
+TOOLS = tuple(_PARSERS)
+# How files begin that were written with `>` in PowerShell, or saved by a Windows editor.
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+def parser_of(tool: str) -> Callable[[str], Reading]:
+    module, function = _PARSERS[tool]
+    parser: Callable[[str], Reading] = getattr(importlib.import_module(module), function)
+    return parser
+
+
+def replay(tool: str, output: bytes) -> Snapshot:
+    """Raises a ProbeError where `output` is none of the tool's."""
+    return assemble(None, Host(), [parser_of(tool)(_decode(output))])
+
+
+def _decode(output: bytes) -> str:
+    encoding = next((name for mark, name in _MARKS.items() if output.startswith(mark)), "utf-8")
+    return output.decode(encoding, "replace")

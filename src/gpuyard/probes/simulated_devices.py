@@ -1,0 +1,166 @@
+"""Devices that are not there, used by processes that are.
+
+`GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices. A real process says how much of their
+memory and time it takes with a `Usage`; what it takes is its own for as long as it lives, and not a moment longer
+(`gpuyard/simulated_usage.py`). A suspended process waits at its next call, as a program that calls a driver does.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gpuyard import simulated_usage
+from gpuyard.config import simulated_devices, state_dir
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
+from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
+from gpuyard.simulated_usage import Share, SharesFolder, parse_devices
+
+_IDLE_W, _FULL_W = 25.0, 300.0
+_IDLE_C, _FULL_C = 35.0, 75.0
+_LOOK_AGAIN_S = 0.01
+
+
+class SimulatedDevices:
+    """The simulated devices of this machine, as all processes that share the folder see them."""
+
+    name = "simulated"
+    vendor = Vendor.SIMULATED
+    may_hang = True  # the folder's lock may be held by a stopped process
+
+    def __init__(self, spec: str | None = None, folder: Path | None = None) -> None:
+        spec = spec or simulated_devices()
+        if spec is None:
+            raise UserError("there are no simulated devices", hint="set GPUYARD_SIMULATE=2x24GB")
+        self.devices = parse_devices(spec)
+        self.folder = folder or state_dir() / "simulated"
+        self.shares = SharesFolder(self.folder)
+
+    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - the caller bounds it
+        try:
+            with self.shares.locked():
+                taken = list(self.shares.live().values())
+        except OSError as error:
+            raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
+        return Reading(devices=tuple(_loaded(device, taken) for device in self.devices))
+
+    def idle_seconds(self, device_id: str) -> dict[int, float]:
+        """How long ago the processes that put no load on the device last changed what they take."""
+        with self.shares.locked():
+            changed = {path: path.stat().st_mtime for path in self.folder.glob("*.share")}
+            taken = self.shares.live().values()
+        pids = {share.pid for share in taken if not share.load_percent.get(device_id)}
+        now = time.time()
+        return {
+            pid: max(0.0, now - max(moment for path, moment in changed.items() if path.name.startswith(f"{pid}-")))
+            for pid in pids
+        }
+
+
+class Usage:
+    """What this process takes of the simulated devices, until it is closed or the process ends."""
+
+    def __init__(self, devices: SimulatedDevices | None = None) -> None:
+        self._devices = devices or SimulatedDevices()
+        folder = self._devices.shares
+        try:
+            with folder.locked():
+                self._descriptor = folder.add(Share(pid=os.getpid()))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"simulated devices cannot be used: {self._devices.folder}: {error.strerror}",
+                hint="set GPUYARD_HOME to a folder you may write to",
+            ) from error
+
+    def allocate(self, device_id: str, megabytes: float) -> None:
+        """Takes that much more memory, or raises SimulatedOutOfMemory and takes nothing."""
+        device = self._find(device_id)
+        with self._turn() as share:
+            free_mb = simulated_usage.free_mb(device, self._devices.shares.live().values())
+            if megabytes > free_mb + simulated_usage.ROUNDING_MB:
+                raise SimulatedOutOfMemory(_out_of_memory(device, megabytes, free_mb))
+            memory = {**share.memory_mb, device_id: share.memory_mb.get(device_id, 0.0) + megabytes}
+            simulated_usage.write(self._descriptor, msgspec.structs.replace(share, memory_mb=memory))
+
+    def set_load(self, device_id: str, percent: float) -> None:
+        self._find(device_id)
+        with self._turn() as share:
+            load = {**share.load_percent, device_id: percent}
+            simulated_usage.write(self._descriptor, msgspec.structs.replace(share, load_percent=load))
+
+    def work(self) -> None:
+        """Uses the devices for a moment: returns at once, or when the process is no longer suspended."""
+        with self._turn():
+            pass
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Share]:
+        """What it takes by now, with nobody else at it."""
+        while True:
+            with self._devices.shares.locked():
+                share = simulated_usage.read(self._descriptor)
+                if not share.is_locked:
+                    yield share
+                    return
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _find(self, device_id: str) -> Device:
+        for device in self._devices.devices:
+            if device.id == device_id:
+                return device
+        known = ", ".join(device.id for device in self._devices.devices)
+        raise UserError(f"there is no simulated device '{device_id}'", hint=f"there are: {known}")
+
+
+def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that CUDA_VISIBLE_DEVICES lets a program see, in its order; all of them where it is not set."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    ids = [device.id for device in devices.devices]
+    if visible is None:
+        return tuple(ids)
+    by_name = {**{str(index): device_id for index, device_id in enumerate(ids)}, **{i: i for i in ids}}
+    return tuple(by_name[name.strip()] for name in visible.split(",") if name.strip() in by_name)
+
+
+def _loaded(device: Device, taken: Iterable[Share]) -> Device:
+    processes = tuple(
+        Process(
+            pid=share.pid,
+            memory_mb=round(share.memory_mb[device.id], 3),
+            utilization_percent=0.0 if share.is_locked else share.load_percent.get(device.id, 0.0),
+        )
+        for share in sorted(taken, key=lambda share: share.pid)
+        if share.memory_mb.get(device.id)
+    )
+    load = min(100.0, sum((share.load_percent.get(device.id, 0.0) for share in taken if not share.is_locked), 0.0))
+    return msgspec.structs.replace(
+        device,
+        memory_used_mb=sum((process.memory_mb or 0.0 for process in processes), 0.0),
+        memory_free_mb=simulated_usage.free_mb(device, taken),
+        utilization_percent=load,
+        power_draw_w=_IDLE_W + (_FULL_W - _IDLE_W) * load / 100,
+        power_limit_w=_FULL_W,
+        temperature_c=_IDLE_C + (_FULL_C - _IDLE_C) * load / 100,
+        processes=processes,
+    )
+
+
+def _out_of_memory(device: Device, megabytes: float, free_mb: float) -> str:
+    total = device.memory_total_mb or 0.0
+    return (
+        f"CUDA out of memory. Tried to allocate {megabytes / 1024:.2f} GiB. GPU {device.index} has a total capacity of "
+        f"{total / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
+    )

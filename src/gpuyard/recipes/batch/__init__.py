@@ -1,0 +1,1 @@
+"""A batch: many runs of one command, and pruning the runs that produced nothing."""

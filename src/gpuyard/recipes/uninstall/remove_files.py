@@ -1,0 +1,126 @@
+"""Measures and removes files, and never anything that is not this user's.
+
+Rules:
+- A symbolic link is removed as a link, and not followed: not at the top, and not further down.
+- A file or a folder of another user's stays, and so do the folders that it is in.
+- What is on another file system than the place it was found in stays: somebody has mounted it there.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from gpuyard.recipes.uninstall.find_files import Place
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Each level has a folder open.
+_DEEPEST = 200
+
+
+class Size(Struct, frozen=True):
+    """Of the files in a place that are this user's."""
+
+    files: int
+    bytes: int
+
+
+class Problem(Struct, frozen=True):
+    """What was not removed, and why."""
+
+    path: str
+    why: str
+
+
+def measure(place: Place) -> Size:
+    """Folders that cannot be read count for nothing."""
+    sizes = [size for name in place.names for size in _sizes(os.path.join(place.folder, name))]
+    return Size(len(sizes), sum(sizes))
+
+
+def remove(places: Iterable[Place]) -> list[Problem]:
+    """Remove what is listed, and each folder of gpuyard's own that is empty then. Return what could not be removed."""
+    places = tuple(places)
+    problems = [problem for place in places for problem in _remove_names(place)]
+    own = {place.folder for place in places if place.is_own_folder}
+    for folder in sorted(own, key=len, reverse=True):
+        problems += _remove_if_empty(folder)
+    return problems
+
+
+def _sizes(path: str) -> Iterator[int]:
+    try:
+        found = os.lstat(path)
+        if found.st_uid != os.geteuid():
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            yield found.st_size
+            return
+        names = os.listdir(path)
+    except OSError:
+        return
+    for name in names:
+        yield from _sizes(os.path.join(path, name))
+
+
+def _remove_names(place: Place) -> Iterator[Problem]:
+    try:
+        # A folder that is not gpuyard's own may well be a link: on macOS /tmp is one.
+        folder = os.open(place.folder, _FOLDER | (os.O_NOFOLLOW if place.is_own_folder else 0))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Problem(place.folder, f"cannot be opened: {error.strerror}")
+        return
+    try:
+        device = os.fstat(folder).st_dev
+        for name in place.names:
+            yield from _remove_at(folder, name, os.path.join(place.folder, name), device)
+    finally:
+        os.close(folder)
+
+
+def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -> Iterator[Problem]:
+    """`path` is what it is called in problems: all is done relative to the open folder."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if found.st_uid != os.geteuid():
+            yield Problem(path, f"belongs to user {found.st_uid}")
+        elif found.st_dev != device:
+            yield Problem(path, "is another file system that is mounted there")
+        elif not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=folder)
+        elif depth == _DEEPEST:
+            yield Problem(path, f"is more than {_DEEPEST} folders deep")
+        else:
+            yield from _remove_tree(folder, name, path, device, depth)
+    except FileNotFoundError:
+        return  # it has gone by itself
+    except OSError as error:
+        yield Problem(path, f"cannot be removed: {error.strerror}")
+
+
+def _remove_tree(folder: int, name: str, path: str, device: int, depth: int) -> Iterator[Problem]:
+    inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        problems = [
+            problem
+            for each in os.listdir(inner)
+            for problem in _remove_at(inner, each, os.path.join(path, each), device, depth + 1)
+        ]
+    finally:
+        os.close(inner)
+    yield from problems
+    if not problems:
+        os.rmdir(name, dir_fd=folder)
+
+
+def _remove_if_empty(folder: str) -> Iterator[Problem]:
+    try:
+        if not os.listdir(folder):
+            os.rmdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Problem(folder, f"cannot be removed: {error.strerror}")

@@ -1,0 +1,1 @@
+"""Reads assets from disk."""

@@ -1,0 +1,52 @@
+"""What a renderer gets: the arrays of a scene or of a frame, by name, where they lie."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuyard.residency.memory.device_memory import Buffer, Memory
+from gpuyard.residency.planning.array_layout import Field, Layout
+
+
+class Arrays(Mapping[str, Any]):
+    """Views into one buffer: numpy arrays on the host, tensors on CUDA. Good for as long as the renderer runs."""
+
+    def __init__(self, memory: Memory, buffer: Buffer, layout: Layout, path: str) -> None:
+        self._memory, self._buffer = memory, buffer
+        self._fields = {field.name: field for field in layout.fields}
+        self.path = path
+
+    def __getitem__(self, name: str) -> Any:
+        field = self._fields[name]
+        return self._view(field, field.shape, field.strides)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def columns(self, *names: str) -> Any:
+        """Arrays of equal length and type side by side, as one of shape (rows, names), with no copy.
+
+        KeyError where one is missing; ValueError where they do not lie side by side in the asset.
+        """
+        fields = [self._fields[name] for name in names]
+        first = fields[0]
+        if len(first.shape) != 1 or not _are_side_by_side(fields):
+            raise ValueError(f"{', '.join(names)} do not lie side by side in {self.path}")
+        return self._view(first, (first.shape[0], len(names)), (first.strides[0], 1))
+
+    def _view(self, field: Field, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        return self._memory.view(self._buffer, dtype=field.dtype, shape=shape, offset=field.offset, strides=strides)
+
+    def __repr__(self) -> str:
+        return f"<Arrays of {self.path}: {', '.join(self._fields)}>"
+
+
+def _are_side_by_side(fields: list[Field]) -> bool:
+    first, itemsize = fields[0], int(fields[0].dtype[1:])
+    return all(
+        (field.dtype, field.shape, field.strides) == (first.dtype, first.shape, first.strides)
+        and field.offset == first.offset + place * itemsize
+        for place, field in enumerate(fields)
+    )

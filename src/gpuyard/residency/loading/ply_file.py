@@ -1,0 +1,273 @@
+"""Vertices of PLY files, written straight to where they are to be: binary of either byte order, or text.
+
+A property becomes a column of that name. Neighbours of one type stay side by side, as rows of one block: a file whose
+properties all have one type, in this machine's byte order, is one block already and is read without a copy. All else
+is decoded in pieces of bounded size. Elements before the vertices are passed over, those behind them are not looked
+at. Whatever is wrong with a file is an AssetError; a file that is not what it was when it was described, too.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from io import BufferedReader
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuyard.errors import AssetError
+from gpuyard.residency.loading.asset_files import Look, check_unchanged, opened
+from gpuyard.residency.loading.ply_header import Element, Form, Header, read_header
+from gpuyard.residency.loading.write_target import Sink, put
+from gpuyard.residency.planning.array_layout import Field, Layout, aligned
+
+PIECE_NBYTES = 1 << 20  # small enough for a processor's cache: with 16 MB, what is decoded took up to a third longer
+TEXT_NBYTES = 1 << 16  # numpy lets no other thread run while it parses: about a millisecond of it
+LINE_LIMIT = 1 << 22
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+_NATIVE = Form.LITTLE if sys.byteorder == "little" else Form.BIG
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Neighbouring columns of one type: which ones, where they are in a row of the file, and where in the asset."""
+
+    names: tuple[str, ...]
+    dtype: str
+    column: int
+    in_row: int
+    offset: int
+
+    @property
+    def row_nbytes(self) -> int:
+        return len(self.names) * int(self.dtype[1:])
+
+
+class Ply(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it was described: nothing of it but its header was read."""
+
+    path: str
+    look: Look
+    header: Header
+
+    @property
+    def rows(self) -> int:
+        return self.header.vertex.rows
+
+    @property
+    def blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        column = in_row = offset = 0
+        for dtype, columns in groupby(self.header.vertex.properties, key=lambda column: column.dtype):
+            names = tuple(one.name for one in columns)
+            blocks.append(Block(names=names, dtype=dtype, column=column, in_row=in_row, offset=offset))
+            column, in_row = column + len(names), in_row + blocks[-1].row_nbytes
+            offset = aligned(offset + self.rows * blocks[-1].row_nbytes)
+        return blocks
+
+    @property
+    def nbytes(self) -> int:
+        last = self.blocks[-1]
+        return aligned(last.offset + self.rows * last.row_nbytes)
+
+    def layout(self, offset: int = 0) -> Layout:
+        """As it lies in a run of bytes where it begins at that offset."""
+        fields = [
+            Field(
+                name=name,
+                dtype=block.dtype,
+                shape=(self.rows,),
+                offset=offset + block.offset + place * int(block.dtype[1:]),
+                strides=(len(block.names),),
+            )
+            for block in self.blocks
+            for place, name in enumerate(block.names)
+        ]
+        return Layout(fields=tuple(fields), nbytes=self.nbytes)
+
+    def read(self, sink: Sink, offset: int = 0) -> None:
+        """All vertices, into that place."""
+        with opened(self.path) as (file, now):
+            check_unchanged(self.path, self.look, now)
+            _Reading(self, file, sink, offset).run()
+
+
+def describe(path: str) -> Ply:
+    """What a file's header says, as far as the file can be as long as that."""
+    with opened(path) as (file, look):
+        header = read_header(file, path)
+    there = look.nbytes - header.nbytes
+    if there < header.least_data_nbytes:
+        raise AssetError(
+            path,
+            f"its header says {header.vertex.rows:,} vertices, which need at least {header.least_data_nbytes:,} bytes "
+            f"of data, and it has {there:,}",
+            hint="it is truncated, or its header is wrong",
+        )
+    return Ply(path=path, look=look, header=header)
+
+
+class _Reading:
+    """One file on its way into a sink."""
+
+    def __init__(self, ply: Ply, file: BufferedReader, sink: Sink, offset: int) -> None:
+        self._ply = ply
+        self._path = ply.path
+        self._file = file
+        self._sink = sink
+        self._offset = offset
+        self._is_foreign = ply.header.form is not _NATIVE
+
+    def run(self) -> None:
+        header, blocks = self._ply.header, self._ply.blocks
+        self._file.seek(header.nbytes)
+        if header.form is Form.ASCII:
+            self._read_text(blocks)
+            return
+        for element in header.before:
+            self._pass_over(element)
+        if len(blocks) == 1 and (not self._is_foreign or blocks[0].dtype[1:] == "1"):
+            self._read_rows()
+        else:
+            self._read_pieces(blocks)
+
+    def _pass_over(self, element: Element) -> None:
+        if not element.has_lists:
+            self._file.seek(element.rows * element.row_nbytes, os.SEEK_CUR)
+            return
+        for _ in range(element.rows):
+            self._pass_over_row(element)
+
+    def _pass_over_row(self, element: Element) -> None:
+        ahead = 0
+        for column in element.properties:
+            ahead += column.least_nbytes
+            if column.length_dtype:
+                self._file.seek(ahead - column.least_nbytes, os.SEEK_CUR)
+                ahead = self._list_length(element, column.length_dtype) * int(column.dtype[1:])
+        self._file.seek(ahead, os.SEEK_CUR)
+
+    def _list_length(self, element: Element, dtype: str) -> int:
+        raw = bytearray(int(dtype[1:]))
+        self._fill(memoryview(raw))
+        is_big = self._ply.header.form is Form.BIG
+        length = int.from_bytes(raw, "big" if is_big else "little", signed=dtype[0] == "i")
+        if length < 0:
+            raise AssetError(self._path, f"a list in its element {element.name!r} has {length} items")
+        return length
+
+    def _read_rows(self) -> None:
+        for view in self._sink.views(self._offset, self._ply.rows * self._ply.header.vertex.row_nbytes):
+            self._fill(view)
+
+    def _read_pieces(self, blocks: list[Block]) -> None:
+        row_nbytes = self._ply.header.vertex.row_nbytes
+        step = max(1, PIECE_NBYTES // row_nbytes)
+        piece = bytearray(min(step, self._ply.rows) * row_nbytes)
+        for first in range(0, self._ply.rows, step):
+            count = min(step, self._ply.rows - first)
+            self._fill(memoryview(piece)[: count * row_nbytes])
+            for block in blocks:
+                # A row's part as one thing: numpy moves it in one go, where columns would go item by item.
+                there = np.ndarray((count,), f"V{block.row_nbytes}", piece, block.in_row, (row_nbytes,))
+                self._put_rows(block, first, there)
+
+    def _fill(self, view: memoryview) -> None:
+        if self._file.readinto(view) != view.nbytes:
+            raise AssetError(self._path, "it ends before its last vertex", hint="it is truncated")
+
+    def _put_rows(self, block: Block, first: int, rows: np.ndarray[Any, Any]) -> None:
+        offset = self._offset + block.offset + first * block.row_nbytes
+        views = self._sink.views(offset, rows.nbytes)
+        target = np.frombuffer(views[0], rows.dtype) if len(views) == 1 else np.empty_like(rows)
+        np.copyto(target, rows)
+        if self._is_foreign:
+            target.view(block.dtype).byteswap(inplace=True)
+        if len(views) > 1:
+            put(self._sink, offset, target)
+
+    def _read_text(self, blocks: list[Block]) -> None:
+        done, rows = 0, self._ply.rows
+        for lines in self._vertex_lines():
+            table = _parsed(self._path, lines, done, len(self._ply.header.vertex.properties))
+            for block in blocks:
+                values = table[:, block.column : block.column + len(block.names)]
+                offset = self._offset + block.offset + done * block.row_nbytes
+                put(self._sink, offset, _as_type(self._path, values, block, done))
+            done += len(lines)
+        if done < rows:
+            raise AssetError(self._path, f"its header says {rows:,} vertices, and it has {done:,}")
+
+    def _vertex_lines(self) -> Iterator[list[str]]:
+        """A row is a line, of other elements as well."""
+        before, left = sum(element.rows for element in self._ply.header.before), self._ply.rows
+        for lines in self._lines():
+            ours = lines[before : before + left]
+            before, left = max(0, before - len(lines)), left - len(ours)
+            if ours:
+                yield ours
+            if not left:
+                return
+
+    def _lines(self) -> Iterator[list[str]]:
+        rest = b""
+        while piece := self._file.read(TEXT_NBYTES):
+            whole, newline, rest = (rest + piece).rpartition(b"\n")
+            if newline:
+                yield whole.replace(b"\r\n", b"\n").removesuffix(b"\r").decode("latin-1").split("\n")
+            if len(rest) > LINE_LIMIT:
+                raise AssetError(self._path, f"it has a line of more than {LINE_LIMIT:,} bytes")
+        if rest:
+            yield [rest.removesuffix(b"\r").decode("latin-1")]
+
+
+def _parsed(path: str, lines: list[str], first: int, columns: int) -> Numbers:
+    try:
+        return _table(lines, columns)
+    except ValueError as error:
+        raise AssetError(path, _what_is_wrong(lines, first, columns) or str(error)) from error
+
+
+def _table(lines: list[str], columns: int) -> Numbers:
+    """All as float64, in which each number of each type of PLY is exact."""
+    if not lines[0].strip():
+        raise ValueError("a line is blank")  # numpy leaves such lines out, and warns where all are
+    table = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
+    if table.shape != (len(lines), columns):
+        raise ValueError(f"{len(lines)} lines are {table.shape[0]} rows of {table.shape[1]} numbers")
+    return table
+
+
+def _what_is_wrong(lines: list[str], first: int, columns: int) -> str | None:
+    for row, line in enumerate(lines, first + 1):
+        words = line.split()
+        if len(words) != columns:
+            return f"vertex {row:,} has {len(words)} numbers, and the header says {columns}"
+        for word in words:
+            try:
+                float(word)
+            except ValueError:
+                return f"vertex {row:,} has {word[:60]!r} where a number is to be"
+    return None
+
+
+def _as_type(path: str, values: Numbers, block: Block, first: int) -> np.ndarray[Any, Any]:
+    with np.errstate(all="ignore"):
+        if block.dtype[0] != "f":
+            _check_integers(path, values, block, first)
+        return np.ascontiguousarray(values, block.dtype)
+
+
+def _check_integers(path: str, values: Numbers, block: Block, first: int) -> None:
+    bounds = np.iinfo(block.dtype)
+    fits = (values >= bounds.min) & (values <= bounds.max) & (values == np.trunc(values))
+    if fits.all():
+        return
+    row, column = np.argwhere(~fits)[0]
+    raise AssetError(
+        path,
+        f"vertex {first + row + 1:,} has {values[row, column]:.15g} as its {block.names[column]!r}, "
+        f"where an integer from {bounds.min:,} to {bounds.max:,} is to be",
+    )

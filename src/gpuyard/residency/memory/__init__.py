@@ -1,0 +1,1 @@
+"""Device memory: CUDA through PyTorch, or simulated on the host."""

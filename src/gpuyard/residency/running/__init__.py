@@ -1,0 +1,1 @@
+"""Runs over the units of a manifest: workers, outputs, status."""

@@ -1,0 +1,1 @@
+"""Carries out the plan: assets in RAM and VRAM, lent to workers."""

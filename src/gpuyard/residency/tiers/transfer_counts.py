@@ -1,0 +1,32 @@
+"""What happened in the tiers so far. Pure."""
+
+import msgspec
+
+from gpuyard.residency.planning.assets import Waits
+
+
+class Figures(msgspec.Struct):
+    """Sizes in bytes; `stalls_s` by cause."""
+
+    read_from_disk: int = 0
+    uploaded: int = 0
+    streamed: int = 0
+    downloaded: int = 0
+    vram_hits: int = 0
+    ram_hits: int = 0
+    misses: int = 0
+    streams: int = 0
+    out_of_memory: int = 0
+    peak_vram: int = 0
+    peak_ram: int = 0
+    stalls_s: dict[str, float] = {}
+
+    def with_more(self, other: "Figures") -> "Figures":
+        """Added up; of peaks the higher ones."""
+        stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in Waits}
+        both = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}
+        return Figures(**both, **peaks, stalls_s={cause: seconds for cause, seconds in stalls.items() if seconds})
+
+
+_ADDED = [name for name in Figures.__struct_fields__ if name != "stalls_s" and not name.startswith("peak_")]

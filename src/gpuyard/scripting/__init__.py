@@ -1,0 +1,1 @@
+"""`GPUScheduler` and what scripts ask about GPUs."""

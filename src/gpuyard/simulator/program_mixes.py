@@ -1,0 +1,182 @@
+"""Mixes of measured programs: a random trace drawn from what others measured, the same for the same seed.
+
+What is measured is a program's memory and load (and for `carma` its duration). What is not is drawn:
+
+- a run's memory is within 3% of what was measured: no two runs are quite alike;
+- it comes over the first 5 to 30 seconds, and in one run of twenty the last 10% to 30% of it comes late;
+- where no duration was measured (`lucid`), it is log-normal around a quarter of an hour, from 1 minute to 4 hours;
+- users who declare their memory say up to half too much, in whole GB;
+- jobs arrive as a Poisson process.
+
+`carma` measured no load. Its programs have the load and the slow-down of the measured configuration most like them:
+see `_LIKE`.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+
+from gpuyard.errors import UserError
+from gpuyard.simulator.sharing_slowdown import SINGLE_FILE, configuration
+from gpuyard.simulator.trace_file import TraceJob, number, open_text, table
+
+CARMA_FILE = "carma-summary.csv"
+_BATCH = re.compile(r"--batch_size_(\d+)")
+_DURATION_S = (900.0, 1.0)  # the median, and the deviation of the logarithm
+_SHORTEST_S, _LONGEST_S = 60.0, 14_400.0
+_SPREAD = 0.03
+_RAMP_S = (5.0, 30.0)
+_LATE_OF = 20
+# What a program's name begins with, or has in it, and the configuration that it is like; `{}` is its batch size.
+_LIKE = (
+    (r"resnet(18|34).*cifar", "ResNet18/CIFAR-10/{}"),
+    (r"mobilenet.*cifar", "MobileNetV2/CIFAR-10/{}"),
+    (r"cifar", "EfficientNet/CIFAR-10/{}"),
+    (r"mobilenet|efficientnet", "MobileNetV3/ImageNet/{}"),
+    (r"bert|xlnet|gpt2", "BERT/SQuAD/32"),
+    (r"unet", "DCGAN/LSUN/64"),
+    (r"dlrm", "NeuMF/MovieLens/128"),
+    (r"", "ResNet50/ImageNet/{}"),
+)
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """What was measured of one program, alone on a device."""
+
+    command: str
+    memory_mb: float
+    load_percent: float
+    kind: str
+    duration_s: float | None = None
+
+
+def read_lucid(folder: Path) -> list[Program]:
+    columns = ("model", "dataset", "batchsize", "amp", "gpu_util", "gmem")
+    return [
+        Program(
+            command=_lucid_command(row),
+            memory_mb=number(row, "gmem"),
+            load_percent=number(row, "gpu_util"),
+            kind=configuration(row["model"], row["dataset"], row["batchsize"], row["amp"]),
+        )
+        for row in table(folder / SINGLE_FILE, columns)
+    ]
+
+
+def _lucid_command(row: dict[str, str]) -> str:
+    amp = " --amp" if row["amp"] == "1" else ""
+    return f"python {row['model']}.py --dataset {row['dataset']} --batch {row['batchsize']}{amp}"
+
+
+def read_carma(folder: Path) -> list[Program]:
+    loads = {program.kind: program.load_percent for program in read_lucid(folder)}
+    columns = ("Model", "Max memory.used [MB]", "Run folder", "Execution time(s)")
+    return [_carma_program(row, loads) for row in table(folder / CARMA_FILE, columns)]
+
+
+def _carma_program(row: dict[str, str], loads: dict[str, float]) -> Program:
+    model = row["Model"].rsplit("_workloads_", 1)[-1]
+    found = _BATCH.search(row["Run folder"])
+    batch = found[1] if found else ""
+    kind = like(model, batch)
+    return Program(
+        command=f"python {model}.py" + (f" --batch {batch}" if batch else ""),
+        memory_mb=number(row, "Max memory.used [MB]"),
+        load_percent=loads.get(kind, 100.0),
+        kind=kind,
+        duration_s=number(row, "Execution time(s)"),
+    )
+
+
+def like(model: str, batch: str) -> str:
+    """The measured configuration that a program without a measured load is taken for."""
+    kind = next(kind for pattern, kind in _LIKE if re.search(pattern, model.lower()))
+    return kind.format(batch or "64")
+
+
+MIXES = {"lucid": read_lucid, "carma": read_carma}
+
+
+def read_programs(names: Sequence[str], folder: Path) -> list[Program]:
+    """All programs of the mixes that are named."""
+    if unknown := [name for name in names if name not in MIXES]:
+        raise UserError(f"there is no mix '{unknown[0]}'", hint=f"there are: {', '.join(MIXES)}")
+    return [program for name in names for program in MIXES[name](folder)]
+
+
+def draw(programs: Sequence[Program], count: int, seed: int, per_hour: float) -> list[TraceJob]:
+    """So many jobs, arriving at that rate on average."""
+    random, jobs, at_s = Random(seed), [], 0.0  # noqa: S311 - chance, not secrecy
+    for _ in range(count):
+        jobs.append(_run_of(random.choice(programs), at_s, random))
+        at_s += random.expovariate(per_hour / 3600.0)
+    return jobs
+
+
+def mean_duration_s(programs: Sequence[Program]) -> float:
+    median_s, deviation = _DURATION_S
+    usual_s = median_s * math.exp(deviation**2 / 2)
+    return sum(program.duration_s or usual_s for program in programs) / len(programs)
+
+
+def _run_of(program: Program, at_s: float, random: Random) -> TraceJob:
+    median_s, deviation = _DURATION_S
+    drawn_s = min(_LONGEST_S, max(_SHORTEST_S, random.lognormvariate(math.log(median_s), deviation)))
+    duration_s = program.duration_s or drawn_s
+    peak_mb = program.memory_mb * random.uniform(1 - _SPREAD, 1 + _SPREAD)
+    is_late, late, when = random.randrange(_LATE_OF) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
+    return TraceJob(
+        at_s=round(at_s, 3),
+        program=program.command,
+        duration_s=round(duration_s, 3),
+        peak_mb=round(peak_mb, 1),
+        load_percent=program.load_percent,
+        declared_mb=1024.0 * math.ceil(peak_mb * random.uniform(1.0, 1.5) / 1024.0),
+        ramp_s=round(min(random.uniform(*_RAMP_S), duration_s / 10), 3),
+        late_s=round(duration_s * when, 3) if is_late else None,
+        late_mb=round(peak_mb * late, 1) if is_late else 0.0,
+        kind=program.kind,
+    )
+
+
+def is_pod_list(path: Path) -> bool:
+    """Whether the file is a list of pods, by its header."""
+    with open_text(path) as file:
+        try:
+            return "gpu_milli" in file.readline().split(",")
+        except UnicodeDecodeError:
+            return False  # whoever reads on says so
+
+
+def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:
+    """Pods that ran on GPUs, and how many others there are: those that used no GPU, were never started or did not last.
+
+    Each has the same share of a card's memory as of its time; how long it waited in its own cluster says nothing here.
+    """
+    columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
+    rows = table(path, columns)
+    ran = [row for row in rows if row["num_gpu"] != "0" and row["scheduled_time"] and _ran_s(row) > 0]
+    first = min((number(row, "creation_time") for row in ran), default=0.0)
+    jobs = sorted((_pod(row, first, card_mb) for row in ran), key=lambda job: job.at_s)
+    return jobs, len(rows) - len(ran)
+
+
+def _ran_s(row: dict[str, str]) -> float:
+    return number(row, "deletion_time") - number(row, "scheduled_time")
+
+
+def _pod(row: dict[str, str], first: float, card_mb: float) -> TraceJob:
+    share = number(row, "gpu_milli") / 1000.0
+    return TraceJob(
+        at_s=number(row, "creation_time") - first,
+        program=f"pod.sh --qos {row['qos']} --gpus {row['num_gpu']} --milli {row['gpu_milli']}",
+        duration_s=_ran_s(row),
+        peak_mb=share * card_mb,
+        load_percent=100.0 * share,
+        gpus=int(number(row, "num_gpu")),
+        declared_mb=share * card_mb,
+    )

@@ -1,0 +1,236 @@
+"""The simulated world behind the controller's ports: a ledger, an engine and a suspender, all in memory."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.snapshot import Snapshot
+from gpuyard.ports import Ended, Launch, Moved, Prepared, RunsHere, Wanted
+from gpuyard.simulator.machine_parts import Program, Where
+from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.virtual_machine import World
+
+ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")
+_DEADLY = (signal.SIGTERM, signal.SIGKILL)
+
+
+class Claimed:
+    """Implements `ports.HeldClaim`; the lease lives until its program ends."""
+
+    def __init__(self, book: "SimulatedBook", lease: Lease, descriptor: int) -> None:
+        self.lease = lease
+        self.descriptor = descriptor
+        self._book = book
+
+    def leave(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self._book.end(self.descriptor)
+
+
+class SimulatedBook:
+    """Implements `ports.LeaseBook`. Nobody else leases, so nobody has to be told who waits: we are in line already, or
+    a step of its own would follow every wait. `first` are leases as they were granted, by their descriptors."""
+
+    def __init__(self, world: World) -> None:
+        self.first: dict[int, Lease] = {}
+        self._world = world
+        self._leases: dict[str, Lease] = {}
+        self._listed: tuple[Lease, ...] | None = ()
+        self._measured: dict[tuple[str, str], float | None] = {}
+        self._granted = 0
+
+    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> list[Claimed]:
+        if self._listed is None:
+            self._listed = tuple(self._leases.values())
+        granted = []
+        for wanted in decide(self._listed, ()):
+            if wanted.amends is None:
+                granted.append(self._grant(wanted))
+            else:
+                self._amend(wanted.amends, wanted.claim.shares)
+        return granted
+
+    def _grant(self, wanted: Wanted) -> Claimed:
+        self._granted += 1
+        lease = Lease(id=f"L{self._granted}", holder=ME, shares=wanted.claim.shares, since=self._world.now)
+        self.first[self._granted] = self._leases[lease.id] = lease
+        self._listed = None
+        for share in lease.shares:
+            self._measured[lease.id, share.device_id] = 0.0
+        return Claimed(self, lease, self._granted)
+
+    def _amend(self, lease_id: str, shares: tuple[Share, ...]) -> None:
+        """One that has ended by now stays ended."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            self._leases[lease_id] = replace(lease, shares=shares)
+            self._listed = None
+
+    def end(self, descriptor: int) -> None:
+        lease = self.first.pop(descriptor)
+        del self._leases[lease.id]
+        self._listed = None
+        for share in lease.shares:
+            del self._measured[lease.id, share.device_id]
+
+    def note(self, descriptor: int, held_mb: float) -> None:
+        """What a lease's program holds now, on each of its devices."""
+        lease = self.first[descriptor]
+        for share in lease.shares:
+            self._measured[lease.id, share.device_id] = held_mb
+
+    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:  # noqa: ARG002
+        return self._measured
+
+    def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
+        """In a simulation there are no strangers."""
+        return {}
+
+    def enter_line(self, need: Need, priority: int, label: str) -> None: ...
+
+    def leave_line(self) -> None: ...
+
+    def my_ticket(self) -> str | None:
+        return "ours"
+
+
+class SimulatedEngine(RunsHere):
+    """Implements `ports.Engine`: a job's program is the one that the trace has for it."""
+
+    def __init__(self, world: World, book: SimulatedBook) -> None:
+        self.jobs: dict[int, tuple[int, TraceJob]] = {}
+        self.programs: dict[tuple[int, int], Program] = {}
+        self.over: list[tuple[Program, OutcomeKind, float]] = []
+        self._world = world
+        self._book = book
+        self._descriptors: dict[Program, int] = {}
+        self._prepared: list[tuple[Launch, Program]] = []
+        self._ended: list[Ended] = []
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        assert lease_descriptor is not None
+        number, job = self.jobs[launch.job_id]
+        shares = self._book.first[lease_descriptor].shares
+        program = self._world.make(job, number, tuple([self._world.places[share.device_id] for share in shares]))
+        self._descriptors[program] = lease_descriptor
+        self._prepared.append((launch, program))
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=program.pid, log="")
+
+    def begin(self) -> None:
+        for launch, program in self._prepared:
+            name = (launch.job_id, launch.attempt)
+            self.programs[name] = program
+            program.on_end = self._end_of(name)
+            self._world.begin(program)
+        self._prepared.clear()
+
+    def _end_of(self, name: tuple[int, int]) -> Callable[[Program, Outcome], None]:
+        def end(program: Program, outcome: Outcome) -> None:
+            self._book.end(self._descriptors.pop(program))
+            del self.programs[name]
+            ended = Ended(
+                job_id=name[0],
+                attempt=name[1],
+                outcome=outcome,
+                pid=program.pid,
+                at=self._world.now,
+                shortage=program.shortage,
+            )
+            self._ended.append(ended)
+            kind = outcome.kind if program.shortage is None else OutcomeKind.OUT_OF_MEMORY
+            self.over.append((program, kind, self._world.now))
+
+        return end
+
+    def abandon(self) -> None:
+        for _, program in self._prepared:
+            del self._descriptors[program]
+        self._prepared.clear()
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None:
+        """Nothing outlives a simulation."""
+
+    def ended(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        program = self.programs.get((attempt.job_id, attempt.number))
+        if program is None:
+            return 0
+        if signum in _DEADLY:
+            self._world.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
+        return 1
+
+    def note_memory(self) -> Iterator[Program]:
+        """Lets the ledger's measurements follow what has changed; those of ours that have."""
+        for program in self._world.changed:
+            descriptor = self._descriptors.get(program)
+            if descriptor is not None:
+                self._book.note(descriptor, program.held_mb)
+                yield program
+        self._world.changed.clear()
+
+
+class SimulatedSuspender:
+    """Implements `ports.Suspender`."""
+
+    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+        self._world = world
+        self._engine = engine
+        self._moved: list[Moved] = []
+
+    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
+        program = self._program(attempt)
+        available_mb = snapshot.host.memory_available_mb or 0.0
+        if program is not None and program.held_mb * len(program.devices) > available_mb:
+            return "there is not enough RAM for its memory"
+        return None
+
+    def suspend(self, attempt: Attempt) -> None:
+        program = self._program(attempt)
+        if program is not None and program.where is Where.ON:
+            began = self._world.now
+            program.on_moved = lambda _: self._tell(attempt, began, is_resumed=False)
+            self._world.suspend(program)
+
+    def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:  # noqa: ARG002
+        program = self._program(attempt)
+        if program is None or program.where is not Where.AWAY:
+            return
+        began = self._world.now
+        program.on_moved = lambda _: self._tell(attempt, began, is_resumed=True)
+        if not self._world.resume(program):
+            self._moved.append(
+                Moved(
+                    job_id=attempt.job_id,
+                    attempt=attempt.number,
+                    is_resumed=True,
+                    is_done=False,
+                    text="too little device memory is free",
+                )
+            )
+
+    def moved(self) -> list[Moved]:
+        moved, self._moved = self._moved, []
+        return moved
+
+    def _program(self, attempt: Attempt) -> Program | None:
+        return self._engine.programs.get((attempt.job_id, attempt.number))
+
+    def _tell(self, attempt: Attempt, began: float, *, is_resumed: bool) -> None:
+        self._moved.append(
+            Moved(
+                job_id=attempt.job_id,
+                attempt=attempt.number,
+                is_resumed=is_resumed,
+                is_done=True,
+                seconds=self._world.now - began,
+            )
+        )

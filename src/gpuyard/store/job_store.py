@@ -1,0 +1,397 @@
+"""JobStore: what the controller reads and changes, in SQL.
+
+Reads are cheap however many jobs wait: ready jobs are found lane by lane, the first of each, through one index.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Element
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
+from gpuyard.store import row_codec
+from gpuyard.store.database import Database
+from gpuyard.store.estimate_store import Learned
+
+# From one lane with ready jobs to the next, by the index alone.
+_READY_LANES = """
+WITH RECURSIVE ready (lane) AS (
+    SELECT (SELECT min(lane) FROM jobs WHERE state = 'queued')
+    UNION ALL
+    SELECT (SELECT min(lane) FROM jobs WHERE state = 'queued' AND lane > ready.lane) FROM ready WHERE lane IS NOT NULL
+)
+SELECT lane FROM ready WHERE lane IS NOT NULL
+"""
+_FIRST_FEW, _MORE = 4, 64
+_PLACES = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
+
+
+class JobStore:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._execute = database.execute
+        self.learned = Learned(database)
+        self._known_arriving: set[int] | None = None
+        self._has_delayed = True  # as far as we know
+        self._settings: dict[str, str] | None = None
+        self._has_dependencies = bool(self._execute("SELECT 1 FROM dependencies LIMIT 1").fetchone())
+        self.spec = lru_cache(maxsize=512)(self._read_spec)
+        self._lane = lru_cache(maxsize=4096)(self._read_lane)
+
+    @contextlib.contextmanager
+    def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
+        """All of it or nothing; `is_synced` as Database has it."""
+        try:
+            with self._db.transaction(is_synced=is_synced):
+                yield
+        except BaseException:
+            # What was read of rows that are gone again must not be taken for others of the same number.
+            self.spec.cache_clear()
+            self._lane.cache_clear()
+            self._settings = self._known_arriving = None
+            self._has_dependencies = self._has_delayed = True
+            raise
+
+    # Settings
+
+    def setting(self, name: str) -> str | None:
+        if self._settings is None:
+            self._settings = dict(self._execute("SELECT name, value FROM settings").fetchall())
+        return self._settings.get(name)
+
+    def set_setting(self, name: str, value: str) -> None:
+        self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+        self._settings = None
+
+    def stopped_tags(self) -> frozenset[str]:
+        """Tags of which nothing starts until somebody says so."""
+        return frozenset(json.loads(self.setting("stopped_tags") or "[]"))
+
+    def counts(self) -> dict[JobState, int]:
+        found = dict(self._execute("SELECT state, jobs FROM counts").fetchall())
+        return {state: found[state] for state in JobState}
+
+    # Submissions
+
+    def submitted(self, token: str) -> tuple[int, int] | None:
+        """The first and last id of a submission that was sent before."""
+        query = "SELECT first_id, last_id FROM submissions WHERE token = ? AND is_complete"
+        row = self._execute(query, (token,)).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    @property
+    def _arriving(self) -> set[int]:
+        """Submissions that are not complete."""
+        if self._known_arriving is None:
+            found = self._execute("SELECT id FROM submissions WHERE NOT is_complete").fetchall()
+            self._known_arriving = {submission for (submission,) in found}
+        return self._known_arriving
+
+    @property
+    def has_arriving(self) -> bool:
+        """Whether any jobs are not there yet, as the rest of their submission is still to come."""
+        return bool(self._arriving)
+
+    def is_arriving(self, job_id: int) -> bool:
+        """Whether the rest of its submission is still to come."""
+        return bool(self._arriving) and self.lane_of(job_id).batch in self._arriving
+
+    def begin_submission(self, token: str, count: int) -> tuple[int, int]:
+        """Its own id, and the first of `count` job ids. Its jobs are not there until it is completed."""
+        first = int(self.setting("next_id") or 1)
+        self.set_setting("next_id", str(first + count))
+        row = (token or None, first, first + count - 1)
+        cursor = self._execute(
+            "INSERT INTO submissions (token, first_id, last_id, is_complete) VALUES (?, ?, ?, 0)", row
+        )
+        submission = int(cursor.lastrowid or 0)
+        self._arriving.add(submission)
+        return submission, first
+
+    def complete_submission(self, submission: int) -> None:
+        self._execute("UPDATE submissions SET is_complete = 1 WHERE id = ?", (submission,))
+        self._arriving.discard(submission)
+
+    def drop_attempt(self, job_id: int, number: int) -> None:
+        """Forgets one that never began: it was no run of the job's."""
+        self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
+        self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
+
+    def drop_incomplete(self, token: str | None = None) -> None:
+        """Forgets submissions that were never acknowledged: all of them, or the one that was sent with the token."""
+        query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?)"
+        for submission, first, last in self._execute(query, (token, token)).fetchall():
+            spec = self._execute("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last)).fetchone()
+            for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
+                self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
+            self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
+            self._execute("DELETE FROM specs WHERE id = ?", spec or (None,))
+            self.spec.cache_clear()  # another may get its number
+            self._arriving.discard(submission)
+
+    def begin_ids_after(self, job_id: int) -> None:
+        if int(self.setting("next_id") or 1) <= job_id:
+            self.set_setting("next_id", str(job_id + 1))
+
+    def add_spec(self, spec: JobSpec) -> int:
+        row = (row_codec.spec_to_text(spec), row_codec.reason_to_text(" ".join(spec.command)))
+        return int(self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0)
+
+    def lane_id(self, lane: Lane) -> int:
+        """The lane of that kind, made where there is none yet."""
+        text = row_codec.lane_to_text(lane)
+        row = self._execute("SELECT id FROM lanes WHERE body = ?", (text,)).fetchone()
+        if row is None:
+            return int(self._execute("INSERT INTO lanes (body) VALUES (?)", (text,)).lastrowid or 0)
+        return int(row[0])
+
+    def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[Element]) -> None:
+        """Jobs with ids from `first_id` on, like `like` but for what their elements say."""
+        spec, name, tag = like.spec, like.spec.name, like.spec.tag
+        self._db.executemany(
+            "INSERT INTO jobs (id, spec, lane, state, priority, user, name, tag, submitted_at, group_id, group_limit, "
+            "array_index, details, reason, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    job_id, spec_id, lane_id, like.state, like.priority, like.user, name, tag, like.submitted_at,
+                    like.group if spec.is_array else None, like.group_limit, element.index,
+                    row_codec.details_to_text(element), like.reason, like.ended_at,
+                )
+                for job_id, element in enumerate(elements, first_id)
+            ),
+        )  # fmt: skip
+
+    def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
+        self._has_dependencies = True
+        self._db.executemany(
+            "INSERT INTO dependencies VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
+        )
+
+    # Jobs
+
+    def job(self, job_id: int) -> Job | None:
+        query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE id = ?"  # noqa: S608 - our own column names
+        row = self._execute(query, (job_id,)).fetchone()
+        return None if row is None else row_codec.job_from_row(row, self.spec(row[1]))
+
+    def state_of(self, job_id: int) -> JobState:
+        return JobState(self._execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+
+    def ready_queues(self) -> list[LaneQueue]:
+        found = (lane_id for (lane_id,) in self._execute(_READY_LANES).fetchall())
+        lanes = map(self._lane, found)
+        return [
+            LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self._arriving
+        ]
+
+    def forget_lanes(self) -> None:
+        """Some are gone, and their numbers may be given out again."""
+        self._lane.cache_clear()
+
+    def has_ready(self) -> bool:
+        return self._execute("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1").fetchone() is not None
+
+    def lane_of(self, job_id: int) -> Lane:
+        return self._lane(self._execute("SELECT lane FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+
+    def place_in_lane(self, lane: Lane, job_id: int) -> int:
+        """How many stand before it in its lane."""
+        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ? AND id < ?"
+        return int(self._execute(query, (lane.id, job_id)).fetchone()[0])
+
+    def change(  # noqa: PLR0913 - the columns that change with a job's state
+        self,
+        job_id: int,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        due_at: float | None = None,
+        ended_at: float | None = None,
+        outcome: Outcome | None = None,
+        failures: int | None = None,
+        queued_at: float | None = None,
+    ) -> None:
+        """`queued_at` is where its waiting begins anew."""
+        self._has_delayed = self._has_delayed or due_at is not None
+        self._execute(
+            "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
+            "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
+            (
+                state, row_codec.reason_to_text(reason), due_at, ended_at, row_codec.outcome_to_text(outcome), failures,
+                queued_at, job_id,
+            ),
+        )  # fmt: skip
+
+    def forgive(self, job_id: int) -> None:
+        """Its failures no longer count against its retries, and what it ran out of is forgotten."""
+        self._execute("UPDATE jobs SET failures = 0, growth = NULL WHERE id = ?", (job_id,))
+
+    def grow(self, job_id: int, growth: Growth) -> None:
+        """From now on its need is its own."""
+        lane = self.lane_of(job_id)
+        lane_id = lane.id if lane.sizes_each else self.lane_id(replace(lane, sizes_each=True, batch=None))
+        self._execute(
+            "UPDATE jobs SET growth = ?, lane = ? WHERE id = ?", (row_codec.value_to_text(growth), lane_id, job_id)
+        )
+
+    def move(self, job_id: int, priority: int) -> None:
+        """Into the lane that is like its own but for the priority."""
+        lane = self.lane_of(job_id)
+        batch = lane.batch if lane.batch in self._arriving else None  # it is not there before all of its submission is
+        lane_id = self.lane_id(replace(lane, priority=priority, batch=batch))
+        self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
+
+    def tell(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
+        """Adds to the job's story."""
+        row = (job_id, at, kind, row_codec.reason_to_text(text))
+        self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", row)
+
+    def due(self, now: float) -> list[int]:
+        if not self._has_delayed:
+            return []
+        query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
+        return [job_id for (job_id,) in self._execute(query, (now,)).fetchall()]
+
+    def next_due(self) -> float | None:
+        if not self._has_delayed:
+            return None
+        due_at: float | None = self._execute("SELECT min(due_at) FROM jobs WHERE state = 'delayed'").fetchone()[0]
+        self._has_delayed = due_at is not None
+        return due_at
+
+    # Attempts
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        self._execute(
+            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - our own column names
+            row_codec.attempt_to_row(attempt),
+        )
+        self._execute(
+            "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
+            "ended_at = NULL WHERE id = ?",
+            (
+                JobState.RUNNING if attempt.has_begun else JobState.PENDING, attempt.number,
+                attempt.started_at if attempt.has_begun else None, attempt.job_id,
+            ),
+        )  # fmt: skip
+
+    def locate_attempt(self, attempt: Attempt) -> None:
+        """Where its engine has it, and since when it runs there."""
+        self._execute(
+            "UPDATE attempts SET started_at = ?, stop_at = ?, place = ?, site_id = ? WHERE job = ? AND number = ?",
+            (
+                attempt.started_at, attempt.stop_at, row_codec.reason_to_text(attempt.place), attempt.site_id,
+                attempt.job_id, attempt.number,
+            ),
+        )  # fmt: skip
+        if attempt.has_begun:
+            self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
+
+    def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
+        """From now on its pid is that of the program, where that is known."""
+        self._execute(
+            "UPDATE attempts SET ended_at = ?, outcome = ?, pid = coalesce(?, pid) WHERE job = ? AND number = ?",
+            (at, row_codec.outcome_to_text(outcome), pid, job_id, number),
+        )
+
+    def update_attempt(self, attempt: Attempt) -> None:
+        """All of it that changes while it lives."""
+        self._execute(
+            "UPDATE attempts SET stop_at = ?, kill_at = ?, stopping = ?, reserved_mb = ?, parked = ?, "
+            "suspended_at = ?, suspended_s = ?, usage = ?, shortage = ? WHERE job = ? AND number = ?",
+            (
+                attempt.stop_at, attempt.kill_at, attempt.stopping, attempt.reserved_mb, attempt.parked,
+                attempt.suspended_at, attempt.suspended_s, row_codec.value_to_text(attempt.usage),
+                row_codec.lack_to_text(attempt.lack), attempt.job_id, attempt.number,
+            ),
+        )  # fmt: skip
+
+    def live(self) -> list[tuple[Job, Attempt]]:
+        """Every job with a live attempt, and that attempt."""
+        query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
+        attempts = [row_codec.attempt_from_row(row) for row in self._execute(query).fetchall()]
+        return [(job, attempt) for attempt in attempts if (job := self.job(attempt.job_id)) is not None]
+
+    def attempts(self, job_id: int) -> list[Attempt]:
+        query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE job = ? ORDER BY number"  # noqa: S608
+        return [row_codec.attempt_from_row(row) for row in self._execute(query, (job_id,)).fetchall()]
+
+    # Dependencies
+
+    def dependants(self, job_id: int) -> list[int]:
+        if not self._has_dependencies:
+            return []
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
+        return [dependant for (dependant,) in self._execute(query, (job_id,)).fetchall()]
+
+    def dependencies(self, job_id: int) -> list[tuple[int, DependencyKind, JobState]]:
+        query = (
+            "SELECT on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? ORDER BY on_job"
+        )
+        found = self._execute(query, (job_id,)).fetchall()
+        return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
+
+    def waits_for_more(self, job_id: int, ended: int) -> bool:
+        """Whether the end of this one decides nothing, as it waits for any end of it, and others have not ended. The
+        last ones first: a job that waits for thousands is asked about at each of their ends."""
+        query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
+        if any(kind != DependencyKind.ANY for (kind,) in self._execute(query, (job_id, ended)).fetchall()):
+            return False
+        query = (
+            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND ended_at IS NULL "
+            "ORDER BY on_job DESC LIMIT 1"
+        )
+        return self._execute(query, (job_id,)).fetchone() is not None
+
+    # Batches
+
+    def batch(self, group: int) -> str | None:
+        row = self._execute("SELECT body FROM batches WHERE first_id = ?", (group,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_batch(self, group: int, body: str) -> None:
+        self._execute("INSERT OR REPLACE INTO batches VALUES (?, ?)", (group, body))
+
+    def last_start(self, group: int) -> float | None:
+        """When the last of its runs started."""
+        query = (
+            "SELECT max(started_at) FROM submissions JOIN jobs ON jobs.id BETWEEN first_id AND last_id "
+            "WHERE first_id = ?"
+        )
+        at: float | None = self._execute(query, (group,)).fetchone()[0]
+        return at
+
+    def unfinished_namesake(self, tag: str, name: str) -> int | None:
+        """A job of that tag and name that is not over."""
+        query = "SELECT id FROM jobs WHERE name = ? AND tag = ? AND ended_at IS NULL LIMIT 1"
+        row = self._execute(query, (name, tag)).fetchone()
+        return None if row is None else int(row[0])
+
+    def last_start_of(self, tag: str) -> float | None:
+        at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
+        return at
+
+    def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
+        query = (
+            "SELECT id, coalesce(queued_at, submitted_at) FROM jobs "
+            "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
+        )
+        last, limit = 0, _FIRST_FEW
+        while found := self._execute(query, (lane_id, last, limit)).fetchall():
+            for job_id, queued_at in found:
+                yield Candidate(job_id=job_id, queued_at=queued_at)
+            last, limit = found[-1][0], _MORE
+
+    def _read_spec(self, spec_id: int) -> JobSpec:
+        row = self._execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()
+        return row_codec.spec_from_text(row[0])
+
+    def _read_lane(self, lane_id: int) -> Lane:
+        row = self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()
+        return row_codec.lane_from_text(lane_id, row[0])

@@ -1,0 +1,74 @@
+"""Past: runs that are over, by the time in which they ran, and when each of them was suspended."""
+
+import sqlite3
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.store.row_codec import command_shown
+
+_OVER = """
+SELECT attempts.job, number, attempts.started_at, attempts.ended_at, devices, attempts.outcome, reserved_mb,
+    suspended_s > 0 OR suspended_at IS NOT NULL, engine, place, jobs.name, user, details, array_index,
+    CAST(specs.command AS BLOB)
+FROM attempts INDEXED BY attempts_ended CROSS JOIN jobs ON jobs.id = attempts.job CROSS JOIN specs ON specs.id = spec
+WHERE attempts.ended_at IS NOT NULL AND attempts.ended_at > ? AND attempts.started_at < ?
+ORDER BY attempts.ended_at DESC LIMIT ?
+"""
+_COUNT = "SELECT count(*) FROM attempts WHERE ended_at IS NOT NULL AND ended_at > ? AND started_at < ?"
+_MOVES = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One attempt that is over; `moves` are of its job: when it was suspended and when it went on."""
+
+    job: int
+    attempt: int
+    begins: float
+    ends: float
+    devices: tuple[str, ...]
+    outcome: OutcomeKind
+    reserved_mb: float | None
+    engine: str
+    place: str | None
+    name: str | None
+    user: str
+    command: str
+    moves: tuple[tuple[float, str], ...]
+
+
+def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[Run], int]:
+    """Those that ended last first, and how many there are beside these."""
+    rows = connection.execute(_OVER, (since, until, limit)).fetchall()
+    left_out = 0
+    if len(rows) == limit:
+        left_out = max(0, connection.execute(_COUNT, (since, until)).fetchone()[0] - limit)
+    return [_run(row, moves_of(connection, row[0]) if row[7] else ()) for row in rows], left_out
+
+
+def moves_of(connection: sqlite3.Connection, job_id: int) -> tuple[tuple[float, str], ...]:
+    return tuple((at, kind) for at, kind in connection.execute(_MOVES, (job_id,)))
+
+
+def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> Run:
+    job, number, begins, ends, devices, outcome, reserved_mb, _, engine, place, name, user, details, index, command = (
+        row
+    )
+    text = command_shown(command.decode(errors="replace"), details, index)
+    return Run(
+        job=job,
+        attempt=number,
+        begins=begins,
+        ends=ends,
+        devices=tuple(devices.split()) if devices else (),
+        outcome=msgspec.json.decode(outcome, type=Outcome).kind,
+        reserved_mb=reserved_mb,
+        engine=engine,
+        place=place,
+        name=name,
+        user=user,
+        command=text,
+        moves=moves,
+    )

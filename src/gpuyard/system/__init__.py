@@ -1,0 +1,1 @@
+"""Small helpers over the operating system: clock, files, process identity."""

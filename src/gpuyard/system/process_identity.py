@@ -1,0 +1,79 @@
+"""Who a process is: a pid alone is used again, a pid with its start time and the machine's boot is not."""
+
+import os
+import pwd
+from functools import lru_cache
+from pathlib import Path
+
+from gpuyard.core.lease import Holder
+
+_LONGEST_LABEL = 200
+
+
+def this_process(label: str | None = None) -> Holder:
+    uid, pid = os.getuid(), os.getpid()
+    return Holder(
+        uid=uid,
+        user=user_name(uid),
+        pid=pid,
+        pid_started=start_time(pid),
+        boot_id=boot_id(),
+        label=tidy_label(label),
+    )
+
+
+def tidy_label(label: str | None) -> str | None:
+    """Of a length to be shown, and without what would play tricks on the terminal of whoever reads it."""
+    if label is None or (label.isprintable() and len(label) <= _LONGEST_LABEL):
+        return label
+    return "".join(letter if letter.isprintable() else "?" for letter in label[:_LONGEST_LABEL])
+
+
+@lru_cache(maxsize=256)  # it may be asked of a server far away
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def start_time(pid: int) -> float | None:
+    """Seconds since the epoch, or `None` for a process that is not there."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def is_alive(holder: Holder) -> bool:
+    """Whether the very process that made the record is there, and belongs to the owner of the file."""
+    import psutil
+
+    try:
+        process = psutil.Process(holder.pid)
+        started = process.create_time()
+        uid = process.uids().real
+    except psutil.Error:
+        return False
+    same_start = holder.pid_started is None or abs(started - holder.pid_started) < 1.0
+    return same_start and uid == holder.uid and holder.boot_id in (None, boot_id())
+
+
+def is_stopped(holder: Holder) -> bool:
+    """Whether the process was halted, as Ctrl-Z does: it will not take what is kept for it."""
+    import psutil
+
+    try:
+        return psutil.Process(holder.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None

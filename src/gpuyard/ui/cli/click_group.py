@@ -1,0 +1,104 @@
+"""The click group: every verb by its name, each imported only when it is used.
+
+Queue verbs are tables of options; here they become click commands, for `--help`, completion and mistakes.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpuyard import __version__
+from gpuyard.errors import UserError
+from gpuyard.ui.cli import ALIASES, EXIT_INTERRUPTED, MACHINE_VERBS, QUEUE_VERBS, RECIPES, VERBS, import_verb
+from gpuyard.ui.cli.verb_options import Option, Typed, Verb, Words
+
+
+class VerbGroup(click.Group):
+    """Knows the verbs without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        verb = ALIASES.get(cmd_name, cmd_name)
+        if verb not in VERBS:
+            return None
+        module = import_verb(verb)
+        if verb in QUEUE_VERBS:
+            return click_command(verb, module.VERB, module.run)
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and args[0] not in ALIASES and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            meant = f"did you mean `gpuyard {near[0]}`?" if near else "see `gpuyard --help`"
+            raise UserError(f"there is no command '{args[0]}'", hint=meant)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for title, verbs in (("The queue", QUEUE_VERBS), ("Recipes", RECIPES), ("Without the queue", MACHINE_VERBS)):
+            with formatter.section(title):
+                formatter.write_dl(sorted(verbs.items()))
+
+
+@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """gpuyard watches the GPUs of this machine, and runs a queue of jobs on them.
+
+    Exit status: 0 it worked, 1 something on this machine stands in the way, 2 the command line or its input is wrong.
+    """
+
+
+def run_group() -> int:
+    """The command line as click understands it; the exit status."""
+    try:
+        status = cli(standalone_mode=False, prog_name="gpuyard")
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def click_command(name: str, verb: Verb, run: Callable[[Typed], int]) -> click.Command:
+    """The same verb for click: it understands what `fast` understands, and says what is wrong with the rest."""
+
+    def callback(**values: Any) -> int:
+        words = values.pop("words", ())
+        typed = {option.name: values[_parameter_name(option)] for option in verb.options}
+        given = {name: value for name, value in typed.items() if value not in (None, False, ())}
+        lists = {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
+        return run(Typed({**given, **lists}, [words] if isinstance(words, str) else list(words)))
+
+    parameters: list[click.Parameter] = [_click_option(option) for option in verb.options]
+    parameters += [_click_argument(verb.words)] if verb.words else []
+    is_program = verb.words is not None and verb.words.is_program
+    settings = {"allow_interspersed_args": not is_program}
+    return click.Command(name, params=parameters, help=verb.text, callback=callback, context_settings=settings)
+
+
+def _parameter_name(option: Option) -> str:
+    return option.name.replace("-", "_")
+
+
+def _click_option(option: Option) -> click.Option:
+    forms = [f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
+    if option.is_flag:
+        return click.Option([*forms, _parameter_name(option)], is_flag=True, help=option.text)
+    return click.Option(
+        [*forms, _parameter_name(option)], metavar=option.metavar, multiple=option.is_repeatable, help=option.text
+    )
+
+
+def _click_argument(words: Words) -> click.Argument:
+    kind = click.Choice(words.choices) if words.choices else click.UNPROCESSED
+    return click.Argument(
+        ["words"], nargs=-1 if words.is_many else 1, required=not words.is_many, type=kind, metavar=words.metavar
+    )

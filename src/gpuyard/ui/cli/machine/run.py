@@ -1,0 +1,209 @@
+"""`gpuyard run`: a program on GPUs of its own, as soon as they can be had."""
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Struct
+
+from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.wait_text import describe_wait, telling_reasons
+from gpuyard.core.units import parse_size
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ui.cli.rich_output import seconds
+
+if TYPE_CHECKING:
+    from gpuyard.core.lease import Lease, Need
+    from gpuyard.core.snapshot import Device, Snapshot
+    from gpuyard.leases.ledger import HeldLease
+
+# Other processes' memory and load come and go without notice; leases are noticed at once.
+_LOOK_AGAIN_S = 1.0
+_PERCENT = click.FloatRange(0, 100)
+_AMOUNT = click.FloatRange(min=0)
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """What was typed."""
+
+    gpus: int
+    vram_mb: float | None
+    exclusive: bool
+    device: str | None
+    max_cpu: float | None
+    min_free_mem_mb: float | None
+    max_gpu: float | None
+    max_gpu_mem_mb: float | None
+    max_power_w: float | None
+    wait_s: float | None
+    label: str | None
+    program: tuple[str, ...]
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--gpus", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
+              help="How many GPUs; 0 for none, only the bounds on CPU and RAM.")  # fmt: skip
+@click.option("--vram", "vram_mb", type=parse_size, metavar="SIZE",
+              help="Share GPUs, reserving this much memory on each. [a GPU alone, as good as empty]")  # fmt: skip
+@click.option("--exclusive", is_flag=True, help="With --vram: be alone, where that much is free.")
+@click.option("--device", metavar="LIST", help="Only of these, such as 0,2 or a GPU's id.")
+@click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start at no more than P percent CPU use.")
+@click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start with at least M MB of RAM available.")
+@click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at no more than P percent use.")
+@click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with at most M MB of memory used.")
+@click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw no more than W watts.")
+@seconds("wait", None, 0.0, "Give up after this time. [wait for ever]")
+@click.option("--label", metavar="TEXT", help="What others see who wait for it. [the program's name]")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
+def command(**typed: Any) -> int:
+    """Run a program on GPUs of its own, as soon as they can be had.
+
+    It exits with the program's status (128 and the signal's number where a signal ended it), 1 where the GPUs could
+    not be had in time, 126 or 127 where the program cannot be run. The GPUs stay taken until everything that the
+    program started has ended, even if gpuyard itself is killed.
+    """
+    from gpuyard.engines.foreground import Program, run_program, signals_for_the_main_thread
+    from gpuyard.leases.ledger import open_ledger
+    from gpuyard.probes.local_machine import snapshot
+    from gpuyard.wait_for_devices import enclosing_lease
+
+    asked = _Asked(**typed)
+    _check(asked)
+    path, status = _find_program(asked.program[0])
+    if status:
+        return status
+    with signals_for_the_main_thread():
+        seen = snapshot()
+    need = _need(asked, seen)
+    around = enclosing_lease(open_ledger(), need)
+    if around is not None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
+        os.execve(path, asked.program, _environment(around, seen))  # noqa: S606 - others keep the lease around us
+    held = _wait(asked, need, seen)
+    program = Program(path=path, arguments=asked.program, environment=_environment(held.lease, seen))
+    return run_program(program, held.path, held.descriptor)
+
+
+def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
+    from gpuyard.config import load_config
+    from gpuyard.leases.measured_usage import LEASE_VARIABLE
+    from gpuyard.visible_devices import visible_variables
+
+    devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
+    visible = visible_variables(devices, seen, by_uuid=load_config().devices.shows_uuids)
+    return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
+
+
+def _check(asked: _Asked) -> None:
+    if not asked.program:
+        raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
+    if asked.vram_mb is not None and asked.vram_mb <= 0:
+        raise UserError("--vram is nothing", hint="give it at least 1M, or leave it out for a GPU of its own")
+    if asked.gpus == 0 and (asked.vram_mb is not None or asked.exclusive or asked.device is not None):
+        raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
+
+
+def _find_program(name: str) -> tuple[str, int]:
+    """Its path, or the status that shells give: before a long wait, not after it."""
+    from gpuyard.engines.foreground import CANNOT_EXECUTE, NOT_FOUND
+
+    found = shutil.which(name)
+    if found is not None:
+        return found, 0
+    places = [name] if os.sep in name else [os.path.join(place, name) for place in os.get_exec_path()]
+    is_there = bool(name) and any(os.path.exists(place) for place in places)
+    complaint = "it cannot be executed" if is_there else "there is no such program"
+    click.echo(f"gpuyard: {name}: {complaint}", err=True)
+    return "", CANNOT_EXECUTE if is_there else NOT_FOUND
+
+
+def _need(asked: _Asked, seen: "Snapshot") -> "Need":
+    from gpuyard.core.device_names import check_possible
+    from gpuyard.core.lease import Need
+    from gpuyard.scripting.gpu_scheduler import banned_devices
+
+    banned = banned_devices(seen)
+    only = [device for device in _candidates(asked, seen) if device.id not in banned]
+    if asked.gpus and not only and asked.device is None:
+        raise EnvironmentFault("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
+    check_possible(asked.gpus, asked.vram_mb, only)
+    return Need(
+        devices=asked.gpus,
+        memory_mb=asked.vram_mb,
+        is_exclusive=asked.exclusive or asked.vram_mb is None,
+        only=tuple(device.id for device in only),
+        banned=banned,
+        max_utilization_percent=asked.max_gpu,
+        max_power_w=asked.max_power_w,
+        max_memory_used_mb=asked.max_gpu_mem_mb,
+        max_cpu_percent=asked.max_cpu,
+        min_host_memory_mb=asked.min_free_mem_mb,
+    )
+
+
+def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
+    """Those named; else those that a CUDA_VISIBLE_DEVICES from outside lets us use."""
+    from gpuyard.core.device_names import find_devices
+    from gpuyard.visible_devices import visible_devices
+
+    if asked.gpus == 0:
+        return []
+    if asked.device is None:
+        return visible_devices(seen)
+    names = [name.strip() for name in asked.device.split(",") if name.strip()]
+    if not names:
+        raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
+    return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
+
+
+def _wait(asked: _Asked, need: "Need", seen: "Snapshot") -> "HeldLease":
+    from gpuyard.config import load_config
+    from gpuyard.leases.ledger import open_ledger
+    from gpuyard.probes.local_machine import snapshot
+    from gpuyard.wait_for_devices import Acquisition
+
+    label = asked.label or os.path.basename(asked.program[0])
+    bound = load_config().queue.max_foreign_load_percent
+    acquisition = Acquisition(open_ledger(), snapshot, need, label=label, max_foreign_load_percent=bound)
+    line = _WaitingLine(need, seen)
+    try:
+        wait_s = math.inf if asked.wait_s is None else asked.wait_s
+        return acquisition.wait(wait_s, _LOOK_AGAIN_S, line.show)
+    finally:
+        line.clear()
+
+
+class _WaitingLine:
+    """What is waited for and who holds it, in one line: in place on a terminal, anew in a pipe when that changes."""
+
+    def __init__(self, need: "Need", seen: "Snapshot") -> None:
+        self._need = need
+        self._names = {device.id: str(device.index) for device in seen.devices if device.index is not None}
+        self._in_place = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown: object = None
+
+    def show(self, reasons: tuple[Reason, ...]) -> None:
+        telling = telling_reasons(self._need, reasons)
+        line = f"gpuyard: {describe_wait(self._need, telling, self._names)}"
+        if self._in_place:
+            width = max(20, shutil.get_terminal_size().columns)
+            self._print(line, f"\r{line[: width - 1]}\x1b[K")
+        else:
+            # Figures change at each look; that alone is not worth another line in a log.
+            what = [(reason.kind, reason.device_id, frozenset(reason.holders)) for reason in telling]
+            self._print(what, f"{line}\n")
+
+    def clear(self) -> None:
+        if self._in_place and self._shown is not None:
+            self._print(None, "\r\x1b[K")
+
+    def _print(self, what: object, text: str) -> None:
+        if what != self._shown:
+            self._shown = what
+            with contextlib.suppress(OSError):  # nobody reads it any more, and the program may still be wanted
+                click.echo(text, nl=False, err=True)

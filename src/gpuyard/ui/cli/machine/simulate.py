@@ -1,0 +1,170 @@
+"""`gpuyard simulate`: what the queue would make of a trace, under one policy or another."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ui.cli.rich_output import json_option, print_json
+
+if TYPE_CHECKING:
+    from gpuyard.simulator.compare_policies import Compared
+    from gpuyard.simulator.schedule_metrics import Figures
+
+
+def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+@click.command("simulate")
+@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--mix", callback=_words, metavar="NAMES", help="Draw a random trace instead: lucid, carma or both.")
+@click.option("--jobs", type=click.IntRange(1), default=400, show_default=True, help="How many jobs to draw.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Jobs per hour. [twice what `fifo` could do]")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed draws the same trace.")
+@click.option("--devices", default="4x24GB", show_default=True, metavar="SPEC", help="Such as 1x80GB,2x24GB.")
+@click.option(
+    "--policy", "policies", callback=_words, default="fifo,declared,gpuyard", show_default=True, metavar="NAMES",
+    help="What to compare.",
+)  # fmt: skip
+@click.option("--passes", type=click.IntRange(1), default=2, show_default=True, help="How often the trace is run.")
+@click.option("--quantum", type=click.FloatRange(0), help="Seconds that one step may sum up. [by the size]")
+@click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="GPUYARD_TRACES",
+              help="The folder of measured programs and pairs. [GPUYARD_TRACES]")  # fmt: skip
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the trace that was run.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last pass: FILE.svg or .png."
+)
+@json_option
+def command(  # noqa: PLR0913, PLR0917 - the options
+    trace: Path | None,
+    mix: tuple[str, ...],
+    jobs: int,
+    rate: float | None,
+    seed: int,
+    devices: str,
+    policies: tuple[str, ...],
+    passes: int,
+    quantum: float | None,
+    traces: Path | None,
+    save: Path | None,
+    picture: Path | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Run a trace of jobs through the queue in simulated time, and compare policies.
+
+    TRACE is a CSV file of jobs; docs/how-to/compare-policies.md says what is in it.
+    """
+    if (trace is None) == (not mix):
+        raise UserError("name one trace, or draw one with --mix", hint="such as gpuyard simulate --mix lucid")
+    from gpuyard.simulator.compare_policies import Wish, compare
+
+    if picture is not None:
+        _check_ending(picture)
+    compared = compare(
+        Wish(
+            trace=trace,
+            mix=mix,
+            jobs=jobs,
+            per_hour=rate,
+            seed=seed,
+            devices=devices,
+            policies=policies,
+            passes=passes,
+            quantum_s=quantum,
+            traces=traces,
+        )
+    )
+    if save is not None:
+        _save(compared, save)
+    if picture is not None:
+        _draw(compared, picture)
+    if as_json:
+        print_json(compared.as_dict())
+    else:
+        _print(compared)
+
+
+def _print(compared: "Compared") -> None:
+    from gpuyard.core.units import format_duration
+
+    bound = compared.bound
+    click.echo(f"{len(compared.jobs):,} jobs on {compared.devices}")
+    if compared.too_large:
+        needs = "job that needs" if compared.too_large == 1 else "jobs that need"
+        click.echo(f"left out: {compared.too_large:,} {needs} more than these GPUs have")
+    if compared.never_ran:
+        click.echo(f"left out: {compared.never_ran:,} pods that used no GPU or never ran")
+    click.echo(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}\n")
+    rows = [_row(figures) for figures in compared.figures]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
+        click.echo("  ".join(cells))
+
+
+def _row(figures: "Figures") -> dict[str, str]:
+    return {
+        "policy": figures.policy,
+        "pass": str(figures.pass_number),
+        "makespan": _short(figures.makespan_s),
+        "/bound": f"{figures.over_bound:.2f}",
+        "wait": _short(figures.mean_wait_s),
+        "p99": _short(figures.p99_wait_s),
+        "done": _short(figures.mean_completion_s),
+        "p99 ": _short(figures.p99_completion_s),
+        "gpu%": f"{figures.compute_percent:.0f}",
+        "mem%": f"{figures.memory_percent:.0f}",
+        "oom": str(figures.out_of_memory),
+        "lost": str(figures.lost),
+        "paused": _short(figures.preempted_s),
+    }
+
+
+def _short(seconds: float) -> str:
+    """In one unit, so that thirteen columns fit on a narrow screen."""
+    for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{abs(seconds):.0f}s"
+
+
+def _save(compared: "Compared", path: Path) -> None:
+    from gpuyard.simulator.trace_file import write_trace
+
+    with _opened(path) as file:
+        write_trace(compared.jobs, file)
+
+
+def _check_ending(path: Path) -> None:
+    """Before a long simulation rather than after it."""
+    ending = path.suffix.lower()
+    if ending not in {".svg", ".png"}:
+        raise UserError(f"a picture is drawn as SVG or PNG, not as '{path.name}'", hint="name it FILE.svg")
+    if ending == ".png" and find_spec("cairosvg") is None:
+        raise EnvironmentFault("PNG pictures need the package cairosvg", hint="name the picture FILE.svg")
+
+
+def _draw(compared: "Compared", path: Path) -> None:
+    from gpuyard.core.units import format_duration
+    from gpuyard.simulator.timeline_picture import draw_timeline
+
+    best = min(panel.figures.makespan_s for panel in compared.last)
+    title = f"{len(compared.jobs):,} jobs on {compared.devices}, done in {format_duration(best)}"
+    svg = draw_timeline(compared.last, title)
+    if path.suffix.lower() == ".svg":
+        with _opened(path) as file:
+            file.write(svg)
+        return
+    import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path))
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""`gpuyard top`: the GPUs, the queue and a job's log, live in the terminal."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuyard.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from gpuyard.ui.tui.app import Top
+
+
+@click.command("top")
+def command() -> None:
+    """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
+
+    ? in it shows the keys, q leaves it. It needs the extra `top` of the package: the package textual.
+    """
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
+        raise UserError("`gpuyard top` needs a terminal", hint="in a pipe use `gpuyard queue` and `gpuyard devices`")
+    try:
+        from gpuyard.ui.tui.app import Top
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "textual":
+            raise
+        from gpuyard.installation import find_installation
+
+        raise EnvironmentFault(
+            "`gpuyard top` needs textual, which comes with gpuyard's extra `top`",
+            hint=f"install it with: {find_installation().with_extra('top')}",
+        ) from error
+    _show(Top)
+
+
+def _show(make: "type[Top]") -> None:
+    from gpuyard.connect.fast_http import connect
+    from gpuyard.ui.tui.glyphs import has_colour, letters_for
+
+    with connect(start=True) as daemon:
+        daemon.request("GET", "/status")  # an older daemon is restarted, or told of, while there is no screen yet
+    if not has_colour(os.environ):
+        os.environ["NO_COLOR"] = "1"
+    make(letters_for(os.environ, sys.stdout.encoding or "")).run()

@@ -1,0 +1,111 @@
+"""`gpuyard watch`: follows the machine; a live table on a terminal, plain lines in a pipe, rows in a log."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuyard.probes.sampler import Sample
+
+_HISTORY = 24
+
+
+@click.command("watch")
+@seconds("interval", "1s", 0.05, "How long from one sample to the next.")
+@click.option("--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.csv|FILE.jsonl",
+              help="Also append each sample to this file; it is rotated at 32 MB.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N samples.")
+@deadline_option
+def command(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> None:
+    """Follow the GPUs and the host live, and log them. Ctrl-C ends it."""
+    samples = _samples(interval_s, log_path, count, deadline_s)
+    # What ends us must not leave the terminal without its cursor.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            _show_live(samples)
+        else:
+            _print_lines(samples)
+    except KeyboardInterrupt:
+        pass  # the way to end a watch
+
+
+def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> "Iterator[Sample]":
+    from gpuyard.probes.local_machine import local_machine
+    from gpuyard.probes.sample_log import SampleLog
+    from gpuyard.probes.sampler import Sampler
+    from gpuyard.system.clock import SystemClock
+
+    clock = SystemClock()
+    sink = SampleLog(log_path) if log_path else None
+    sampler = Sampler(local_machine(deadline_s), clock, sink=sink)
+    with sampler.want(interval_s):
+        taken = 0
+        while count is None or taken < count:
+            clock.sleep(sampler.due_in() or 0.0)
+            yield sampler.sample()
+            taken += 1
+
+
+def _show_live(samples: "Iterator[Sample]") -> None:
+    from rich.live import Live
+
+    from gpuyard.probes.common.pci_gpus import vendors_on_pci
+    from gpuyard.probes.common.process_info import describe_processes
+    from gpuyard.ui.views.device_tables import Extras, snapshot_view
+    from gpuyard.ui.views.live_display import Picture
+
+    out = console()
+    expected = vendors_on_pci()
+    history: dict[str, list[float | None]] = {}
+    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+        for sample in samples:
+            for device in sample.snapshot.devices:
+                past = history.get(device.id, [])[1 - _HISTORY :]
+                history[device.id] = [*past, device.utilization_percent]
+            people = describe_processes(pids_of(sample.snapshot))
+            extras = Extras(expected=expected, history=history, people=people, height=out.height)
+            shown.draw(snapshot_view(sample.snapshot, out, extras))
+
+
+def _print_lines(samples: "Iterator[Sample]") -> None:
+    from gpuyard.core.snapshot_json import iso_time
+    from gpuyard.probes.common.pci_gpus import vendors_on_pci
+    from gpuyard.ui.views.device_tables import device_label, host_line, worth_telling
+
+    expected = vendors_on_pci()
+    for sample in samples:
+        snapshot = sample.snapshot
+        time = iso_time(snapshot.taken_at)
+        for problem in worth_telling(snapshot, expected):
+            if problem in sample.news:
+                click.echo(f"! {problem}", err=True)
+        click.echo(f"{time}  {host_line(snapshot.host)}")
+        for device in snapshot.devices:
+            click.echo(f"{time}  {device_label(device, snapshot.devices)}  {_device_line(sample, device.id)}")
+        sys.stdout.flush()
+
+
+def _device_line(sample: "Sample", device_id: str) -> str:
+    from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text, power_text
+
+    device = sample.snapshot.device(device_id)
+    assert device is not None
+    facts = [
+        device.name or device.id,
+        f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
+        f"use {figure_text(device.utilization_percent, '%')}",
+        f"smoothed {figure_text(sample.devices[device_id].utilization_percent, '%')}",
+        f"power {power_text(device)}",
+        f"temp {figure_text(device.temperature_c, 'C')}",
+        f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
+    ]
+    return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])

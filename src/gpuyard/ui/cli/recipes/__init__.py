@@ -1,0 +1,1 @@
+"""Commands that run many jobs: batch, datagen, render, workspace."""

@@ -1,0 +1,91 @@
+"""Options that `gpuyard render` and `gpuyard render profile` have, and what was meant by them."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpuyard.core.units import parse_size
+from gpuyard.errors import UserError
+from gpuyard.ui.cli.terminal import note
+from gpuyard.ui.cli.text_table import clean
+
+if TYPE_CHECKING:
+    from gpuyard.recipes.render.default_budgets import Budget
+    from gpuyard.recipes.render.manifest import Manifest
+    from gpuyard.residency.loading.asset_loader import Loader
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TOLD = 20
+
+manifest_argument = click.argument("manifest", metavar="MANIFEST")
+loader_option = click.option(
+    "--loader", metavar="MOD:FN", help="Reads a file that is no PLY: FN(path) gives its arrays by name."
+)
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cuda", "host"]), default="auto", show_default=True,
+    help="A GPU through PyTorch, or one that is simulated in RAM.",
+)  # fmt: skip
+
+
+def size_option(name: str, text: str, *, may_be_none: bool = False) -> Callable[[F], F]:
+    def check(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+        if value == 0 and not may_be_none:
+            raise UserError(f"--{name} is nothing", hint=f"write it as --{name} 8G")
+        if value == math.inf:
+            raise UserError(f"--{name} is too much", hint=f"write it as --{name} 8G")
+        return value
+
+    return click.option(f"--{name}", type=parse_size, callback=check, metavar="SIZE", help=text)
+
+
+def whole_option(name: str, default: int, text: str) -> Callable[[F], F]:
+    return click.option(
+        f"--{name}", type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=text
+    )
+
+
+def read_manifest(path: str, *, is_strict: bool = False) -> "Manifest":
+    """Says what is wrong with it; UserError where there is nothing to do, or all has to be right."""
+    from gpuyard.recipes.render.manifest import read
+
+    manifest = read(path)
+    told = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
+    if told and is_strict:
+        raise UserError("\n  ".join(["the manifest is not right in all places:", *told]), hint="nothing was rendered")
+    for line in told[:_TOLD]:
+        note(f"gpuyard: {line}")
+    if len(told) > _TOLD:
+        note(f"gpuyard: and {len(told) - _TOLD:,} more; --strict lists them all")
+    if not manifest.units:
+        raise UserError(f"there is nothing to render in {path}", hint="`gpuyard render --help` says what goes in there")
+    return manifest
+
+
+def loader_of(text: str | None) -> "Loader":
+    from gpuyard.recipes.render.load_function import LOADER, find_function
+    from gpuyard.residency.loading.asset_loader import Loader
+
+    return Loader(None if text is None else find_function("--loader", text, LOADER))
+
+
+def budgets_of(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
+    """As typed, or a part of what is free; then it says so."""
+    from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
+    from gpuyard.residency.memory.open_memory import want_of_a_card
+
+    vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
+    ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
+    if (want := want_of_a_card(device)) is not None:
+        why, remedy = want
+        note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
+    chosen = [
+        f"{option} is {budget.text()}"
+        for option, budget in (("--vram-budget", vram), ("--ram-budget", ram))
+        if budget.why is not None
+    ]
+    if chosen:
+        note(f"gpuyard: {', '.join(chosen)}")
+    return vram, ram

@@ -1,0 +1,193 @@
+"""`gpuyard render profile`: what each asset of a manifest takes and costs, and what the budgets should be."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuyard.ui.cli import EXIT_FAULT
+from gpuyard.ui.cli.recipes.redirect_output import only_the_answer
+from gpuyard.ui.cli.recipes.render_options import (
+    budgets_of,
+    device_option,
+    loader_of,
+    loader_option,
+    manifest_argument,
+    read_manifest,
+)
+from gpuyard.ui.cli.rich_output import json_option
+from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, say_table
+from gpuyard.ui.cli.text_table import UNKNOWN, Column, clean
+
+if TYPE_CHECKING:
+    from gpuyard.recipes.render.budget_advice import Advice
+    from gpuyard.recipes.render.manifest import Manifest
+    from gpuyard.recipes.render.profile_assets import Measured, Profiler
+
+_SCENE_SLOTS, _WORKERS = 5, 4
+_ASSETS = (
+    Column("kind"),
+    Column("asset", is_long=True),
+    Column("labels", is_right=True, is_spare=True),
+    Column("frames", is_right=True),
+    Column("on disk", is_right=True, is_spare=True),
+    Column("in RAM", is_right=True),
+    Column("in VRAM", is_right=True),
+    Column("load", is_right=True),
+    Column("upload", is_right=True),
+)
+_BUDGETS = (
+    Column(""),
+    Column("VRAM", is_right=True),
+    Column("RAM", is_right=True),
+    Column("", is_long=True),
+)
+
+
+@click.command("profile")
+@manifest_argument
+@loader_option
+@device_option
+@json_option
+def profile_command(manifest: str, loader: str | None, device: str, as_json: bool) -> int:  # noqa: FBT001
+    """Read and upload every asset of MANIFEST once, and say what the budgets should be.
+
+    Exit status 1 where an asset cannot be had.
+    """
+    from gpuyard.residency.memory.open_memory import need_numpy
+
+    need_numpy()
+    from gpuyard.recipes.render.budget_advice import advise
+    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler
+
+    with only_the_answer(as_json=as_json):
+        read = read_manifest(manifest)
+        vram, ram = budgets_of(None, None, device)
+        profiler = Profiler(loader_of(loader), device, vram, ram)
+        assets = _measured(profiler, read)
+    overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
+    advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)
+    typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)
+    if as_json:
+        say_json(_as_json(profiler.name, assets, advice, typed))
+    else:
+        _say_assets(assets, os.path.dirname(os.path.abspath(manifest)))
+        _say_advice(advice, typed)
+        _warn(advice, int(vram.mb) << 20, int(ram.mb) << 20)
+    return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
+
+
+def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[Measured]":
+    """With a bar on a terminal: it may take minutes."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from gpuyard.recipes.render.profile_assets import assets_of
+
+    assets = assets_of(manifest.units)
+    bar = Console(stderr=True, highlight=False)
+    return list(
+        track(
+            profiler.measure(assets),
+            "measuring",
+            total=len(assets),
+            console=bar,
+            transient=True,
+            disable=not is_terminal(sys.stderr),
+        )
+    )
+
+
+def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
+    """Plenty, where this machine has that, else what it has."""
+    from gpuyard.recipes.render.budget_advice import size_option
+
+    words = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
+    words += [] if loader is None else ["--loader", loader]
+    words += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram, advice.vram_least)))]
+    words += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram, advice.ram_least)))]
+    return shlex.join(words)
+
+
+# For people
+
+
+def _say_assets(assets: "Sequence[Measured]", folder: str) -> None:
+    say_table(_ASSETS, [*(_row(asset, folder) for asset in assets), _totals(assets)])
+    for asset in assets:
+        if asset.problem is not None:
+            say(paint(f"{asset.kind} {clean(_short(asset.path, folder))}: {clean(asset.problem)}", "red"))
+
+
+def _row(asset: "Measured", folder: str) -> list[str]:
+    sizes = (asset.disk_nbytes, asset.ram_nbytes, asset.vram_nbytes)
+    frames = UNKNOWN if asset.frames is None else f"{asset.frames:,}"
+    times = (asset.load_s, asset.upload_s)
+    name = clean(_short(asset.path, folder))
+    return [str(asset.kind), name, f"{asset.labels:,}", frames, *map(_size, sizes), *map(_time, times)]
+
+
+def _totals(assets: "Sequence[Measured]") -> list[str]:
+    sizes = (
+        sum(asset.disk_nbytes or 0 for asset in assets),
+        sum(asset.ram_nbytes or 0 for asset in assets),
+        sum(asset.vram_nbytes or 0 for asset in assets),
+    )
+    times = (sum(asset.load_s or 0 for asset in assets), sum(asset.upload_s or 0 for asset in assets))
+    frames = sum(asset.frames or 0 for asset in assets)
+    return ["all", f"{len(assets):,} assets", "", f"{frames:,}", *map(_size, sizes), *map(_time, times)]
+
+
+def _short(path: str, folder: str) -> str:
+    """As the manifest may have it."""
+    inside = os.path.relpath(path, folder)
+    return path if inside.startswith("..") else inside
+
+
+def _size(nbytes: int | None) -> str:
+    from gpuyard.ui.views.render_progress import bytes_text
+
+    return UNKNOWN if nbytes is None else bytes_text(nbytes)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def _say_advice(advice: "Advice", typed: str) -> None:
+    rows = [
+        ("least", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
+        ("good", advice.vram_good, advice.ram_good, f"{_SCENE_SLOTS} scenes and the largest actor in VRAM"),
+        (
+            "plenty",
+            advice.vram_plenty,
+            advice.ram_plenty,
+            f"{_SCENE_SLOTS} scenes and {_WORKERS} actors in VRAM, and all in RAM",
+        ),
+    ]
+    say("")
+    say_table(_BUDGETS, [[word, _size(vram), _size(ram), why] for word, vram, ram, why in rows])
+    say("What the renderer makes for itself in VRAM comes on top.")
+    say("")
+    say(f"Try:  {typed}")
+
+
+def _warn(advice: "Advice", vram: int, ram: int) -> None:
+    if advice.vram_least > vram:
+        note(f"gpuyard: {_size(advice.vram_least)} of VRAM is more than can be had here now")
+    if advice.ram_least > ram:
+        note(f"gpuyard: {_size(advice.ram_least)} of RAM is more than can be had here now")
+
+
+# For scripts
+
+
+def _as_json(device: str | None, assets: "Sequence[Measured]", advice: "Advice", typed: str) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    return {"device": device, "assets": to_builtins(assets), "advice": to_builtins(advice), "command": typed}

@@ -1,0 +1,115 @@
+"""`gpuyard workspace status`: once, or until all is over; in place on a terminal, elsewhere a line for each change."""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from gpuyard.connect.retrying import PatientClient
+from gpuyard.recipes.workspace.sweep_status import Standing, standing_of
+from gpuyard.ui.cli import EXIT_FAULT
+from gpuyard.ui.cli.rich_output import console
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, room, say
+from gpuyard.ui.views.workspace_table import Frame, Line, changes_of, picture_of, summary_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpuyard.recipes.workspace.settings import Loaded
+
+_LOOK_EVERY_S = 1.0
+
+
+def show(loaded: "Loaded") -> None:
+    """All of it, however long: what matters most is at the end."""
+    with PatientClient() as queue:
+        standing = standing_of(loaded, queue)
+    for line in picture_of(standing, _frame(room()[0])):
+        say("".join(paint(text, style) if text.strip() else text for text, style in line))
+
+
+def shown_as_json(loaded: "Loaded") -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    with PatientClient() as queue:
+        standing = standing_of(loaded, queue)
+    counts = {
+        name: getattr(standing, name) for name in ("total", "completed", "running", "waiting", "failed", "not_started")
+    }
+    return {
+        "workspace": standing.workspace,
+        "task_name": standing.task_name,
+        "tag": standing.tag,
+        "counts": counts,
+        "over": standing.is_over,
+        "stopped": standing.is_stopped,
+        "paused": standing.is_paused,
+        "left_s": standing.left_s,
+        "why": standing.why,
+        "notes": list(standing.notes),
+        "tasks": to_builtins(standing.rows),
+    }
+
+
+def watch(loaded: "Loaded") -> int:
+    """The exit status. Whoever no longer wants to see it has what was shown last."""
+    # What ends us must not leave the terminal without its cursor.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
+    try:
+        last = show_all(_standings(loaded))
+    except KeyboardInterrupt:
+        return 0  # the way to end a watch
+    return EXIT_FAULT if last.failed else 0
+
+
+def _standings(loaded: "Loaded") -> Iterator[Standing]:
+    with PatientClient() as queue:
+        while True:
+            standing = standing_of(loaded, queue)
+            yield standing
+            if standing.is_over:
+                return
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _show_in_place(standings: Iterator[Standing]) -> Standing:
+    from rich.live import Live
+
+    from gpuyard.ui.views.live_display import Picture
+
+    out = console()
+    frame = _frame()  # before the output is Live's, which knows nothing of the terminal's encoding
+    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+        for standing in standings:
+            # The last one stays on the screen, and may be longer than that is high.
+            lines = None if standing.is_over else out.height
+            shown.draw(_rendered(picture_of(standing, replace(frame, columns=out.width, lines=lines))))
+    return standing
+
+
+def _rendered(lines: list[Line]) -> "RenderableType":
+    from rich.text import Text
+
+    texts = (Text.assemble(*((text, style or "") for text, style in line)) for line in lines)
+    return Text("\n", no_wrap=True, overflow="crop").join(texts)
+
+
+def _print_changes(standings: Iterator[Standing]) -> Standing:
+    before: Standing | None = None
+    for standing in standings:
+        changes = [] if before is None else changes_of(before, standing)
+        if before is None or changes or (standing.is_over and not before.is_over):
+            told = f": {', '.join(changes)}" if changes else ""
+            say(f"{summary_of(standing, _frame())}{told}")
+            sys.stdout.flush()
+        before = standing
+    assert before is not None
+    return before
+
+
+def _frame(columns: int | None = None) -> Frame:
+    return Frame(columns=columns, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))

@@ -1,0 +1,55 @@
+"""How commands print: JSON for scripts, tables for people."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpuyard.core.units import parse_duration
+from gpuyard.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuyard.core.snapshot import Snapshot
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
+
+
+def seconds(name: str, default: str | None, least: float, text: str) -> Callable[[F], F]:
+    """An option that takes a time, such as `--interval 500ms`, and gives it in seconds."""
+
+    def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+        if value is not None and value < least:
+            raise UserError(f"{parameter.opts[0]} is too short", hint=f"give it at least {least:g} s")
+        return value
+
+    return click.option(
+        f"--{name}", f"{name}_s", type=parse_duration, default=default, show_default=default is not None,
+        callback=check, metavar="TIME", help=text,
+    )  # fmt: skip
+
+
+deadline_option = seconds("deadline", "2s", 0.1, "How long the probes may take.")
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def console() -> "Console":
+    """For tables. A letter that the terminal's encoding lacks becomes a question mark, not a crash."""
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False, soft_wrap=False)
+
+
+def pids_of(snapshot: "Snapshot") -> set[int]:
+    return {process.pid for device in snapshot.devices for process in device.processes or ()}

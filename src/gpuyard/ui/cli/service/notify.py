@@ -1,0 +1,60 @@
+"""`gpuyard notify`: sends a test notification, to see whether it arrives."""
+
+from gpuyard.errors import UserError
+from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb, Words
+
+VERB = Verb(
+    """Send a test notification, to see whether it arrives.
+
+    It goes to the targets of the configuration's [notify], or to the one that is named: a command, or a URL of a
+    service that Apprise speaks. It says what came of each; the exit status is 1 where one did not get it.
+
+    \b
+    gpuyard notify test
+    gpuyard notify test ntfy://my-topic
+    gpuyard notify test 'notify-send "$GPUYARD_TITLE" "$GPUYARD_BODY"'
+    """,
+    (JSON,),
+    Words("test [TARGET]", is_many=True),
+)
+
+
+def run(typed: Typed) -> int:
+    verb, *named = typed.words or [""]
+    if verb != "test" or len(named) > 1:
+        raise UserError("what should be sent?", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'")
+    targets = _targets(named)
+    results = [_send(target) for target in targets]
+    if typed.flag("json"):
+        say_json({"sent": results})
+    else:
+        for result in results:
+            say(f"{result['target']}: {result['problem'] or 'sent'}")
+    return 1 if any(result["problem"] for result in results) else 0
+
+
+def _targets(named: list[str]) -> "list[str]":
+    from gpuyard.config import config_dir, load_config
+    from gpuyard.core.notify.subscriptions import check_target
+
+    targets = [check_target(target) for target in named] or list(load_config().notify.to)
+    if not targets:
+        path = config_dir() / "config.toml"
+        raise UserError("there is nobody to be told", hint=f"name targets as to = [...] under [notify] in {path}")
+    return targets
+
+
+def _send(target: str) -> "dict[str, str | None]":
+    import socket
+
+    from gpuyard.core.notify.messages import Message, at_host
+    from gpuyard.core.notify.subscriptions import shown
+    from gpuyard.daemon.notify.send_message import send
+
+    message = Message(
+        events="test",
+        title=f"A test{at_host(socket.gethostname())}",
+        body="gpuyard can tell you what happens in the queue.",
+    )
+    return {"target": shown(target), "problem": send(target, message).problem}

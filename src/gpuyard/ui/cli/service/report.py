@@ -1,0 +1,63 @@
+"""`gpuyard report`: what the queue has done of late, in figures and as a picture."""
+
+from gpuyard.connect.fast_http import connect
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ui.cli.terminal import is_unicode, say, say_json
+from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_BY = ("user", "workspace", "name")
+
+VERB = Verb(
+    """Sum up a week, or any other time: GPU-hours, waits, waste and failures, in a picture.
+
+    GPU-hours are the time of jobs on each of their GPUs, without the time in which they were suspended; jobs that share
+    a GPU count each. Waste is memory that was reserved and never used.
+    """,
+    (
+        Option("since", "TIME", "How far back, such as 24h or 30d. [7d]"),
+        Option("by", "WHAT", "Group jobs by user, workspace or name. [user]"),
+        Option("html", "FILE", "Write it as a page, a file that needs no other."),
+        JSON,
+    ),
+)
+
+
+def run(typed: Typed) -> int:
+    by = typed.text("by") or _BY[0]
+    if by not in _BY:
+        raise UserError(f"there is no report by '{by}'", hint=f"it can be by {', '.join(_BY)}")
+    with connect(start=True) as daemon:
+        answer = daemon.request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
+    path = typed.text("html")
+    if path is not None:
+        _write(path, answer)
+    if typed.flag("json"):
+        say_json(answer)
+    elif path is not None:
+        say(f"wrote {path}")
+    else:
+        _show(answer)
+    return 0
+
+
+def _show(answer: "dict[str, Any]") -> None:
+    from gpuyard.ui.cli.rich_output import console
+    from gpuyard.ui.views.report_terminal import report_view
+
+    out = console()
+    out.print(report_view(answer, out.width, is_unicode=is_unicode()))
+
+
+def _write(path: str, answer: "dict[str, Any]") -> None:
+    from gpuyard.ui.views.report_html import report_page
+
+    page = report_page(answer).encode("utf-8", "replace")
+    try:
+        with open(path, "wb") as file:
+            file.write(page)
+    except OSError as error:
+        raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error

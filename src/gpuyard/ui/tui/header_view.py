@@ -1,0 +1,81 @@
+"""The lines around the panels: the host and how the queue stands, headings, what has happened, the keys. All pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from gpuyard.ui.cli.text_table import clean, cut
+from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.job_actions import Notice
+from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
+
+KEYS = (
+    ("Enter", "show"), ("w", "why"), ("l", "log"), ("c", "cancel"), ("h", "hold"), ("r", "release"),
+    ("+-", "priority"), ("/", "filter"), ("s", "suspend"), ("u", "resume"), ("t", "retry"), ("f", "finished"),
+    ("p", "pause"),
+)  # fmt: skip
+_LAST_KEYS = (("?", "help"), ("q", "quit"))
+_GAP = 2
+_RULES = 5
+
+
+def head_line(host: Mapping[str, Any], status: Mapping[str, Any], trouble: str | None, width: int) -> Text:
+    """The host at the left; at the right what keeps jobs from starting, or us from knowing."""
+    right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _standing(status)
+    left = Text.assemble(("gpuyard", "bold"), "  ", _host_text(host))
+    left.truncate(max(0, width - right.cell_len - 1))
+    left.pad_right(max(0, width - left.cell_len - right.cell_len))
+    return left.append_text(right)
+
+
+def _standing(status: Mapping[str, Any]) -> Text:
+    if status.get("draining"):
+        return Text(" draining: what runs comes to its end ", "bold reverse")
+    if status.get("paused"):
+        return Text(" paused: nothing new starts ", "bold reverse")
+    return Text()
+
+
+def _host_text(host: Mapping[str, Any]) -> str:
+    facts = [clean(str(host.get("name") or ""))]
+    if host.get("cpu_count") is not None:
+        facts.append(f"{host['cpu_count']:g} CPUs {figure_text(host.get('cpu_percent'), '%')}")
+    total, available = host.get("memory_total_mb"), host.get("memory_available_mb")
+    if total is not None:
+        facts.append(f"RAM {memory_text(None if available is None else total - available, total)}")
+    if host.get("load_1m") is not None:
+        facts.append(f"load {host['load_1m']:.1f}")
+    return "  ".join(fact for fact in facts if fact) or UNKNOWN
+
+
+def rule(title: Text, right: Text, width: int, letters: Letters) -> Text:
+    """A heading: `── title ───── right ──`; where there is no room for both, the title is cut."""
+    dash = letters.rule
+    end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
+    title = title.copy()
+    title.truncate(max(0, width - end.cell_len - _RULES))
+    line = Text.assemble((dash * 2 + " ", "dim"), title, " ")
+    line.append(dash * max(0, width - line.cell_len - end.cell_len), "dim").append_text(end)
+    line.truncate(width)
+    return line
+
+
+def notice_line(notice: Notice, notices: Sequence[str], width: int, letters: Letters) -> Text:
+    """What has just happened; else what the daemon has to say."""
+    if notice.text:
+        return Text(cut(notice.text, width, letters.ellipsis), "bold red" if notice.is_bad else "bold")
+    return Text(cut(clean(f"! {notices[0]}"), width, letters.ellipsis), "yellow") if notices else Text()
+
+
+def keys_line(width: int) -> Text:
+    """As many as there is room for; help and quit are always there."""
+    last = _keys_text(_LAST_KEYS)
+    shown = list(KEYS)
+    while shown and _keys_text(shown).cell_len + _GAP + last.cell_len > width:
+        shown.pop()
+    return Text("  ").join([_keys_text(shown), last]) if shown else last
+
+
+def _keys_text(keys: Sequence[tuple[str, str]]) -> Text:
+    return Text("  ").join(Text.assemble((key, "bold reverse"), f" {what}") for key, what in keys)

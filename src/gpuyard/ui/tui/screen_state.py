@@ -1,0 +1,180 @@
+"""All that is known and chosen, and each panel's lines made from it. Knows nothing of the terminal but its size."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from msgspec.structs import replace
+from rich.text import Text
+
+from gpuyard.ui.cli.text_table import clean, cut
+from gpuyard.ui.tui import device_view, header_view, memory_bar, queue_view
+from gpuyard.ui.tui.device_view import Past
+from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.job_actions import Notice
+from gpuyard.ui.tui.log_text import LogText
+from gpuyard.ui.tui.panel_heights import Heights, device_columns, share_out
+from gpuyard.ui.tui.row_window import Page, Row, Window, page_of, settle, wanted
+from gpuyard.ui.tui.sparkline import Series
+
+Answer = Mapping[str, Any]
+FINISHED_SHOWN = ("the last ones", "all", "none")
+
+
+class Board:
+    def __init__(self, letters: Letters) -> None:
+        self.letters = letters
+        self.machine: Answer = {}
+        self.status: Answer = {}
+        self.trouble: str | None = "connecting"
+        self.silent_s = 0
+        self.notice = Notice()
+        self.page, self.window, self.counts = Page(), Window(), dict[str, int]()
+        self.search, self.finished = "", FINISHED_SHOWN[0]
+        self.asked = (0, 0)
+        self.log, self.log_note = LogText(), ""
+        self.first_device = 0
+        self.width, self.height = 80, 24
+        self._pasts: dict[str, Past] = {}
+
+    # What is heard
+
+    def hear_devices(self, answer: Answer) -> None:
+        self.machine = answer
+        for device in answer.get("devices", ()):
+            past = self._past(device["id"])
+            past.use.note(self._now(), device.get("utilization_percent"))
+            past.power.note(self._now(), device.get("power_draw_w"))
+
+    def hear_history(self, answer: Answer) -> None:
+        for device_id, told in answer["devices"].items():
+            past = self._past(device_id)
+            past.use.note_all(zip(told["at"], told["utilization_percent"], strict=True))
+            past.power.note_all(zip(told["at"], told["power_w"], strict=True))
+
+    def hear_jobs(self, answer: Answer, after: int) -> None:
+        self.page, self.counts = page_of(answer, after), dict(answer["counts"])
+        self.window = settle(self.window, self.page)
+
+    def hear_priority(self, job_id: int, priority: int) -> None:
+        """Before the daemon tells of it, so that two keys in a row are two steps."""
+        rows = tuple({**row, "priority": priority} if row["id"] == job_id else row for row in self.page.rows)
+        self.page = replace(self.page, rows=rows)
+
+    # What is asked
+
+    @property
+    def chosen(self) -> Row | None:
+        return self.page.row(self.window.at)
+
+    def jobs_wanted(self) -> tuple[str, int]:
+        """What to watch for the rows that are seen, and where they begin."""
+        self.asked = wanted(self.window, self.asked)
+        after, limit = self.asked
+        query = {"limit": str(limit), "after": str(after)}
+        if self.search:
+            query["search"] = self.search
+        if self.finished == "all":
+            query["all"] = "1"
+        elif self.finished == "none":
+            query["state"] = ",".join(queue_view.UNFINISHED)
+        return "/jobs?" + "&".join(f"{name}={quote(value, safe=',')}" for name, value in query.items()), after
+
+    # What is seen
+
+    def heights(self) -> Heights:
+        rows = -(-len(self._devices) // device_columns(self.width, len(self._devices)))
+        return share_out(self.height, rows)
+
+    def resize(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.window = settle(replace(self.window, height=max(1, self.heights().queue - 2)), self.page)
+
+    def head(self) -> list[Text]:
+        trouble = self.trouble or (f"no news for {self.silent_s} s" if self.silent_s else None)
+        return [header_view.head_line(self.machine.get("host") or {}, self.status, trouble, self.width)]
+
+    def scroll_devices(self, by: int) -> None:
+        heights = self.heights()
+        rows = -(-len(self._devices) // device_columns(self.width, len(self._devices)))
+        most = max(0, rows - (heights.devices - 1) // heights.each)
+        self.first_device = max(0, min(most, self.first_device + by))
+
+    def devices(self) -> list[Text]:
+        heights, columns = self.heights(), device_columns(self.width, len(self._devices))
+        lines = self._device_lines(heights.each, columns)
+        room, start = max(0, heights.devices - 1), self.first_device * heights.each
+        seen = lines[start : start + room]
+        title = Text("GPUs", "bold")
+        if len(lines) > room:
+            last = (start + len(seen)) // heights.each
+            title = Text.assemble(title, f" {self.first_device + 1}-{last} of {len(lines) // heights.each}  [ ]")
+        return [header_view.rule(title, memory_bar.legend(self.letters), self.width, self.letters), *seen]
+
+    def _device_lines(self, each: int, columns: int) -> list[Text]:
+        if not self._devices:
+            said = self.machine.get("error") or ("No GPU found." if self.machine else "")
+            return [Text(clean(said))]
+        width = device_view.column_width(self.width, columns)
+        frame = device_view.fit(self._devices, width, each, self.letters, self._now())
+        lines = []
+        for device in self._devices:
+            label = device_view.label_of(device, self._devices)
+            lines += device_view.device_lines(device, label, self._past(device["id"]), frame)
+        return device_view.beside(lines, columns, each, width)
+
+    def queue(self) -> list[Text]:
+        counts = queue_view.counts_text(self.counts, self.letters)
+        title = Text.assemble(("Queue", "bold"), "  ", counts)
+        if self.search:
+            title.append(f"  only '{clean(self.search)}'", "yellow")
+        right = Text(queue_view.span_text(self.page, self.window))
+        lines = [header_view.rule(title, right, self.width, self.letters)]
+        if not self.page.rows and not self.page.total:
+            return [*lines, *map(Text, self._nothing())]
+        lines += queue_view.queue_lines(self.page, self.window, self.width, self.letters)
+        return lines[: max(1, self.heights().queue)]
+
+    def _nothing(self) -> list[str]:
+        if self.trouble or not self.status:
+            return []
+        if self.search:
+            return [f"  no job has '{clean(self.search)}'; Esc shows all again"]
+        return ["  The queue is empty. Put a program into it: gpuyard submit -- python train.py"]
+
+    def log_lines(self) -> list[Text]:
+        room = self.heights().log - 1
+        title = self.log_title()
+        right = Text("l: all of it" if title.cell_len + 24 < self.width else "")
+        lines = [header_view.rule(title, right, self.width, self.letters)]
+        if self.log_note and not len(self.log):
+            return [*lines, Text(cut(clean(self.log_note), self.width, self.letters.ellipsis), "dim")]
+        return [*lines, *self.log.lines(max(0, len(self.log) - room), room)]
+
+    def log_title(self) -> Text:
+        row = self.chosen
+        if row is None:
+            return Text("Log", "bold")
+        why = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
+        return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  {self.letters.dot} {why}"))
+
+    def notices(self) -> list[Text]:
+        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.letters)]
+
+    def keys(self) -> list[Text]:
+        return [header_view.keys_line(self.width)]
+
+    # Small
+
+    @property
+    def _devices(self) -> list[Answer]:
+        return list(self.machine.get("devices") or ())
+
+    def _past(self, device_id: str) -> Past:
+        return self._pasts.setdefault(device_id, Past(use=Series(), power=Series()))
+
+    def _now(self) -> float:
+        """By the daemon's clock, as its history is."""
+        taken_at = self.machine.get("taken_at")
+        return datetime.fromisoformat(taken_at).timestamp() if taken_at else 0.0

@@ -1,0 +1,243 @@
+"""A batch as people see it while it goes on: how far it is, and what holds its next run back.
+
+It is a picture on standard error, kept in place on a terminal; elsewhere a line now and then. All
+figures are the daemon's, its clock included, so a batch that is followed anew is shown as if one had never left.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpuyard.connect.retrying import PatientClient
+from gpuyard.core.job.lifecycle import LIVE
+from gpuyard.recipes.batch.plan import Part
+from gpuyard.ui.cli.terminal import is_terminal, note
+from gpuyard.ui.cli.text_table import clean, duration_text
+from gpuyard.ui.views.live_display import Picture
+
+_ASK_EVERY_S = 0.5
+_TELL_EVERY_S = 5.0
+_LATELY = 20
+_LONGEST_NAME = 24
+_BOUNDS = frozenset({"cpu", "memory", "gpu", "gpu-memory"})
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """`gate` is what holds the next run back, and `held_by` says it with its figure; `left_s` is how long the rest may
+    take, where anything is known of that."""
+
+    name: str
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    running: int
+    gate: str | None
+    held_by: str | None
+    elapsed_s: float
+    held: int = 0
+    left_s: float | None = None
+
+    @property
+    def finished(self) -> int:
+        return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def waiting(self) -> int:
+        return self.total - self.finished - self.running
+
+
+class Outlook:
+    """How long the rest takes, if it goes on as of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._most_at_once = 1
+
+    def note(self, now: float, finished: int, running: int) -> None:
+        self._most_at_once = max(self._most_at_once, running)
+        if not self._seen or finished != self._seen[-1][1]:
+            self._seen.append((now, finished))
+        lately = max(_LATELY, 2 * self._most_at_once)
+        while len(self._seen) > 2 and finished - self._seen[1][1] >= lately:
+            self._seen.popleft()
+
+    def left_s(self, now: float, rest: int) -> float | None:
+        """Nothing is known before as many have finished as run at once: the first of them say little about the rest."""
+        if not self._seen:
+            return None
+        since, before = self._seen[0]
+        finished = self._seen[-1][1] - before
+        if finished < self._most_at_once or now <= since:
+            return None
+        return rest * (now - since) / finished
+
+
+def progress_of(name: str, standing: dict[str, Any], submitted_at: str) -> Progress:
+    counts: dict[str, int] = standing["counts"]
+    failed = counts.get("failed", 0) + counts.get("rejected", 0)
+    held_by, device = standing["held_by"], standing["device"]
+    if held_by is not None and device is not None:
+        index = standing["device_index"]
+        held_by = f"{held_by} on {device if index is None else f'GPU {index}'}"
+    return Progress(
+        name=name,
+        total=standing["count"],
+        succeeded=counts.get("succeeded", 0),
+        failed=failed,
+        cancelled=counts.get("cancelled", 0),
+        running=sum(counts.get(state, 0) for state in LIVE),
+        gate=standing["gate"],
+        held_by=held_by,
+        held=counts.get("held", 0),
+        elapsed_s=max(0.0, _moment(standing["now"]) - _moment(submitted_at)),
+    )
+
+
+def _moment(iso: str) -> float:
+    return datetime.fromisoformat(iso).timestamp()
+
+
+# How far it is, in words
+
+
+def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
+    """Each with its style; what there is none of is left out, but for what runs and waits."""
+    yield f"{progress.running:,} running", "cyan" if progress.running else "dim"
+    yield f"{progress.waiting:,} waiting", "default" if progress.waiting else "dim"
+    if progress.failed:
+        yield f"{progress.failed:,} failed", "red"
+    if progress.cancelled:
+        yield f"{progress.cancelled:,} cancelled", "yellow"
+
+
+def time_of(progress: Progress) -> str:
+    left = "" if progress.left_s is None else f", about {duration_text(progress.left_s)} left"
+    return f"{duration_text(progress.elapsed_s)}{left}"
+
+
+def hold_of(progress: Progress) -> str:
+    """What the next run waits for."""
+    if not progress.waiting and progress.running:
+        return "the last ones are running"
+    if progress.finished == progress.total and progress.gate != "pause":
+        return "all runs are over; summing up"
+    if progress.held and progress.held == progress.waiting:
+        return "held by hand: `gpuyard release` lets them go on"
+    if progress.held_by is None or progress.gate is None:
+        return "the next one is about to start"
+    if progress.gate == "concurrency":
+        return "as many run as may at once (--concurrency)"
+    before = "held by " if progress.gate in _BOUNDS else "waits for a GPU: " if progress.gate == "room" else ""
+    return f"{before}{clean(progress.held_by)}"
+
+
+def line_of(progress: Progress) -> str:
+    counts = ", ".join(text for text, _ in counts_of(progress))
+    done = f"{progress.finished:,} of {progress.total:,} done"
+    return f"gpuyard: {done}, {counts}; {hold_of(progress)}; {time_of(progress)}"
+
+
+def picture_of(progress: Progress) -> RenderableType:
+    head = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    head.add_column(no_wrap=True, overflow="ellipsis", max_width=_LONGEST_NAME)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    style = "red" if progress.failed else "green"
+    bar = ProgressBar(
+        total=progress.total, completed=progress.finished, complete_style=style, finished_style=style, style="dim"
+    )
+    head.add_row(Text(progress.name, style="bold"), bar, Text(f"{progress.finished:,} of {progress.total:,} done"))
+    counts = Text("   ", no_wrap=True, overflow="ellipsis").join(Text(*fact) for fact in counts_of(progress))
+    counts.append(f"   {time_of(progress)}", style="dim")
+    return Group(head, counts, Text(hold_of(progress), style=_hold_style(progress), no_wrap=True, overflow="ellipsis"))
+
+
+def _hold_style(progress: Progress) -> str:
+    """As many as may run is how it should be; anything else that holds a run back is worth a look."""
+    is_held = progress.waiting and progress.gate not in (None, "concurrency", "stagger")
+    return "yellow" if is_held else "dim"
+
+
+# Where it is shown
+
+
+class Screen(Protocol):
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, progress: Progress) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class LiveScreen(Picture):
+    def __init__(self) -> None:
+        # It leaves standard error alone: one that is interrupted must not keep what is asked of the user after that.
+        out = Console(stderr=True, highlight=False)
+        super().__init__(Live(console=out, auto_refresh=False, transient=True, redirect_stderr=False))
+
+    def show(self, progress: Progress) -> None:
+        self.draw(picture_of(progress))
+
+
+class PlainScreen:
+    """A line where something has changed, and not too often; figures alone change all the time."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._told: object = None
+        self._told_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, progress: Progress) -> None:
+        facts = (progress.succeeded, progress.failed, progress.cancelled, progress.running, progress.gate)
+        if facts != self._told and self._now() >= self._told_at + _TELL_EVERY_S:
+            self._told, self._told_at = facts, self._now()
+            note(line_of(progress))
+
+    def note(self, text: str) -> None:
+        note(text)
+
+
+def follow(name: str, part: Part) -> dict[str, Any]:
+    """Shows it until all is over; the job that came last. KeyboardInterrupt leaves the terminal as it was."""
+    outlook, told = Outlook(), set[str]()
+    screen: Screen = LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
+    with PatientClient() as queue, screen:
+        submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
+        while True:
+            standing = queue.get(f"/batches/{part.first}")
+            for bound in standing["unknown"]:
+                if bound not in told:
+                    told.add(bound)
+                    screen.note(f"gpuyard: {bound} is not enforced: no probe gives the figure")
+            screen.show(_with_outlook(progress_of(name, standing, submitted_at), outlook))
+            asked = {"ids": str(part.finish), "timeout": f"{_ASK_EVERY_S}"}
+            if queue.get("/wait", asked, _ASK_EVERY_S)["done"]:
+                return queue.get(f"/jobs/{part.finish}")
+
+
+def _with_outlook(progress: Progress, outlook: Outlook) -> Progress:
+    outlook.note(progress.elapsed_s, progress.finished, progress.running)
+    rest = progress.total - progress.finished
+    return replace(progress, left_s=outlook.left_s(progress.elapsed_s, rest) if rest else None)

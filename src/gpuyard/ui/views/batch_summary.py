@@ -1,0 +1,81 @@
+"""How a batch came out, in lines for people: what there is to say, and no more."""
+
+from collections.abc import Iterator
+
+from gpuyard.recipes.batch.finish import Summary
+from gpuyard.recipes.batch.plan import Plan
+from gpuyard.ui.cli.text_table import clean, count_text, duration_text
+
+_TOLD = 20
+_WAITS = {
+    "cpu": "for the CPU to be less busy (--max-cpu)",
+    "memory": "for RAM (--min-free-mem-mb)",
+    "gpu": "for a GPU to be less busy (--max-gpu)",
+    "gpu-memory": "for GPU memory (--max-gpu-mem-mb)",
+    "room": "for a GPU that is free",
+    "concurrency": "for other runs of it to end (--concurrency)",
+    "stagger": "for the time between launches (--stagger)",
+    "pause": "for the queue, which was paused",
+}
+
+
+def summary_lines(summary: Summary, plan: Plan) -> Iterator[str]:
+    yield f"{summary.name}: {_verdict(summary)}"
+    yield ""
+    facts = list(_facts(summary, plan))
+    width = max(len(title) for title, _ in facts)
+    for title, texts in facts:
+        for number, text in enumerate(texts):
+            yield f"  {'' if number else title:<{width}}  {text}"
+
+
+def _verdict(summary: Summary) -> str:
+    who = "the run" if summary.runs == 1 else f"all {summary.runs:,} runs"
+    if summary.is_whole:
+        told = f"{who} succeeded"
+    else:
+        parts = [f"{summary.succeeded:,} of {count_text(summary.runs, 'run')} succeeded"]
+        parts += [f"{summary.failed:,} failed"] if summary.failed else []
+        parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
+        told = ", ".join(parts)
+    return told if summary.seconds is None else f"{told}, in {duration_text(summary.seconds)}"
+
+
+def _facts(summary: Summary, plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Each with its lines."""
+    if summary.attempts > summary.runs:
+        yield "attempts", [f"{summary.attempts:,}"]
+    if summary.frames is not None:
+        yield "frames", [f"{summary.frames:,}"]
+    if summary.kept is not None and summary.kept_in is not None:
+        yield "kept", [f"{count_text(summary.kept, 'run')} with data, in {clean(summary.kept_in)}"]
+    if plan.pruned_root is not None:
+        where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
+        yield "pruned", [f"{count_text(summary.pruned, 'run')} without a frame{where}"]
+    if summary.left:
+        yield "left", list(_cut([f"{each['run']}: {clean(each['why'])}" for each in summary.left]))
+    waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
+    if waits:
+        times = [duration_text(seconds) for seconds, _ in waits]
+        longest = max(map(len, times))
+        yield (
+            "waited",
+            [f"{told:>{longest}} {_WAITS.get(gate, gate)}" for told, (_, gate) in zip(times, waits, strict=True)],
+        )
+    if summary.unknown:
+        yield "unchecked", [f"{bound}: no probe gives the figure" for bound in summary.unknown]
+    failures = [each for each in summary.failures if each["state"] != "cancelled"]
+    if failures:
+        yield "failed", list(_cut([_failure(each) for each in failures]))
+    yield "files", [clean(summary.root)]
+
+
+def _failure(run: dict[str, object]) -> str:
+    where = f"  {clean(str(run['log']))}" if run["log"] else ""
+    return f"run {run['index']}, seed {run['seed']}: {clean(str(run['reason'] or run['state']))}{where}"
+
+
+def _cut(lines: list[str]) -> Iterator[str]:
+    yield from lines[:_TOLD]
+    if len(lines) > _TOLD:
+        yield f"and {len(lines) - _TOLD:,} more: see summary.json"

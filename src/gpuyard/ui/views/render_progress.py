@@ -1,0 +1,230 @@
+"""A render as people see it while it goes on: how far it is, how full memory is, and what workers wait for.
+
+A picture on standard error, kept in place on a terminal; elsewhere a line now and then.
+"""
+
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpuyard.residency.running.status_file import Status, TierStatus
+from gpuyard.ui.cli.terminal import is_terminal, note
+from gpuyard.ui.cli.text_table import count_text, duration_text
+
+_TELL_EVERY_S = 10.0
+_LATELY_S = 30.0
+_BAR_WIDTH = 16
+_WAITS = {
+    "disk": "the disk",
+    "upload": "an upload",
+    "slot": "a scene slot",
+    "vram": "room in VRAM",
+    "ram": "room in RAM",
+}
+
+
+def bytes_text(nbytes: float) -> str:
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+class Pace:
+    """Labels per second, of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, status: Status) -> float | None:
+        self._seen.append((status.elapsed_s, status.rendered))
+        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _LATELY_S:
+            self._seen.popleft()
+        (since, before), (now, rendered) = self._seen[0], self._seen[-1]
+        return (rendered - before) / (now - since) if now > since and rendered > before else None
+
+
+# In words
+
+
+def done_of(status: Status) -> int:
+    return status.rendered + status.already + status.skipped
+
+
+def counts_of(status: Status, pace: float | None) -> Iterator[tuple[str, str]]:
+    """Each with its style; what there is none of is left out."""
+    if status.already:
+        yield f"{status.already:,} were there", "dim"
+    if status.skipped:
+        yield f"{status.skipped:,} skipped", "red"
+    if pace is not None:
+        yield f"{pace:.1f} labels/s" if pace >= 1 else f"{60 * pace:.1f} labels/min", "default"
+    left = "" if status.left_s is None or status.state != "running" else f", about {duration_text(status.left_s)} left"
+    yield f"{duration_text(status.elapsed_s)}{left}", "dim"
+
+
+def _tiers(status: Status) -> Iterator[tuple[str, TierStatus]]:
+    yield "VRAM", status.vram
+    yield "RAM", status.ram
+
+
+def _used(tier: TierStatus) -> int:
+    """What a renderer makes for itself is used as well."""
+    return max(tier.assets, tier.allocator or 0)
+
+
+def tier_text(tier: TierStatus) -> str:
+    """`31.2/44.0 GB`, in the unit of the budget."""
+    number, unit = bytes_text(tier.budget).split()
+    return f"{_used(tier) / tier.budget * float(number):.1f}/{number} {unit}"
+
+
+def assets_of(status: Status) -> str:
+    asked = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
+    found = f", {100 * status.counts.vram_hits // asked}% of those asked for were there" if asked else ""
+    scenes = f"{len(status.scenes)} of {count_text(status.scene_slots, 'scene slot')} taken"
+    return f"{scenes}, {count_text(len(status.actors), 'actor')} in VRAM{found}"
+
+
+def waits_of(status: Status) -> str | None:
+    """What workers wait for; nothing where none does."""
+    causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
+    if not causes:
+        return None
+    told = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
+    return f"{causes.total()} of {count_text(len(status.workers), 'worker')} waiting: {told}"
+
+
+def line_of(status: Status, pace: float | None) -> str:
+    counts = ", ".join(text for text, _ in counts_of(status, pace))
+    memory = ", ".join(f"{name} {tier_text(tier)}" for name, tier in _tiers(status))
+    waits = waits_of(status)
+    parts = [f"{done_of(status):,} of {status.labels:,} labels, {counts}", memory, assets_of(status)]
+    return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
+
+
+# As a picture
+
+
+def picture_of(status: Status, pace: float | None) -> RenderableType:
+    waits = waits_of(status)
+    return Group(
+        _head(status),
+        Text("   ", no_wrap=True, overflow="ellipsis").join(Text(*fact) for fact in counts_of(status, pace)),
+        _memory(status),
+        Text(assets_of(status), no_wrap=True, overflow="ellipsis"),
+        Text(waits or "no worker waits", style="yellow" if waits else "dim", no_wrap=True, overflow="ellipsis"),
+    )
+
+
+def _head(status: Status) -> Table:
+    head = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    bar = _bar(done_of(status), status.labels, "red" if status.skipped else "green")
+    head.add_row(bar, Text(f"{done_of(status):,} of {status.labels:,} labels"))
+    return head
+
+
+def _memory(status: Status) -> Columns:
+    """One below the other where there is no room, and then the bars are the first to shrink."""
+    return Columns([_tier(name, tier) for name, tier in _tiers(status)], padding=(0, 2))
+
+
+def _tier(name: str, tier: TierStatus) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=len("VRAM"))
+    grid.add_column()
+    grid.add_column(no_wrap=True)
+    grid.add_row(name, _bar(_used(tier), tier.budget, "cyan", _BAR_WIDTH), tier_text(tier))
+    return grid
+
+
+def _bar(completed: int, total: int, style: str, width: int | None = None) -> ProgressBar:
+    return ProgressBar(
+        total=max(1, total),
+        completed=completed,
+        width=width,
+        complete_style=style,
+        finished_style=style,
+        style="dim",
+    )
+
+
+# Where it is shown
+
+
+class Screen(Protocol):
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, status: Status) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class _LiveScreen:
+    def __init__(self) -> None:
+        # What a renderer prints is put above the picture, but for an output that somebody pipes elsewhere.
+        self._live = Live(
+            console=Console(stderr=True, highlight=False),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=is_terminal(sys.stdout),
+        )
+        self._pace = Pace()
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, status: Status) -> None:
+        self._live.update(picture_of(status, self._pace.note(status)), refresh=True)
+
+    def note(self, text: str) -> None:
+        self._live.console.print(Text(text))
+
+
+class PlainScreen:
+    """A line now and then, while there is something to tell."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._told_at = now()
+        self._pace = Pace()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, status: Status) -> None:
+        pace = self._pace.note(status)
+        if self._now() >= self._told_at + _TELL_EVERY_S:
+            self._told_at = self._now()
+            note(line_of(status, pace))
+
+    def note(self, text: str) -> None:
+        note(text)
+
+
+def screen() -> Screen:
+    return _LiveScreen() if is_terminal(sys.stderr) else PlainScreen()

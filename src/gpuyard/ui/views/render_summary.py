@@ -1,0 +1,93 @@
+"""How a render came out, in lines for people: what there is to say, and no more."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpuyard.recipes.render.manifest import Bad
+from gpuyard.residency.running.status_file import CountsStatus, Report, Status, TierStatus
+from gpuyard.ui.cli.text_table import clean, count_text, duration_text
+from gpuyard.ui.views.render_progress import bytes_text
+
+_TOLD = 5
+_KINDS = {
+    "asset": "a scene or an actor cannot be read",
+    "out-of-memory": "out of memory on the device, also alone",
+    "too-large": "an asset is larger than the budget",
+    "renderer": "the renderer failed",
+    "output": "the output cannot be written",
+}
+_STALLS = {
+    "disk": "for the disk",
+    "upload": "for uploads",
+    "slot": "for a scene slot (--scene-slots)",
+    "vram": "for room in VRAM (--vram-budget)",
+    "ram": "for room in RAM (--ram-budget)",
+}
+
+
+def summary_lines(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[str]:
+    yield _verdict(report.status)
+    yield ""
+    facts = list(_facts(report, bad, out))
+    width = max(len(title) for title, _ in facts)
+    for title, texts in facts:
+        for number, text in enumerate(texts):
+            yield f"  {'' if number else title:<{width}}  {text}"
+
+
+def _verdict(status: Status) -> str:
+    parts = [f"{status.rendered:,} of {status.labels:,} labels rendered"]
+    parts += [f"{status.already:,} were there already"] if status.already else []
+    parts += [f"{status.skipped:,} skipped"] if status.skipped else []
+    left = status.labels - status.rendered - status.already - status.skipped
+    parts += [f"{left:,} left"] if left else []
+    return f"{', '.join(parts)}, in {duration_text(status.elapsed_s)}"
+
+
+def _facts(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
+    """Each with its lines."""
+    status = report.status
+    if bad:
+        yield "left out", [f"{count_text(len(bad), 'place')} of the manifest that cannot be understood"]
+    yield from _skips(report, out)
+    if status.rendered:
+        yield "moved", [_moved(status)]
+        yield "assets", [_found(status.counts)]
+        peak = max(status.vram.peak_assets, status.vram.peak_allocator or 0)
+        yield "peak", [f"VRAM {_of(peak, status.vram)}, RAM {_of(status.ram.peak_assets, status.ram)}"]
+    if status.counts.out_of_memory:
+        yield "short", [f"{count_text(status.counts.out_of_memory, 'time')} the device was full, and room was made"]
+    stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
+    if stalls:
+        yield "waited", [f"{duration_text(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
+    yield "files", [clean(out)]
+
+
+def _skips(report: Report, out: str) -> Iterator[tuple[str, list[str]]]:
+    """By kind, the most frequent first, with some of each."""
+    for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
+        some = [skip for skip in report.skipped if skip.kind == kind][:_TOLD]
+        lines = [f"{number:,}: {_KINDS.get(kind, kind)}"]
+        lines += [f"  {clean(skip.label)}: {clean(skip.reason)}" for skip in some]
+        lines += [f"  and {number - _TOLD:,} more: see {clean(out)}/skipped.jsonl"] if number > _TOLD else []
+        yield "skipped", lines
+
+
+def _moved(status: Status) -> str:
+    moved = status.moved
+    told = {
+        "read": moved.read_from_disk,
+        "uploaded": moved.uploaded,
+        "streamed": moved.streamed,
+        "brought back to RAM": moved.downloaded,
+    }
+    return ", ".join(f"{bytes_text(nbytes)} {word}" for word, nbytes in told.items() if nbytes) or "nothing"
+
+
+def _found(counts: CountsStatus) -> str:
+    streams = f"; {counts.streams:,} streamed" if counts.streams else ""
+    return f"{counts.vram_hits:,} found in VRAM, {counts.ram_hits:,} in RAM, {counts.misses:,} on disk{streams}"
+
+
+def _of(nbytes: int, tier: TierStatus) -> str:
+    return f"{bytes_text(nbytes)} of {bytes_text(tier.budget)}"

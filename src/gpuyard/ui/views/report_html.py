@@ -1,0 +1,189 @@
+"""A report as a page: one file of HTML with its style and its drawings in it, and nothing that runs or is fetched.
+
+Light and dark as the reader's system has it. Every text is escaped, whatever a job is called.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+from gpuyard.ui.views import report_sentences as texts
+
+_CELL, _ROW, _LEFT, _TOP, _RIGHT = 28, 24, 96, 22, 84
+_HOURS = 24
+# What was never used at all is seen to be there, and what was used a little is seen to have been used.
+_FAINTEST = 0.16
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --panel: #f4f6f8; --line: #d5dbe1; --ink: #1c2329;
+  --faint: #59636e; --accent: #1a7f4b; --bad: #b42318 }
+@media (prefers-color-scheme: dark) { :root { --ground: #12161b; --panel: #1c222a; --line: #333c47; --ink: #e6eaee;
+  --faint: #9aa5b1; --accent: #3fc380; --bad: #ff8a7a } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 960px; padding: 2rem 1.25rem 3rem; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif }
+h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem }
+p { margin: .2rem 0 0; color: var(--faint) }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .75rem; margin: 1.5rem 0 0 }
+.facts div { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem }
+dt { color: var(--faint); font-size: .85rem } dd { margin: 0 }
+dd.figure { font-size: 1.7rem; font-weight: 650; line-height: 1.25 } dd.told { font-size: .85rem; color: var(--faint) }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th { text-align: left; font-weight: 600; font-size: .85rem; color: var(--faint) }
+th, td { padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); white-space: nowrap }
+td:first-child { max-width: 22rem; overflow: hidden; text-overflow: ellipsis }
+.number { text-align: right } .bad { color: var(--bad) }
+svg { display: block } svg text { fill: var(--faint); font-size: 12px }
+.picture { max-width: 100%; min-width: 600px; height: auto }
+@media (max-width: 600px) { td svg { width: 72px } }
+.bar { fill: var(--accent) } .bad .bar { fill: var(--bad) }
+.track { fill: var(--panel) } .cell { fill: var(--accent) } .empty { fill: var(--panel) }
+"""
+
+
+def report_page(report: dict[str, Any]) -> str:
+    parts = [f"<h1>GPU report</h1><p>{escape(texts.title(report))}</p>"]
+    if texts.is_empty(report):
+        parts.append(f"<p>{escape(texts.NOTHING_RAN)}</p>")
+    else:
+        parts += [_facts(report), *_picture(report), _groups(report), *_causes(report), *_devices(report)]
+    return "\n".join([
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>GPU report: {escape(texts.title(report))}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        *parts,
+        "</body>\n</html>\n",
+    ])  # fmt: skip
+
+
+def _facts(report: dict[str, Any]) -> str:
+    cards = (
+        f'<div><dt>{escape(heading)}</dt><dd class="figure">{escape(figure)}</dd>'
+        f'<dd class="told">{escape(told)}</dd></div>'
+        for heading, figure, told in texts.facts(report)
+    )
+    return f'<dl class="facts">{"".join(cards)}</dl>'
+
+
+def _groups(report: dict[str, Any]) -> str:
+    most = max(group["gpu_hours"] for group in report["groups"])
+    headings = (report["by"].capitalize(), "GPU-hours", "", "Jobs", "Attempts", "Median wait", "Waste", "Failed")
+    rows = (
+        (
+            escape(texts.group_text(group)),
+            _bar(group["gpu_hours"], most),
+            texts.hours_text(group["gpu_hours"]),
+            f"{group['jobs']:,}",
+            f"{group['attempts']:,}",
+            texts.median_wait(group),
+            escape(texts.percent_text(group["memory"]["unused_percent"])),
+            _failed(texts.failed_count(group)),
+        )
+        for group in report["groups"]
+    )
+    return _table(f"By {report['by']}", headings, rows)
+
+
+def _failed(count: int) -> str:
+    return f'<span class="bad">{count:,}</span>' if count else "0"
+
+
+def _causes(report: dict[str, Any]) -> Iterator[str]:
+    causes = report["total"]["causes"]
+    if causes:
+        most = causes[0]["attempts"]
+        rows = (
+            (
+                escape(texts.cause_text(cause)),
+                f'<span class="bad">{_bar(cause["attempts"], most)}</span>',
+                f"{cause['attempts']:,}",
+                escape(texts.healed_text(cause)),
+            )
+            for cause in causes
+        )
+        yield _table("How attempts ended otherwise", ("Cause", "Attempts", "", "Healed"), rows)
+
+
+def _devices(report: dict[str, Any]) -> Iterator[str]:
+    if report["devices"]:
+        rows = (
+            (
+                escape(texts.device_text(device)),
+                _bar(device["busy_percent"] or 0.0, 100.0),
+                escape(texts.percent_text(device["busy_percent"])),
+                escape(texts.hours_text(device["busy_hours"])),
+                f"{device['attempts']:,}",
+            )
+            for device in report["devices"]
+        )
+        yield _table("Busiest GPUs", ("GPU", "In use", "", "Hours", "Attempts"), rows)
+
+
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML by now; those behind a bar are figures."""
+    head = "".join(f"<th{_side(at)}>{escape(heading)}</th>" for at, heading in enumerate(headings))
+    body = "\n".join(
+        f"<tr>{''.join(f'<td{_side(at)}>{cell}</td>' for at, cell in enumerate(cells))}</tr>" for cells in rows
+    )
+    return (
+        f'<h2>{escape(title)}</h2>\n<div class="wide"><table><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _side(at: int) -> str:
+    return ' class="number"' if at >= 2 else ""
+
+
+def _bar(value: float, most: float) -> str:
+    width = 160 * value / most if most else 0.0
+    return (
+        '<svg width="160" height="12" viewBox="0 0 160 12" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="160" height="12" rx="3"/>'
+        f'<rect class="bar" width="{max(width, 2.0 if value else 0.0):.1f}" height="12" rx="3"/></svg>'
+    )
+
+
+def _picture(report: dict[str, Any]) -> Iterator[str]:
+    if not report["box"]["devices"]:
+        return
+    rows, days = report["picture"]["rows"], report["picture"]["days_per_row"]
+    width, height = _LEFT + _HOURS * _CELL + _RIGHT, _TOP + len(rows) * _ROW + 4
+    title = texts.picture_text(report)
+    hours = "".join(_text(_LEFT + hour * _CELL + 2, _TOP - 8, f"{hour:02}") for hour in range(0, _HOURS, 3))
+    drawn = "\n".join(_row(row, days, _TOP + number * _ROW) for number, row in enumerate(rows))
+    yield (
+        f'<h2>{escape(title)}</h2>\n<div class="wide"><svg class="picture" role="img" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title>\n{hours}'
+        f"{_text(width, _TOP - 8, 'GPU-hours', is_right=True)}\n{drawn}</svg></div>"
+        "<p>Each square is an hour: the stronger its colour, the more of the GPUs were in use.</p>"
+    )
+
+
+def _row(row: dict[str, Any], days: int, top: int) -> str:
+    day = texts.day_text(row, days)
+    middle = top + _ROW - 8
+    cells = "".join(
+        _cell(percent, _LEFT + hour * _CELL, top, f"{day}, {hour:02}:00")
+        for hour, percent in enumerate(row["used_percent"])
+        if percent is not None
+    )
+    total = texts.hours_text(sum(row["gpu_hours"]))
+    right = _LEFT + _HOURS * _CELL + _RIGHT
+    return f"{_text(0, middle, day)}{cells}{_text(right, middle, total, is_right=True)}"
+
+
+def _cell(percent: float, left: int, top: int, when: str) -> str:
+    kind, opacity = ("cell", _FAINTEST + (1 - _FAINTEST) * percent / 100) if percent else ("empty", 1.0)
+    told = escape(f"{when}: {texts.percent_text(percent)} of the GPUs in use")
+    return (
+        f'<rect class="{kind}" x="{left}" y="{top}" width="{_CELL - 2}" height="{_ROW - 2}" rx="3" '
+        f'fill-opacity="{opacity:.2f}"><title>{told}</title></rect>'
+    )
+
+
+def _text(x: int, y: int, text: str, *, is_right: bool = False) -> str:
+    anchor = ' text-anchor="end"' if is_right else ""
+    return f'<text x="{x}" y="{y}"{anchor}>{escape(text)}</text>'

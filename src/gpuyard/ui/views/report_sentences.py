@@ -1,0 +1,148 @@
+"""What a report says in words, on a terminal and on a page: its figures as sentences, its causes and devices by name.
+
+All pure, over the daemon's answer. Unknown is a dash, never a zero.
+"""
+
+import signal
+from collections.abc import Iterator
+from datetime import date, datetime
+from typing import Any
+
+from gpuyard.ui.cli.text_table import UNKNOWN, clean, count_text, duration_text
+
+NOTHING_RAN = "Nothing ran in this time. Put a program into the queue: gpuyard submit -- python train.py"
+_CAUSES = {
+    "cannot-start": "could not be started",
+    "timed-out": "over its time limit",
+    "cancelled": "cancelled",
+    "lost": "lost: its machine went away",
+    "preempted": "made room for a more urgent job",
+    "not-restored": "could not be brought back after a pause",
+}
+_SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
+
+
+def is_empty(report: dict[str, Any]) -> bool:
+    return not report["total"]["attempts"]
+
+
+def title(report: dict[str, Any]) -> str:
+    """Where and when, on this machine's clock."""
+    since, until = (datetime.fromisoformat(report[key]).astimezone() for key in ("since", "until"))
+    where = f"{clean(report['host'])}, " if report["host"] else ""
+    return f"{where}{_moment(since)} to {_moment(until)}"
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%a} {at.day} {at:%b %Y %H:%M}"
+
+
+def hours_text(hours: float) -> str:
+    if hours < 0.005:
+        return "<0.01" if hours > 0 else "0"
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"
+
+
+def percent_text(percent: float | None) -> str:
+    if percent is None:
+        return UNKNOWN
+    return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
+
+
+def failed_count(figures: dict[str, Any]) -> int:
+    return sum(cause["attempts"] for cause in figures["causes"])
+
+
+def facts(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Each a heading, a figure, and what there is to say about it."""
+    total, box = report["total"], report["box"]
+    used = f"{percent_text(box['busy_percent'])} of the time of {count_text(box['devices'], 'GPU')} was in use"
+    yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "no GPU is here now"
+    yield "Jobs", f"{total['jobs']:,}", _attempts(total)
+    yield "Wait", duration_text(total["waits"]["median_s"]), _waits(total["waits"])
+    yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
+    if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
+        healed = sum(cause["healed"] for cause in short)
+        told = "all of those jobs succeeded later" if healed == _sum(short) else f"{healed:,} healed: succeeded later"
+        yield "Out of memory", f"{_sum(short):,}", told if healed else "none of those jobs has succeeded since"
+    if total["suspended_hours"]:
+        yield "Suspended", f"{hours_text(total['suspended_hours'])} h", "in which jobs made room for others"
+
+
+def _sum(causes: list[dict[str, Any]]) -> int:
+    return sum(cause["attempts"] for cause in causes)
+
+
+def _attempts(total: dict[str, Any]) -> str:
+    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} ended otherwise"
+    running = f", {total['running']:,} still going on" if total["running"] else ""
+    return f"{total['attempts']:,} attempt{'' if total['attempts'] == 1 else 's'}: {ended}{running}"
+
+
+def _waits(waits: dict[str, Any]) -> str:
+    if not waits["jobs"]:
+        return "no job started for the first time"
+    return (
+        f"median; 9 of 10 jobs started within {duration_text(waits['p90_s'])}, "
+        f"the slowest after {duration_text(waits['longest_s'])}"
+    )
+
+
+def _waste(memory: dict[str, Any]) -> str:
+    unknown = memory["unknown_gpu_hours"]
+    left = f"not measured for {hours_text(unknown)} GPU-hours" if unknown else ""
+    if memory["unused_percent"] is None:
+        return left or "no GPU memory was reserved"
+    reserved, unused = hours_text(memory["reserved_gb_hours"]), hours_text(memory["unused_gb_hours"])
+    told = f"of the memory reserved was never used: {unused} of {reserved} GB-hours"
+    return f"{told}; {left}" if left else told
+
+
+def cause_text(cause: dict[str, Any]) -> str:
+    outcome, status = cause["outcome"], cause["status"]
+    if outcome == "out-of-memory":
+        return _SHORT_OF.get(cause["where"], "out of memory")
+    if outcome != "failed":
+        return _CAUSES.get(outcome) or str(outcome)
+    if status is None:
+        return "failed"
+    return f"exit {status}{_signal_text(status)}"
+
+
+def _signal_text(status: int) -> str:
+    try:
+        return f" ({signal.Signals(status - 128).name})"
+    except ValueError:
+        return ""
+
+
+def healed_text(cause: dict[str, Any]) -> str:
+    return f"{cause['healed']:,} of jobs that succeeded later" if cause["healed"] else ""
+
+
+def group_text(group: dict[str, Any]) -> str:
+    return f"({group['groups']:,} others)" if group["group"] is None else clean(group["group"])
+
+
+def device_text(device: dict[str, Any]) -> str:
+    if not device["is_there"]:
+        return f"{clean(device['id'])} (gone)"
+    number = f"GPU {UNKNOWN if device['index'] is None else device['index']}"
+    return number if device["name"] is None else f"{number}, {clean(device['name'])}"
+
+
+def day_text(row: dict[str, Any], days_per_row: int) -> str:
+    """The day that a row is, or that it begins with; rows of more than a week go back for years."""
+    day = date.fromisoformat(row["day"])
+    return f"{day:%a} {day.day:2} {day:%b}" if days_per_row <= 7 else f"{day.day:2} {day:%b %Y}"
+
+
+def picture_text(report: dict[str, Any]) -> str:
+    """What a row of the picture is."""
+    days = report["picture"]["days_per_row"]
+    each = "" if days == 1 else f", {days} days to a row" if days == 7 else f", {days // 7} weeks to a row"
+    return f"GPUs in use by the hour{each}"
+
+
+def median_wait(figures: dict[str, Any]) -> str:
+    return duration_text(figures["waits"]["median_s"])

@@ -1,0 +1,422 @@
+"""What the controller makes of an engine that places work itself: its words, its refusals, and how things end there."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from gpuyard.control.engine_set import OPEN_AGAIN_S, Engines
+from gpuyard.control.step import Step
+from gpuyard.core.cluster.offer import Amount, Offer
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Ended, Launch, Prepared, RunsHere, Seen
+from gpuyard.store.database import open_database
+from gpuyard.store.job_store import JobStore
+from tests.simulation.gaps import Gaps
+from tests.simulation.life import RULES, Life
+from tests.simulation.natures import plain_nature
+from tests.simulation.world import World
+
+
+class Yonder(RunsHere):
+    """An engine that does as it is told: what it was given, and what it is to say next."""
+
+    def __init__(self) -> None:
+        self.offered = Offer()
+        self.given: dict[int, Launch] = {}
+        self.adopted: list[Attempt] = []
+        self.signals: list[str] = []
+        self.sees: list[Seen] = []
+        self.ends: list[Ended] = []
+        self.fault: str | None = None
+        self._prepared: list[Launch] = []
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        if self.fault is not None:
+            raise EnvironmentFault(self.fault)
+        self._prepared.append(launch)
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=0, log="/log")
+
+    def begin(self) -> None:
+        self.given |= {launch.job_id: launch for launch in self._prepared}
+        self._prepared.clear()
+
+    def abandon(self) -> None:
+        self._prepared.clear()
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None:
+        self.adopted += attempts
+
+    def ended(self) -> list[Ended]:
+        ends, self.ends = self.ends, []
+        return ends
+
+    def seen(self) -> list[Seen]:
+        sees, self.sees = self.sees, []
+        return sees
+
+    def offer(self) -> Offer:
+        return self.offered
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        self.signals.append(attempt.key)
+        return 1
+
+
+class Yard:
+    """A controller with that engine, and a clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.engine = Yonder()
+        self.world = World(1, plain_nature)
+        self.database = open_database(None)[0]
+        self.life = Life(self.world, self.database, Gaps(), rules=RULES, trouble=0.0, moves_fail=0.0)
+        self.life.controller.engines._open = lambda _: self.engine
+        self.life.controller.recover()
+
+    def submit(self, *command: str, crew: Crew | None = None, **options: Any) -> int:
+        typed = {"gpus": "0", "engine": "yonder", **{name.replace("_", "-"): each for name, each in options.items()}}
+        own = {"CUDA_VISIBLE_DEVICES": "7"}
+        asked = Asked(cwd="/", environment=own, token="", command=command, options=typed, crew=crew)
+        pieces = self.life.requests.submit(parse_submission(asked), "me")
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                return int(end.value[0])
+
+    def step(self, after_s: float = 0.0) -> Step:
+        self.world.advance(self.world.now + after_s)
+        return self.life.step()
+
+    def wakes_after(self, step: Step) -> float:
+        assert step.wake_at is not None
+        return step.wake_at - self.world.now
+
+    def see(self, job_id: int, attempt: int = 1, **other: Any) -> None:
+        self.engine.sees.append(Seen(job_id=job_id, attempt=attempt, **{"site_id": "77", **other}))
+        self.step()
+
+    def end(self, job_id: int, kind: OutcomeKind, attempt: int = 1, reason: str | None = None) -> None:
+        outcome = Outcome(kind=kind, status=None, reason=reason or f"it was {kind}")
+        self.engine.ends.append(Ended(job_id=job_id, attempt=attempt, outcome=outcome))
+        self.step()
+
+    def job(self, job_id: int) -> Job:
+        job = JobStore(self.database).job(job_id)
+        assert job is not None
+        return job
+
+    def attempt(self, job_id: int) -> Attempt:
+        return JobStore(self.database).attempts(job_id)[-1]
+
+    def why(self, job_id: int) -> list[tuple[ReasonKind, str]]:
+        controller = self.life.controller
+        return [(reason.kind, reason.text) for reason in controller.explain(self.job(job_id), self.life.look()).reasons]
+
+
+@pytest.fixture
+def yard() -> Iterator[Yard]:
+    yard = Yard()
+    yield yard
+    yard.database.close()
+
+
+# On what terms
+
+
+def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(yard: Yard) -> None:
+    job_id = yard.submit(
+        "train",
+        gpus="1",
+        vram="8G",
+        cpus="4",
+        ram="2G",
+        time_limit="60s",
+        priority="3",
+        name="x",
+        engine_option=["-q a"],
+    )
+    yard.step()
+    launch = yard.engine.given[job_id]
+    terms = launch.terms
+    assert terms is not None
+    assert (terms.need.devices, terms.need.memory_mb, terms.need.is_exclusive) == (1, 8192.0, False)
+    assert (terms.cpus, terms.ram_mb, terms.limit_s) == (4, 2048.0, 60.0)
+    assert (terms.priority, terms.name, terms.options) == (3, "x", ("-q a",))
+    assert launch.environment["GPUYARD_JOB_ID"] == str(job_id)
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "7", "what is this machine's is left out on the node"
+
+
+def test_an_array_s_limit_goes_with_it(yard: Yard) -> None:
+    first = yard.submit("train", "{index}", array="0-2%2")
+    yard.step()
+    assert {(launch.terms.group, launch.terms.at_most) for launch in yard.engine.given.values() if launch.terms} == {
+        (first, 2)
+    }
+
+
+def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(yard: Yard) -> None:
+    crew = Crew(most_per_device=3, stagger_s=0.0)
+    job_id = yard.submit("train", gpus="1", crew=crew, tag="w")
+    yard.step()
+    terms = yard.engine.given[job_id].terms
+    assert terms is not None
+    assert terms.need.part == pytest.approx(1 / 3)
+    assert not terms.need.is_exclusive
+
+
+# How it stands there
+
+
+def test_a_job_is_pending_until_its_engine_has_it_running_and_its_time_counts_from_there(yard: Yard) -> None:
+    job_id = yard.submit("train", time_limit="100s")
+    yard.step()
+    assert yard.job(job_id).state is JobState.PENDING
+    yard.see(job_id, reason="Priority")
+    assert (yard.job(job_id).state, yard.job(job_id).reason) == (JobState.PENDING, "yonder 77: Priority")
+    began = yard.world.now + 30.0
+    yard.step(after_s=40.0)
+    yard.see(job_id, place="n3", at=began)
+    job, attempt = yard.job(job_id), yard.attempt(job_id)
+    assert (job.state, job.reason, attempt.place, attempt.started_at) == (JobState.RUNNING, None, "n3", began)
+    yard.step(after_s=began + 99.0 - yard.world.now)
+    assert yard.job(job_id).state is JobState.RUNNING
+    step = yard.step(after_s=1.0)
+    assert yard.job(job_id).state is JobState.STOPPING
+    assert yard.engine.signals == [f"{job_id}.1"]
+    assert step.wake_at is not None
+
+
+def test_what_runs_does_not_wait_again_and_keeps_the_name_that_it_had(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    yard.step()
+    yard.see(job_id, place="n3", at=yard.world.now)
+    yard.see(job_id, reason="yonder cannot be reached", site_id="")
+    assert (yard.job(job_id).state, yard.attempt(job_id).place) == (JobState.RUNNING, "n3")
+    yard.see(job_id, place="n4", at=yard.world.now, site_id="")
+    assert (yard.attempt(job_id).place, yard.attempt(job_id).site_id) == ("n4", "77")
+
+
+def test_what_is_told_of_an_earlier_attempt_changes_nothing(yard: Yard) -> None:
+    job_id = yard.submit("train", retries="1")
+    yard.step()
+    yard.end(job_id, OutcomeKind.LOST)
+    yard.step(after_s=1.0)
+    assert yard.job(job_id).state is JobState.PENDING
+    yard.see(job_id, attempt=1, place="n3")
+    yard.end(job_id, OutcomeKind.SUCCEEDED, attempt=1)
+    assert (yard.job(job_id).state, yard.attempt(job_id).number) == (JobState.PENDING, 2)
+
+
+# How it ends there
+
+
+def test_what_was_cancelled_there_is_cancelled_in_the_engine_s_words(yard: Yard) -> None:
+    ids = [yard.submit("train"), yard.submit("train")]
+    yard.step()
+    yard.see(ids[1], place="n3", at=yard.world.now)
+    for job_id in ids:
+        yard.end(job_id, OutcomeKind.CANCELLED, reason="cancelled at yonder (by root)")
+        assert (yard.job(job_id).state, yard.job(job_id).reason) == (
+            JobState.CANCELLED,
+            "cancelled at yonder (by root)",
+        )
+
+
+def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    yard.step()
+    yard.end(job_id, OutcomeKind.PREEMPTED)
+    yard.step()
+    assert (yard.job(job_id).state, yard.job(job_id).failures) == (JobState.PENDING, 0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "state", "failures"),
+    [
+        (None, JobState.PENDING, 0),
+        ("requeue", JobState.PENDING, 0),
+        ("hold", JobState.HELD, 0),
+        ("fail", JobState.FAILED, 1),
+    ],
+)
+def test_what_was_lost_is_run_again_unless_somebody_said_otherwise(
+    yard: Yard, wish: str | None, state: JobState, failures: int
+) -> None:
+    options: dict[str, Any] = {} if wish is None else {"on_reboot": wish}
+    job_id = yard.submit("train", **options)
+    yard.step()
+    yard.end(job_id, OutcomeKind.LOST)
+    yard.step()
+    assert (yard.job(job_id).state, yard.job(job_id).failures) == (state, failures)
+
+
+def test_what_is_lost_again_and_again_waits_for_a_person(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    for number in range(1, 8):
+        yard.step()
+        if yard.job(job_id).state is JobState.HELD:
+            break
+        yard.end(job_id, OutcomeKind.LOST, attempt=number)
+    assert yard.job(job_id).state is JobState.HELD
+    assert "gpuyard release" in (yard.job(job_id).reason or "")
+
+
+def test_what_took_longer_than_ever_is_run_again_with_all_the_time_it_needs(yard: Yard) -> None:
+    first = yard.submit("train")
+    yard.step()
+    yard.see(first, place="n3", at=yard.world.now)
+    yard.step(after_s=100.0)
+    yard.end(first, OutcomeKind.SUCCEEDED)
+    job_id = yard.submit("train")
+    yard.step()
+    terms = yard.engine.given[job_id].terms
+    assert terms is not None
+    assert terms.expected_s is not None
+    assert terms.expected_s > 300.0
+    yard.end(job_id, OutcomeKind.TIMED_OUT)
+    yard.step()
+    assert yard.job(job_id).state is JobState.PENDING
+    again = yard.engine.given[job_id].terms
+    assert again is not None
+    assert again.expected_s is None
+    yard.end(job_id, OutcomeKind.TIMED_OUT, attempt=2)
+    assert yard.job(job_id).state is JobState.FAILED
+
+
+# What an engine does not take
+
+
+def refuse(yard: Yard, job_id: int) -> float:
+    """How long it is waited then."""
+    yard.end(job_id, OutcomeKind.UNBEGUN, reason="no such partition")
+    wait_s = yard.wakes_after(yard.step())
+    assert yard.job(job_id).state is JobState.QUEUED
+    return wait_s
+
+
+def test_what_was_refused_is_offered_again_later_and_later_and_was_no_attempt(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    yard.step()
+    waits = []
+    for _ in range(9):
+        waits.append(round(refuse(yard, job_id)))
+        [(kind, text)] = yard.why(job_id)
+        assert kind is ReasonKind.NO_ENGINE
+        assert text.startswith("yonder did not take it: no such partition; tried again every")
+        assert yard.job(job_id).attempts == 0
+        yard.step(after_s=waits[-1] + 0.01)
+        assert yard.job(job_id).state is JobState.PENDING
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_refusal_of_long_ago_is_forgotten(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    yard.step()
+    assert refuse(yard, job_id) == pytest.approx(5.0)
+    yard.step(after_s=5.01)
+    yard.see(job_id, reason="Priority")
+    yard.step(after_s=3600.0)
+    assert refuse(yard, job_id) == pytest.approx(5.0)
+
+
+def test_others_that_are_unlike_it_are_handed_over_meanwhile(yard: Yard) -> None:
+    refused, other = yard.submit("train"), yard.submit("train", priority="2")
+    yard.step()
+    yard.end(refused, OutcomeKind.UNBEGUN)
+    later, like = yard.submit("train", priority="2"), yard.submit("train")
+    yard.step()
+    states = [yard.job(each).state for each in (refused, other, later, like)]
+    assert states == [JobState.QUEUED, JobState.PENDING, JobState.PENDING, JobState.QUEUED]
+
+
+def test_what_cannot_even_be_prepared_waits_and_says_why(yard: Yard) -> None:
+    job_id = yard.submit("train")
+    yard.engine.fault = "the folder /net cannot be made"
+    assert yard.wakes_after(yard.step()) == pytest.approx(5.0)
+    assert yard.job(job_id).state is JobState.QUEUED
+    assert "the folder /net cannot be made" in yard.why(job_id)[0][1]
+    yard.engine.fault = None
+    yard.step(after_s=5.01)
+    assert yard.job(job_id).state is JobState.PENDING
+
+
+def test_an_engine_that_is_full_says_what_is_missing_and_is_not_asked_without_end(yard: Yard) -> None:
+    yard.engine.offered = Offer(free=Amount(gpus=1.0))
+    first, second = yard.submit("a", gpus="1"), yard.submit("b", gpus="2")
+    step = yard.step()
+    assert [yard.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.QUEUED]
+    assert yard.why(second) == [(ReasonKind.NO_ROOM, "yonder has 1 GPUs free, 2 needed")]
+    assert step.wake_at is None, "the engine tells when there is more"
+
+
+# Engines that cannot be opened
+
+
+class Door:
+    """How an engine is opened, or not."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.tries = 0
+        self.now = 1000.0
+        self.engine = Yonder()
+        self.engines = Engines(Yonder(), self.open, lambda: self.now)
+
+    def open(self, name: str) -> Yonder:
+        self.tries += 1
+        if self.error is not None:
+            raise self.error
+        return self.engine
+
+
+def attempt_of(job_id: int) -> Attempt:
+    return Attempt(job_id=job_id, number=1, pid=0, boot_id=None, started_at=0.0, engine="yonder")
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [
+        (EnvironmentFault("no folder", hint="make one"), "no folder (make one)"),
+        (KeyError("x"), "the engine yonder cannot be opened: KeyError: 'x'"),
+    ],
+)
+def test_one_that_cannot_be_opened_says_why_and_is_tried_again_after_a_while(error: Exception, trouble: str) -> None:
+    door = Door(error)
+    assert [door.engines.offer_of("yonder").trouble for _ in range(3)] == [trouble] * 3
+    assert (door.tries, door.engines.is_shut("yonder")) == (1, True)
+    door.error = None
+    door.now += OPEN_AGAIN_S
+    assert door.engines.offer_of("yonder") == Offer()
+    assert not door.engines.is_shut("yonder")
+
+
+def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(yard: Yard) -> None:
+    door = Door(EnvironmentFault("no folder"))
+    door.engines.adopt([attempt_of(1), attempt_of(2)])
+    assert door.engines.ended() == []
+    assert door.engines.signal(attempt_of(1), 15) == 1, "it is not asked for again at once"
+    assert door.tries == 1
+    door.error = None
+    door.now += OPEN_AGAIN_S
+    door.engines.ended()
+    assert [attempt.job_id for attempt in door.engine.adopted] == [1, 2]
+    door.engines.ended()
+    assert len(door.engine.adopted) == 2
+
+
+def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_comes_back_to_it(yard: Yard) -> None:
+    def cannot(_: str) -> Yonder:
+        raise EnvironmentFault("its package is broken")
+
+    yard.life.controller.engines._open = cannot
+    job_id, here = yard.submit("train"), yard.submit("run", "5", engine="local")
+    assert yard.wakes_after(yard.step()) == pytest.approx(OPEN_AGAIN_S)
+    assert yard.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]
+    assert yard.job(here).state is JobState.RUNNING

@@ -1,0 +1,81 @@
+"""The queue's place in the ledger's line: when it is taken, kept and left."""
+
+from typing import Any, cast
+
+import pytest
+
+from gpuyard.control.ledger_ticket import IN_LINE_AFTER_S, PlaceInLine
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.planner import Hold
+from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+from gpuyard.ports import LeaseBook
+
+
+class Line:
+    """As much of a ledger as has a line."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+        self.ticket: str | None = None
+
+    def enter_line(self, need: Need, priority: int, label: str) -> None:
+        if self.ticket is None:
+            self.ticket = label
+            self.entered.append(label)
+
+    def leave_line(self) -> None:
+        self.ticket = None
+
+    def my_ticket(self) -> str | None:
+        return self.ticket
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture
+def place(line: Line) -> PlaceInLine:
+    return PlaceInLine(cast("LeaseBook", line))
+
+
+def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) -> Hold:
+    lane = Lane(id=1, priority=0, user="me", tag="", need=Need(), **of_lane)
+    return Hold(job_id=job_id, lane=lane, need=Need(), reasons=(plain(kind, "why"),))
+
+
+def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: PlaceInLine) -> None:
+    place.stand(head(), 100.0, has_started=False)
+    assert [line.ticket] == [None]
+    assert place.wake_at(100.0) == 100.0 + IN_LINE_AFTER_S
+    place.stand(head(), 100.0 + IN_LINE_AFTER_S, has_started=False)
+    assert line.ticket == "job 1"
+    assert place.wake_at(100.0 + IN_LINE_AFTER_S) is None
+
+
+def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: PlaceInLine) -> None:
+    for now in (100.0, 101.0):
+        place.stand(head(), now, has_started=False)
+    place.stand(head(job_id=2), 102.0, has_started=True)
+    assert line.ticket is None
+    place.stand(head(job_id=2), 103.0, has_started=False)
+    assert line.entered == ["job 1", "job 2"]
+
+
+def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: PlaceInLine) -> None:
+    for now in (100.0, 101.0):
+        place.stand(head(), now, has_started=False)
+    place.stand(None, 102.0, has_started=False)
+    assert line.ticket is None
+    assert place.wake_at(102.0) is None
+
+
+@pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.NO_ENGINE])
+def test_what_we_hold_back_ourselves_takes_no_place_from_others(
+    line: Line, place: PlaceInLine, kind: ReasonKind
+) -> None:
+    for now in (100.0, 101.0):
+        place.stand(head(kind=kind), now, has_started=False)
+    assert line.entered == []

@@ -1,0 +1,314 @@
+"""What goes to engines that place work themselves: in whose order, how much of it, and why others wait."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpuyard.core.cluster import dispatch
+from gpuyard.core.cluster.dispatch import View, hand_over
+from gpuyard.core.cluster.offer import Amount, Offer, Terms, amount_of
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, level
+from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+
+NOW = 1_000_000.0
+GPU = Terms(need=Need(devices=1), name="job")
+
+
+class Queue:
+    """Lanes of jobs with their terms; those with lower ids have waited a little longer."""
+
+    def __init__(self) -> None:
+        self.lanes: list[tuple[Lane, list[Candidate]]] = []
+        self.terms: dict[int, Terms] = {}
+
+    def add(self, *job_ids: int, terms: Terms = GPU, waited_s: float = 100.0, **lane: Any) -> Lane:
+        fields = {"id": len(self.lanes) + 1, "priority": 0, "user": "me", "tag": "", "engine": "yonder", **lane}
+        made = Lane(need=terms.need, **fields)
+        self.lanes.append((made, [Candidate(job_id=each, queued_at=NOW - waited_s + each / 10) for each in job_ids]))
+        self.terms.update(dict.fromkeys(job_ids, terms))
+        return made
+
+    def plan(self, offers: Mapping[str, Offer] | None = None, **view: Any) -> Plan:
+        about = view.pop("about", None)
+        fields = {"now": NOW, "live": {}, "terms": self.terms.__getitem__, **view}
+        offers = offers if offers is not None else {"yonder": Offer()}
+        queues = [LaneQueue(lane=lane, jobs=iter(jobs)) for lane, jobs in self.lanes]
+        return hand_over(View(queues=queues, offers=offers, **fields), about=about)
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def handed(plan: Plan) -> list[int]:
+    return [start.job_id for start in plan.starts]
+
+
+def why(plan: Plan) -> dict[int, ReasonKind]:
+    """Of the first job of each lane that waits."""
+    return {hold.job_id: hold.reasons[0].kind for hold in plan.holds}
+
+
+def words(plan: Plan, job_id: int) -> str:
+    return next(hold.reasons[0].text for hold in plan.holds if hold.job_id == job_id)
+
+
+def running(job_id: int, tag: str = "", group: int | None = None) -> Running:
+    return Running(
+        job_id=job_id, user="me", tag=tag, devices=0, started_at=NOW, group=group, lease_id=None, takes_slot=False
+    )
+
+
+# Who goes
+
+
+def test_an_engine_that_takes_everything_is_given_everything_on_its_terms(queue: Queue) -> None:
+    queue.add(1, 2, 3)
+    plan = queue.plan()
+    assert [(start.job_id, start.terms, start.claim.shares) for start in plan.starts] == [
+        (1, GPU, ()), (2, GPU, ()), (3, GPU, ()),
+    ]  # fmt: skip
+    assert plan.holds == ()
+
+
+def test_the_urgent_go_first_and_then_whoever_used_least(queue: Queue) -> None:
+    queue.add(1, tag="busy")
+    queue.add(2, tag="idle")
+    queue.add(3, tag="busy", priority=5)
+    assert handed(queue.plan(used={("me", "busy"): 50.0})) == [3, 2, 1]
+
+
+def test_who_waits_long_rises(queue: Queue) -> None:
+    queue.add(1, priority=1)
+    queue.add(2, waited_s=AGEING_S / 2)
+    queue.add(3, waited_s=2 * AGEING_S + 10)
+    assert handed(queue.plan()) == [3, 1, 2]
+
+
+def test_two_tags_take_turns(queue: Queue) -> None:
+    queue.add(1, 2, 3, tag="a")
+    queue.add(11, 12, 13, tag="b")
+    assert handed(queue.plan({"yonder": Offer(most_jobs=4)})) == [1, 11, 2, 12]
+
+
+def test_terms_are_asked_for_only_of_those_that_may_go(queue: Queue) -> None:
+    queue.add(1, 2)
+    queue.terms = {}
+    plan = queue.plan({"yonder": Offer(trouble="nobody is there")})
+    assert handed(plan) == []
+
+
+def test_a_step_hands_over_so_many_and_the_next_one_the_rest(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MOST_AT_ONCE", 10)
+    queue.add(*range(1, 26))
+    assert handed(queue.plan()) == list(range(1, 11))
+
+
+# Who waits, and in which words
+
+
+def test_an_engine_in_trouble_is_given_nothing_and_says_why(queue: Queue) -> None:
+    queue.add(1, 2)
+    plan = queue.plan({"yonder": Offer(trouble="yonder cannot be reached: nobody is there")})
+    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ENGINE})
+    assert words(plan, 1) == "yonder cannot be reached: nobody is there"
+
+
+def test_a_queue_that_is_paused_hands_nothing_over_whatever_else_is_wrong(queue: Queue) -> None:
+    queue.add(1)
+    queue.add(2, engine="down")
+    offers = {"yonder": Offer(), "down": Offer(trouble="it is down")}
+    plan = queue.plan(offers, shut=(plain(ReasonKind.PAUSED, "paused"),))
+    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.PAUSED, 2: ReasonKind.PAUSED})
+
+
+def test_a_stopped_workspace_hands_nothing_over_and_others_do(queue: Queue) -> None:
+    queue.add(1, tag="sweep")
+    queue.add(2, tag="other")
+    plan = queue.plan(stopped=frozenset({"sweep"}))
+    assert (handed(plan), why(plan)) == ([2], {1: ReasonKind.PAUSED})
+
+
+def test_what_an_engine_has_just_refused_waits_and_its_like_in_other_lanes_do_not(queue: Queue) -> None:
+    refused = queue.add(1, 2)
+    queue.add(3)
+    plan = queue.plan(refused={refused.id: plain(ReasonKind.NO_ENGINE, "no such partition")})
+    assert (handed(plan), words(plan, 1)) == ([3], "no such partition")
+
+
+def test_as_many_as_the_engine_will_hold_with_those_that_it_has(queue: Queue) -> None:
+    queue.add(1, 2, 3)
+    plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
+    assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
+    assert words(plan, 3) == "5 jobs on yonder (most_jobs) may run at once, and as many do"
+
+
+def test_a_tag_s_limit_counts_what_runs_here_and_there(queue: Queue) -> None:
+    queue.add(1, 2, 3, tag="night")
+    queue.add(4)
+    plan = queue.plan(tags={"night": 3}, running=[running(90, "night"), running(91, "day")])
+    assert (handed(plan), why(plan)) == ([1, 4, 2], {3: ReasonKind.TAG_LIMIT})
+
+
+def test_where_the_line_is_here_an_array_s_limit_is_kept_here(queue: Queue) -> None:
+    queue.add(2, 3, 4, group=1, group_limit=3)
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=50.0))}, running=[running(1, group=1)])
+    assert (handed(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
+
+
+def test_an_array_s_limit_is_kept_here_as_retries_and_large_arrays_are_several_there(queue: Queue) -> None:
+    queue.add(2, 3, 4, group=1, group_limit=2, terms=replace(GPU, group=1, at_most=2))
+    plan = queue.plan(running=[running(1, group=1)])
+    assert (handed(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
+
+
+# What is free
+
+
+def test_only_what_fits_is_handed_over_and_the_first_that_does_not_says_what_is_missing(queue: Queue) -> None:
+    queue.add(1, 2, 3)
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0))})
+    assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.NO_ROOM})
+    assert words(plan, 3) == "yonder has 0 GPUs free, 1 needed"
+
+
+def test_nobody_overtakes_who_waits_for_room(queue: Queue) -> None:
+    queue.add(1, terms=Terms(need=Need(devices=4), name="wide"))
+    queue.add(2, terms=Terms(need=Need(devices=0), name="small"))
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0))})
+    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
+    assert words(plan, 2) == "job 1 comes first, and there is no room for it on yonder yet"
+
+
+def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None:
+    queue.add(1, tag="night")
+    queue.add(2)
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=1.0))}, tags={"night": 0})
+    assert (handed(plan), why(plan)) == ([2], {1: ReasonKind.TAG_LIMIT})
+
+
+@pytest.mark.parametrize(
+    ("free", "terms", "missing"),
+    [
+        (Amount(cpus=3.0), replace(GPU, cpus=4), "yonder has 3 CPUs free, 4 needed"),
+        (Amount(ram_mb=1024.0), replace(GPU, ram_mb=2048.0), "yonder has 1.0 GB of RAM free, 2.0 GB needed"),
+        (Amount(gpus=0.5, cpus=9.0), GPU, "yonder has 0.5 GPUs free, 1 needed"),
+    ],
+)
+def test_whatever_is_counted_has_to_be_there(queue: Queue, free: Amount, terms: Terms, missing: str) -> None:
+    queue.add(1, terms=terms)
+    plan = queue.plan({"yonder": Offer(free=free)})
+    assert (handed(plan), words(plan, 1)) == ([], missing)
+
+
+def test_what_is_not_counted_holds_up_nobody(queue: Queue) -> None:
+    queue.add(1, terms=replace(GPU, cpus=400, ram_mb=1e9))
+    assert handed(queue.plan({"yonder": Offer(free=Amount(gpus=1.0))})) == [1]
+
+
+def test_shares_of_a_card_add_up(queue: Queue) -> None:
+    third = Terms(need=Need(devices=1, memory_mb=8192.0, is_exclusive=False), name="third")
+    queue.add(*range(1, 9), terms=third)
+    free = Offer(free=Amount(gpus=2.0), card_mb=24_576.0)
+    assert handed(queue.plan({"yonder": free})) == [1, 2, 3, 4, 5, 6]
+    assert handed(queue.plan({"yonder": replace(free, card_mb=None)})) == [1, 2]
+
+
+# Several engines
+
+
+def test_engines_do_not_hold_up_each_other(queue: Queue) -> None:
+    queue.add(1, engine="full")
+    queue.add(2, engine="down")
+    queue.add(3, engine="most")
+    queue.add(4, 5, engine="yonder")
+    offers = {
+        "full": Offer(free=Amount(gpus=0.0)),
+        "down": Offer(trouble="it is down"),
+        "most": Offer(most_jobs=0),
+        "yonder": Offer(free=Amount(gpus=2.0)),
+    }
+    plan = queue.plan(offers)
+    assert handed(plan) == [4, 5]
+    assert why(plan) == {1: ReasonKind.NO_ROOM, 2: ReasonKind.NO_ENGINE, 3: ReasonKind.ENGINE_LIMIT}
+
+
+def test_very_many_lanes_of_an_engine_in_trouble_hide_none_of_another_s(queue: Queue) -> None:
+    for job_id in range(MOST_LANES + 20):
+        queue.add(job_id, engine="down", priority=9)
+    queue.add(999)
+    plan = queue.plan({"yonder": Offer(), "down": Offer(trouble="it is down")})
+    assert handed(plan) == [999]
+    assert len(plan.holds) == MOST_LANES + 20
+
+
+def test_a_lane_that_is_asked_about_is_explained_however_many_there_are(queue: Queue) -> None:
+    full = {"yonder": Offer(free=Amount(gpus=0.0))}
+    lanes = [queue.add(job_id) for job_id in range(1, MOST_LANES + 20)]
+    assert lanes[-1].id not in {hold.lane.id for hold in queue.plan(full).holds}
+    assert lanes[-1].id in {hold.lane.id for hold in queue.plan(full, about=lanes[-1].id).holds}
+
+
+# Whatever comes
+
+_TERMS = st.builds(
+    Terms,
+    need=st.one_of(
+        st.builds(Need, devices=st.integers(0, 3)),
+        st.builds(Need, devices=st.just(1), part=st.sampled_from([0.1, 0.25, 1 / 3, 0.5]), is_exclusive=st.just(False)),
+    ),
+    name=st.just("x"),
+    cpus=st.none() | st.integers(1, 4),
+    ram_mb=st.none() | st.floats(1.0, 500.0),
+)
+_JOBS = st.lists(
+    st.tuples(_TERMS, st.integers(0, 2), st.sampled_from("ab"), st.sampled_from(["yonder", "beyond"])), max_size=14
+)
+_FREE = st.builds(
+    Amount,
+    gpus=st.none() | st.floats(0.0, 5.0),
+    cpus=st.none() | st.floats(0.0, 8.0),
+    ram_mb=st.none() | st.floats(0.0, 1000.0),
+)
+
+
+@given(jobs=_JOBS, free=st.fixed_dictionaries({"yonder": _FREE, "beyond": _FREE}), limit=st.none() | st.integers(0, 4))
+def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_waits_for_room(
+    jobs: Sequence[tuple[Terms, int, str, str]], free: Mapping[str, Amount], limit: int | None
+) -> None:
+    queue = Queue()
+    for job_id, (terms, priority, tag, engine) in enumerate(jobs, 1):
+        queue.add(job_id, terms=terms, priority=priority, tag=tag, engine=engine)
+    tags = {} if limit is None else {"a": limit}
+    plan = queue.plan({name: Offer(free=amount) for name, amount in free.items()}, tags=tags)
+    gone, held = set(handed(plan)), why(plan)
+    assert gone | held.keys() == set(range(1, len(jobs) + 1)), "each goes, or is told why not"
+    assert not gone & held.keys()
+    assert limit is None or sum(jobs[job_id - 1][2] == "a" for job_id in gone) <= limit
+    for name, amount in free.items():
+        mine = [job_id for job_id in gone if jobs[job_id - 1][3] == name]
+        taken = [amount_of(jobs[job_id - 1][0], None) for job_id in mine]
+        for what in ("gpus", "cpus", "ram_mb"):
+            had = getattr(amount, what)
+            assert had is None or sum(getattr(each, what) for each in taken) <= had + 1e-3
+        waiting = [job_id for job_id, kind in held.items() if kind is ReasonKind.NO_ROOM]
+        for waits in [job_id for job_id in waiting if jobs[job_id - 1][3] == name]:
+            for goes in mine:
+                assert level(jobs[goes - 1][1], NOW, NOW) >= level(jobs[waits - 1][1], NOW, NOW)
+        assert len([job_id for job_id in waiting if jobs[job_id - 1][3] == name]) <= 1, "all others are behind it"
+
+
+def test_what_is_more_than_there_is_at_all_holds_up_nobody(queue: Queue) -> None:
+    queue.add(1, terms=Terms(need=Need(devices=3), name="wide"))
+    queue.add(2)
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
+    assert handed(plan) == [2]
+    assert words(plan, 1) == "yonder has 2 GPUs in all, 3 needed"

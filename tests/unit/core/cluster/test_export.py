@@ -1,0 +1,86 @@
+"""What a job is to somebody who knows nothing of this queue."""
+
+import pytest
+from msgspec import convert, to_builtins
+
+from gpuyard.core.cluster.export import WORDS, Packed, Stays, pack
+from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.job.job import DependencyKind, Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.snapshot import Vendor
+
+SECRET = "hunter2"
+TASK = Task(workspace="/w", config="a", owner="o", marker="/w/out/a", record="/w/r")
+
+
+def packed(spec: dict[str, object] | None = None, **job: object) -> Packed:
+    told = {"command": ("train", "{index}"), "cwd": "/x", "environment": {"TOKEN": SECRET}, "need": Need()} | (
+        spec or {}
+    )
+    state: dict[str, object] = {"id": 17, "state": JobState.QUEUED, "priority": 0, "user": "ada", "submitted_at": 0.0}
+    made = Job(spec=JobSpec(**told), **(state | job))  # type: ignore[arg-type]
+    return pack(made, Terms(need=made.spec.need, name="train"), [])
+
+
+def test_values_of_variables_are_never_in_it() -> None:
+    assert SECRET not in str(to_builtins(packed()))
+
+
+def test_it_is_the_same_after_a_journey_as_json() -> None:
+    job = packed({"need": Need(devices=2, vendor=Vendor.NVIDIA)}, index=3)
+    assert convert(to_builtins(job), Packed) == job
+
+
+def test_a_command_is_a_template_only_where_the_index_alone_tells_jobs_apart() -> None:
+    assert packed(index=3).template == ("train", "{index}")
+    assert packed(index=3).words == ("train", "3")
+    assert packed(index=3, values={"seed": "4"}).template is None
+    assert packed(index=3, command=("other",)).template is None
+    assert packed().template is None
+
+
+def test_what_was_waited_for_is_told_with_whether_it_came() -> None:
+    job = Job(
+        id=17,
+        spec=JobSpec(command=("true",), cwd="/", environment={}, need=Need()),
+        state=JobState.BLOCKED,
+        priority=0,
+        user="ada",
+        submitted_at=0.0,
+    )
+    others = [
+        (3, DependencyKind.OK, JobState.SUCCEEDED),
+        (4, DependencyKind.FAILED, JobState.RUNNING),
+    ]
+    after = pack(job, Terms(need=Need(), name="x"), others).after
+    assert [(each.job_id, each.kind, each.is_met) for each in after] == [(3, "ok", True), (4, "failed", False)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ({"preempts": True}, Stays.PREEMPTION),
+        ({"on_preempt": OnPreempt.NEVER}, Stays.PREEMPTION),
+        ({"need": Need(max_utilization_percent=50.0)}, Stays.GATES),
+        ({"need": Need(max_cpu_percent=50.0)}, Stays.GATES),
+        ({"need": Need(only=("GPU-1",))}, Stays.DEVICES),
+        ({"need": Need(vendor=Vendor.AMD)}, Stays.DEVICES),
+        ({"pace": Pace()}, Stays.BATCH),
+        ({"task": TASK}, Stays.TASK),
+        ({"log_cap_mb": 1.0}, Stays.LOG_CAP),
+        ({"on_reboot": OnReboot.HOLD}, Stays.REBOOT),
+    ],
+)
+def test_what_only_this_queue_does_is_told(spec: dict[str, object], what: Stays) -> None:
+    assert set(packed(spec).stays) - set(packed().stays) == {what}
+
+
+def test_a_plain_job_leaves_behind_what_every_job_does() -> None:
+    assert packed().stays == (Stays.ENVIRONMENT, Stays.GROWTH)
+
+
+def test_there_are_words_for_everything_that_stays() -> None:
+    assert set(WORDS) == set(Stays)

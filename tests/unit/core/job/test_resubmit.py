@@ -1,0 +1,96 @@
+"""A job once more: what was said of it stays, but for what is said differently."""
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Growth, Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.resubmit import resubmission
+from gpuyard.core.job.submission import Asked, Submission, parse_submission
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.snapshot import Vendor
+from gpuyard.errors import UserError
+
+TYPED = {
+    "gpus": 2, "vram": "8G", "vendor": "nvidia", "gpu-name": "H100", "max-gpu": 50, "max-power-w": 300,
+    "max-gpu-mem-mb": 900, "max-cpu": 80, "ram": "4G", "name": "big", "tag": "night", "retries": 2, "time-limit": "1h",
+    "grace": "0.001", "duration": "10m", "on-reboot": "requeue", "stdin": "in.txt", "log-cap": "64M", "preempt": True,
+    "on-preempt": "never", "cpus": 4, "priority": 3, "device": "GPU-a,GPU-b",
+}  # fmt: skip
+PLAIN = JobSpec(command=("python", "train.py"), cwd="/data", environment={"A": "1"}, need=Need(), learns_memory=True)
+
+
+def job(spec: JobSpec = PLAIN, **facts: object) -> Job:
+    known = {"id": 17, "spec": spec, "state": JobState.FAILED, "priority": 0, "user": "me", "submitted_at": 0.0}
+    return Job(**{**known, **facts})  # type: ignore[arg-type]
+
+
+def submitted(**options: object) -> Submission:
+    return parse_submission(Asked(cwd="/data", environment={"A": "1"}, command=("run",), options=dict(options)))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        TYPED,
+        {},
+        {"gpus": 0},
+        {"exclusive": True},
+        {"exclusive": True, "vram": "2G"},
+        {"engine": "slurm", "engine-option": ["--partition=big"], "cpus": 2},
+    ],
+)
+def test_all_that_was_typed_is_said_again(typed: dict[str, object]) -> None:
+    before = submitted(**typed)
+    only = None if before.devices is None else before.devices
+    spec = replace(before.spec, need=replace(before.spec.need, only=only))
+    again = resubmission(job(spec, priority=before.priority), None, {})
+    assert again.spec == before.spec
+    assert (again.priority, again.devices, again.count) == (before.priority, before.devices, 1)
+
+
+def test_what_is_said_differently_counts_and_what_is_taken_back_is_gone() -> None:
+    before = job(submitted(**{**TYPED, "device": None}).spec, growth=Growth(count=1, memory_mb=9_000.0))
+    again = resubmission(before, ("other", "x"), {"vram": "2G", "name": None, "priority": 9, "env": ["B=2"]})
+    assert again.spec.command == ("other", "x")
+    assert (again.spec.need.memory_mb, again.spec.name, again.priority) == (2048.0, None, 9)
+    assert (again.spec.tag, again.spec.need.vendor, again.spec.on_reboot) == ("night", Vendor.NVIDIA, OnReboot.REQUEUE)
+    assert (again.spec.on_preempt, again.spec.environment) == (OnPreempt.NEVER, {"A": "1", "B": "2"})
+
+
+def test_one_that_is_to_do_without_gpus_needs_nothing_that_goes_with_them() -> None:
+    again = resubmission(job(submitted(**TYPED).spec), None, {"gpus": 0})
+    assert (again.spec.need.devices, again.spec.need.memory_mb, again.devices) == (0, None, None)
+
+
+def test_one_that_goes_elsewhere_asks_nothing_of_this_machine() -> None:
+    again = resubmission(job(submitted(**TYPED).spec), None, {"engine": "slurm"})
+    assert (again.spec.engine, again.spec.preempts, again.devices, again.spec.need.memory_mb) == (
+        "slurm", False, None, 8192.0,
+    )  # fmt: skip
+
+
+def test_a_job_of_an_array_is_one_job_with_its_own_place_and_values() -> None:
+    swept = job(replace(PLAIN, command=("run", "{lr}"), is_array=True), values={"lr": "{index}"}, index=4, group=14)
+    (element,) = resubmission(swept, None, {}).elements
+    again = job(resubmission(swept, None, {}).spec, values=element.values, index=element.index)
+    assert (again.words, element.index, again.spec.is_array) == (("run", "{index}"), 4, False)
+    (element,) = resubmission(job(replace(PLAIN, command=()), command=("own", "words")), None, {}).elements
+    assert element.command == ("own", "words")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "says"),
+    [
+        (replace(PLAIN, task=Task(workspace="/w", config="a", owner="o", marker="m", record="r")), {}, "workspace"),
+        (replace(PLAIN, pace=Pace()), {}, "batch"),
+        (PLAIN, {"array": "1-9"}, "many jobs"),
+        (PLAIN, {"vram": "much"}, "size"),
+        (PLAIN, {"strange": 1}, "strange"),
+    ],
+)
+def test_what_cannot_be_submitted_so_is_told(spec: JobSpec, options: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        resubmission(job(spec), None, options)

@@ -1,0 +1,71 @@
+"""A program that takes a whole device by habit is known, and its user is told what to set."""
+
+import pytest
+
+from gpuyard.core.memory.preallocation import preallocates
+
+CARD_MB = 24576.0
+JAX = "site-packages/jaxlib/xla_extension.so"
+TENSORFLOW = "2026-01-01 00:00:00.1: I tensorflow/core/common_runtime/gpu/gpu_device.cc:1928] Created device"
+TRAIN = ("python", "train.py")
+SERVE = ("vllm", "serve", "some/model")
+
+
+def advice(
+    command: tuple[str, ...], text: str, share: float | None, environment: dict[str, str] | None = None
+) -> str | None:
+    return preallocates(command, environment or {}, text, None if share is None else share * CARD_MB, CARD_MB)
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "share", "setting"),
+    [
+        (TRAIN, JAX, 0.77, "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        (TRAIN, "jaxlib.xla_extension.XlaRuntimeError: INTERNAL", 0.75, "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        (TRAIN, TENSORFLOW, 0.95, "TF_FORCE_GPU_ALLOW_GROWTH=true"),
+        (TRAIN, f"{TENSORFLOW}\n{JAX}", 0.95, "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        (SERVE, "", 0.91, "--gpu-memory-utilization"),
+        (("python", "-m", "vllm.entrypoints.openai.api_server"), "", 0.9, "--gpu-memory-utilization"),
+        (("python", "-m", "sglang.launch_server"), "", 0.88, "--mem-fraction-static"),
+    ],
+)
+def test_it_says_what_to_set(command: tuple[str, ...], text: str, share: float, setting: str) -> None:
+    told = advice(command, text, share)
+    assert told is not None
+    assert setting in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, None])
+def test_what_left_room_for_others_is_not_spoken_of(share: float | None) -> None:
+    assert advice(TRAIN, JAX, share) is None
+    assert advice(SERVE, "", share) is None
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert advice(TRAIN, "epoch 1\nepoch 2\n", 0.99) is None
+    assert preallocates(TRAIN, {}, JAX, 20000.0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        (JAX, {"XLA_PYTHON_CLIENT_PREALLOCATE": "False"}),
+        (JAX, {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+        (JAX, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}),
+        (JAX, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
+        (TENSORFLOW, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
+    ],
+)
+def test_what_the_user_has_set_is_what_the_user_wants(text: str, environment: dict[str, str]) -> None:
+    assert advice(TRAIN, text, 0.95, environment) is None
+
+
+@pytest.mark.parametrize("words", [("--gpu-memory-utilization", "0.9"), ("--gpu_memory_utilization=0.9",)])
+def test_a_share_that_was_asked_for_is_what_the_user_wants(words: tuple[str, ...]) -> None:
+    assert advice((*SERVE, *words), "", 0.9) is None
+
+
+def test_a_setting_that_changes_nothing_does_not_silence_it() -> None:
+    assert advice(TRAIN, JAX, 0.77, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}) is not None
+    assert advice(TRAIN, TENSORFLOW, 0.95, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) is not None

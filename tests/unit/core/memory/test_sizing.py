@@ -1,0 +1,378 @@
+"""How much a job is given: what was declared, what was learned, and more after it ran out. A card has 24 GB."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Usage
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need, Share
+from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.memory.sizing import (
+    MOST_RERUNS,
+    declared_far_off,
+    grow,
+    lacked_mb,
+    need_of,
+    predicted_mb,
+    settle_time,
+    settled_shares,
+    shown_mb,
+)
+from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.placement import View, choose
+from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.snapshot import Device, Vendor
+from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
+
+CARDS = (card(0), card(1))
+SETTLE_S = 60.0
+
+
+def job(need: Need | None = None, growth: Growth | None = None, **said: Any) -> Job:
+    """One that declared nothing, unless it says what it needs."""
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=need or Need(), learns_memory=need is None, **said)
+    return Job(
+        id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0, growth=growth or Growth()
+    )
+
+
+def attempt(usage: Usage | None = None, **said: Any) -> Attempt:
+    began = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=0.0, devices=("G0",), usage=usage)
+    return replace(began, **said)
+
+
+def seen(*peaks_mb: float, **said: Any) -> Profile:
+    return Profile(peaks_mb=peaks_mb, **said)
+
+
+def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_host: bool = False) -> Shortage:
+    where = ShortageKind.HOST if on_host else ShortageKind.DEVICE
+    return Shortage(where=where, says="out of memory", asked_mb=asked_mb, held_mb=held_mb)
+
+
+# What it is given
+
+
+def first_run(*devices: Device, part: float = 0.5) -> tuple[float | None, bool]:
+    need = need_of(job(), None, None, devices, first_run_part=part)
+    return need.memory_mb, need.is_exclusive
+
+
+def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alone() -> None:
+    assert first_run(*CARDS) == (12 * GB, False)
+    assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == (0.9 * CARD, False), "the smallest can give it too"
+    assert first_run(*CARDS, part=1.0) == (None, True)
+
+
+def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
+    three = job(crew=Crew(most_per_device=3))
+    need = need_of(three, None, None, CARDS)
+    assert (need.part, need.memory_mb, need.is_exclusive, need.takes_rest) == (1 / 3, None, False, False)
+    learned = need_of(three, seen(4000.0), None, CARDS)
+    assert learned.part is None
+    assert learned.memory_mb is not None
+    grown = need_of(job(growth=Growth(count=1, memory_mb=9 * GB), crew=Crew(most_per_device=3)), None, None, CARDS)
+    assert (grown.part, grown.memory_mb) == (None, 9 * GB)
+
+
+def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
+    assert need_of(job(crew=Crew(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    unknown = card(0, used=None, memory_total_mb=None)
+    assert need_of(job(crew=Crew(most_per_device=4)), None, None, (unknown,)).is_exclusive
+
+
+def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
+    desktop = card(0, used=8 * GB, processes=None)
+    assert first_run(desktop) == (8 * GB, False)
+    assert first_run(desktop, card(1, used=20 * GB, processes=None)) == (8 * GB, False), "of what is free on the best"
+    assert first_run(card(0, used=23.5 * GB, processes=None)) == (0.05 * CARD, False), "and not of next to nothing"
+    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == (None, True), "and a tiny one is for one alone"
+    two = job()
+    two = replace(two, spec=replace(two.spec, need=Need(devices=2)))
+    fuller = card(1, used=20 * GB, processes=None)
+    assert need_of(two, None, None, (desktop, fuller)).memory_mb == 2 * GB, "where it needs two, both have to have it"
+
+
+def test_beside_cards_that_list_processes_those_decide_how_much_a_first_run_needs() -> None:
+    assert first_run(card(0, processes=None), card(1)) == (12 * GB, False)
+
+
+def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
+    assert first_run(card(0), card(1, used=None, memory_total_mb=None)) == (None, True)
+    assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == (None, True)
+
+
+def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:
+    need = need_of(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
+    assert not need.is_exclusive
+    assert need.memory_mb is not None
+    assert 4000.0 < need.memory_mb < 5000.0
+    by_program = need_of(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
+    assert by_program.memory_mb is not None
+    assert by_program.memory_mb > 9000.0
+
+
+def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_be_like_the_largest() -> None:
+    for largest, least in ((3000.0, 12 * GB), (18_000.0, 18_000.0)):
+        program = seen(1000.0, largest, is_exact=False)
+        need = need_of(job(), None, program, CARDS)
+        assert predicted_mb(None, program) is None
+        assert need.takes_rest
+        assert need.memory_mb is not None
+        assert need.memory_mb >= least
+    assert need_of(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
+
+
+def test_what_was_declared_wins_over_what_was_learned() -> None:
+    for declared in (shared(2 * GB), Need(memory_mb=2 * GB)):
+        assert need_of(job(declared), seen(20_000.0), None, CARDS) == declared
+
+
+def test_how_busy_it_keeps_a_device_is_told_with_its_need() -> None:
+    assert need_of(job(), seen(load_percent=70.0), None, CARDS).load_percent == 70.0
+    assert need_of(job(), None, Profile(load_percent=30.0), CARDS).load_percent == 30.0
+
+
+def test_a_job_without_devices_is_given_none() -> None:
+    assert need_of(job(Need(devices=0)), seen(4000.0), None, CARDS) == Need(devices=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "devices", "only"),
+    [
+        ({}, (card(0), card(1, memory_free_mb=80 * GB)), ("G1",)),
+        ({"only": ("G0",)}, (card(0), card(1, memory_free_mb=80 * GB)), ("G0",)),
+        ({"banned": ("G1",)}, (card(0), card(1, memory_free_mb=80 * GB)), ("G0",)),
+        ({"vendor": Vendor.NVIDIA}, (card(0), card(1, memory_free_mb=80 * GB, vendor=Vendor.AMD)), ("G0",)),
+        ({"model": "3090"}, (card(0, name="RTX 3090"), card(1, name="H100", memory_free_mb=80 * GB)), ("G0",)),
+        ({"devices": 2}, (card(0), card(1, memory_free_mb=80 * GB), card(2)), ("G0", "G1", "G2")),
+    ],
+)
+def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
+    said: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
+) -> None:
+    need = need_of(job(replace(shared(4 * GB), **said), Growth(count=3, is_alone=True)), None, None, devices)
+    assert (need.only, need.is_exclusive, need.memory_mb) == (only, True, None)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[Device, ...]:
+    """Cards of two makes and several sizes, each with a screen on it, or nearly nothing."""
+    return tuple(
+        card(
+            index,
+            name=draw(st.sampled_from(["RTX 3090", "H100"])),
+            used=draw(st.sampled_from([0.0, 4.0, 500.0, 1000.0])),
+            memory_free_mb=draw(st.sampled_from([7, 23, 39, 79])) * GB,
+        )
+        for index in range(draw(st.integers(1, 4)))
+    )
+
+
+figures = st.one_of(st.none(), st.floats(1.0, 100_000.0))
+growths = st.one_of(
+    st.just(Growth()),
+    st.builds(lambda memory: Growth(count=1, memory_mb=memory), st.floats(1.0, 200_000.0)),
+    st.just(Growth(count=3, is_alone=True)),
+)
+wishes = st.builds(
+    lambda devices, model, only: Need(devices=devices, model=model, only=only),
+    st.integers(1, 3),
+    st.sampled_from([None, None, "3090", "h100"]),
+    st.sampled_from([None, None, ("G0", "G1")]),
+)
+
+
+@given(machines(), wishes, st.lists(st.floats(1.0, 100_000.0), max_size=4), figures, growths)
+def test_what_was_learned_never_keeps_a_job_from_running(
+    devices: tuple[Device, ...], need: Need, peaks: list[float], floor_mb: float | None, growth: Growth
+) -> None:
+    """Where it could run on this machine knowing nothing, it can with what is known: at worst it is alone."""
+    view = View(now=0.0, snapshot=machine(*devices))
+    learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
+    known = need_of(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
+    assert (choose(known, view).claim is None) == (choose(need, view).claim is None)
+
+
+# More after it ran out
+
+
+def test_it_is_given_more_than_what_was_not_enough() -> None:
+    had = attempt(Usage(peaks_mb={"G0": 6000.0}), reserved_mb=4 * GB)
+    growth = grow(job(shared(4 * GB)), had, ran_out(asked_mb=2000.0), CARDS)
+    assert growth is not None
+    assert growth.memory_mb is not None
+    assert growth.memory_mb > 8000.0
+
+
+@pytest.mark.parametrize(
+    ("usage", "shortage", "reserved_mb", "least"),
+    [
+        (None, ran_out(), None, None),
+        (None, ran_out(), 4000.0, None),
+        (Usage(peaks_mb={"G0": 6000.0}), ran_out(), 4000.0, 6000.0),
+        (Usage(peaks_mb={"G0": 6000.0}), ran_out(2000.0, 7000.0), 4000.0, 9000.0),
+        (None, ran_out(2000.0), None, 2000.0),
+        (Usage(peaks_mb={"G0": 100.0}), ran_out(50.0), 4000.0, 150.0),
+    ],
+)
+def test_what_it_lacked_is_what_it_held_and_asked_for_and_not_what_a_first_run_took(
+    usage: Usage | None, shortage: Shortage, reserved_mb: float | None, least: float | None
+) -> None:
+    assert lacked_mb(attempt(usage, reserved_mb=reserved_mb), shortage) == least
+
+
+def test_one_that_was_given_what_it_was_thought_to_need_is_given_more_than_that() -> None:
+    told = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
+    growth = grow(job(), told, ran_out(50.0), CARDS)
+    assert growth is not None
+    assert (growth.memory_mb or 0.0) > 4000.0
+    first = grow(job(), replace(told, predicted_mb=None), ran_out(50.0), CARDS)
+    assert first is not None
+    assert (first.memory_mb or 0.0) < 200.0, "a first run had all there was, which says nothing"
+
+
+def test_one_that_had_its_device_alone_has_it_alone_again() -> None:
+    growth = grow(job(), attempt(Usage(peaks_mb={"G0": 1000.0})), ran_out(50.0), CARDS)
+    assert growth == Growth(count=1, is_alone=True)
+
+
+@given(
+    st.one_of(st.none(), st.just(shared(4 * GB)), st.just(Need(devices=2, memory_mb=9 * GB))),
+    st.lists(st.tuples(figures, figures, figures, st.booleans()), min_size=6, max_size=6),
+    st.booleans(),
+)
+def test_growing_always_ends_and_never_gives_less(
+    need: Need | None,
+    shortages: list[tuple[float | None, float | None, float | None, bool]],
+    knows_devices: bool,
+) -> None:
+    one = job(need)
+    grown: list[Growth] = []
+    for peak, asked, ram, on_host in shortages:
+        usage = None if peak is None else Usage(peaks_mb={"G0": peak}, ram_mb=ram)
+        shortage = ran_out(asked, on_host=on_host)
+        growth = grow(one, attempt(usage), shortage, CARDS if knows_devices else (), 64 * GB)
+        if growth is None:
+            break
+        grown.append(growth)
+        one = replace(one, growth=growth)
+    assert len(grown) == MOST_RERUNS
+    assert [each.count for each in grown] == [1, 2, 3]
+    assert not any(earlier.is_alone and not later.is_alone for earlier, later in itertools.pairwise(grown))
+    if not shortages[MOST_RERUNS - 1][3]:
+        assert grown[-1].is_alone
+    assert all(each.ram_mb is None or each.ram_mb < 64 * GB for each in grown)
+
+
+def test_what_no_card_can_give_is_given_a_card_alone() -> None:
+    growth = grow(job(shared(20 * GB)), attempt(reserved_mb=20 * GB), ran_out(), CARDS)
+    assert growth == Growth(count=1, is_alone=True)
+
+
+def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
+    first = grow(job(), attempt(Usage(ram_mb=20 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
+    assert first == Growth(count=1, ram_mb=30 * GB)
+    last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
+    assert last == Growth(count=2, ram_mb=48 * GB)
+    assert need_of(job(growth=last), None, None, CARDS).min_host_memory_mb == 48 * GB
+
+
+# Settling
+
+
+def settled(usage: Usage, ran_s: float = 300.0, *device_ids: str) -> tuple[Share, ...] | None:
+    shares = tuple(Share(device_id=device_id) for device_id in device_ids or ("G0",))
+    return settled_shares(attempt(usage), shares, CARDS, ran_s, SETTLE_S)
+
+
+def test_one_that_has_been_flat_for_long_is_given_what_it_uses_with_a_wide_margin() -> None:
+    shares = settled(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=10.0, load_percent=40.0))
+    assert shares == (Share(device_id="G0", memory_mb=12 * GB, load_percent=40.0, is_exclusive=False),)
+    small = settled(Usage(peaks_mb={"G0": 100.0}))
+    assert small is not None
+    assert small[0].memory_mb == 100.0 + GB
+
+
+def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_the_whole_time() -> None:
+    run, flat = job(pace=Pace()), attempt(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=4.0))
+    assert (settle_time(job(), SETTLE_S), settle_time(run, SETTLE_S), settle_time(run, 3.0)) == (60.0, 10.0, 3.0)
+    shares = (Share(device_id="G0"),)
+    assert settled_shares(flat, shares, CARDS, 13.0, settle_time(run, SETTLE_S)) is None
+    assert settled_shares(flat, shares, CARDS, 14.0, settle_time(run, SETTLE_S)) is not None
+    assert (shown_mb(flat, 63.0, SETTLE_S), shown_mb(flat, 64.0, SETTLE_S)) == (None, 12 * GB)
+    assert shown_mb(attempt(Usage()), 300.0, SETTLE_S) is None
+
+
+def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
+    need = need_of(job(pace=Pace()), None, None, CARDS, sibling_mb=3 * GB)
+    assert (need.memory_mb, need.is_exclusive, need.takes_rest) == (3 * GB, False, False)
+    learned = need_of(job(pace=Pace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
+    assert (learned.memory_mb or 0.0) < 3 * GB
+
+
+@pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
+def test_one_that_shares_its_card_never_settles_for_more_than_it_had(reserved_gb: int, settled_gb: int) -> None:
+    """Whoever joined it was promised the rest."""
+    had = Share(device_id="G0", memory_mb=reserved_gb * GB, is_exclusive=False)
+    shares = settled_shares(attempt(Usage(peaks_mb={"G0": 8 * GB})), (had,), CARDS, 300.0, SETTLE_S)
+    assert shares == (Share(device_id="G0", memory_mb=settled_gb * GB, is_exclusive=False),)
+
+
+@pytest.mark.parametrize(
+    ("usage", "ran_s"),
+    [
+        pytest.param(Usage(), 300.0, id="nobody has seen what it uses"),
+        pytest.param(Usage(peaks_mb={"G0": 8 * GB}), 59.0, id="it has just begun"),
+        pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=250.0), 300.0, id="it grew a moment ago"),
+        pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=900.0), 1700.0, id="it grew for half of its time"),
+        pytest.param(Usage(peaks_mb={"G0": 17 * GB}), 300.0, id="it would leave nothing to others"),
+    ],
+)
+def test_one_that_may_yet_grow_or_leaves_nothing_stays_alone(usage: Usage, ran_s: float) -> None:
+    assert settled(usage, ran_s) is None
+
+
+def test_one_that_was_not_seen_on_all_of_its_devices_stays_alone() -> None:
+    usage = Usage(peaks_mb={"G0": 2 * GB})
+    assert settled(usage, 300.0, "G0", "G1") is None
+
+
+@given(st.floats(0.0, CARD), st.floats(0.0, 5000.0), st.floats(0.0, 5000.0))
+def test_what_it_settles_for_is_more_than_it_uses_and_less_than_the_card(
+    peak_mb: float, grew_at_s: float, ran_s: float
+) -> None:
+    shares = settled(Usage(peaks_mb={"G0": peak_mb}, grew_at_s=grew_at_s), ran_s)
+    for share in shares or ():
+        assert share.memory_mb is not None
+        assert peak_mb + GB <= share.memory_mb < CARD
+
+
+# What was declared
+
+
+@pytest.mark.parametrize(
+    ("declared_gb", "used_gb", "said"),
+    [
+        (20, 4, "leave it out"),
+        (4, 6, "run out of memory"),
+        (4, 4, None),
+        (6, 4, None),
+        (None, 4, None),
+        (4, None, None),
+    ],
+)
+def test_a_declaration_that_is_far_off_is_pointed_out(
+    declared_gb: float | None, used_gb: float | None, said: str | None
+) -> None:
+    declared = None if declared_gb is None else declared_gb * GB
+    usage = None if used_gb is None else Usage(peaks_mb={"G0": used_gb * GB})
+    told = declared_far_off(declared, usage)
+    assert (told is None) == (said is None)
+    assert said is None or said in (told or "")

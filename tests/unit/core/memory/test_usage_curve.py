@@ -1,0 +1,68 @@
+"""What an attempt uses, look by look."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.job.job import Usage
+from gpuyard.core.memory.usage_curve import MOST_POINTS, note
+
+looks = st.lists(st.tuples(st.floats(0.0, 80_000.0), st.floats(0.0, 80_000.0)), min_size=1, max_size=400)
+
+
+def watched(*looks: Mapping[str, float]) -> Usage:
+    """Once a second."""
+    usage = Usage()
+    for second, memory in enumerate(looks):
+        usage = note(usage, float(second), memory)
+    return usage
+
+
+@given(looks)
+def test_the_curve_is_bounded_in_order_and_keeps_the_peak(looks: list[tuple[float, float]]) -> None:
+    usage = watched(*({"G0": first, "G1": second} for first, second in looks))
+    assert len(usage.curve) <= MOST_POINTS
+    times = [at for at, _ in usage.curve]
+    assert times == sorted(set(times))
+    assert times[0] == 0.0
+    assert max(used for _, used in usage.curve) == pytest.approx(max(map(sum, looks)), abs=0.06)
+    assert usage.peaks_mb == {"G0": max(first for first, _ in looks), "G1": max(second for _, second in looks)}
+    assert usage.peak_mb == max(usage.peaks_mb.values())
+
+
+@given(st.lists(st.floats(0.0, 0.02), min_size=120, max_size=200))
+def test_what_grows_slowly_grows_too(growth: list[float]) -> None:
+    """However little it is from one look to the next: it was flat only for as long as it stayed where it was."""
+    used = 4096.0
+    usage = Usage()
+    trace: list[float] = []
+    for second, part in enumerate(growth):
+        used *= 1.0 + part
+        trace.append(used)
+        usage = note(usage, float(second), {"G0": used})
+    flat_since = next(second for second, level in enumerate(trace) if level * 1.02 >= used)
+    assert usage.grew_at_s >= flat_since
+
+
+def test_what_stays_where_it_is_does_not_grow() -> None:
+    """Allocators round, and drivers count in pages."""
+    usage = watched({"G0": 4000.0}, {"G0": 4010.0}, {"G0": 3000.0}, {"G0": 4079.0})
+    assert usage.grew_at_s == 0.0
+    assert usage.peaks_mb == {"G0": 4079.0}
+    assert note(usage, 9.0, {"G0": 4081.0}).grew_at_s == 9.0
+
+
+def test_what_a_look_cannot_tell_changes_nothing() -> None:
+    before = watched({"G0": 4000.0, "G1": 100.0})
+    assert note(before, 5.0, {"G0": None}) == before
+    after = note(before, 5.0, {"G1": 300.0})
+    assert after.peaks_mb == {"G0": 4000.0, "G1": 300.0}
+
+
+def test_ram_and_load_are_the_most_and_the_mean() -> None:
+    usage = Usage()
+    for ram_mb, load in ((None, None), (500.0, 20.0), (None, None), (300.0, 60.0)):
+        usage = note(usage, 1.0, {}, ram_mb=ram_mb, load_percent=load)
+    assert (usage.ram_mb, usage.load_percent, usage.load_looks) == (500.0, 40.0, 2)

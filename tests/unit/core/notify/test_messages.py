@@ -1,0 +1,276 @@
+"""What people are told, whom, how often, and in which words."""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.lease import Holder, Lease, Need, Share
+from gpuyard.core.notify.messages import Freed, Message, Occurrence, in_sum, message_of, occurrence_of, targets_of
+from gpuyard.core.notify.rate_limit import MINUTE_S, Outbox
+from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Wish, parse_wish
+from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+
+ON, TO = ("failed", "queue-empty"), ("everybody",)
+
+
+def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *wishes: str, **facts: object) -> Job:
+    name = facts.pop("name", None)
+    spec = JobSpec(
+        command=("python", "train.py", "a b"), cwd="/", environment={}, need=Need(), name=name,  # type: ignore[arg-type]
+        notify=tuple(map(parse_wish, wishes)),
+    )  # fmt: skip
+    return Job(id=job_id, spec=spec, state=state, priority=0, user="ada", submitted_at=0.0, **facts)  # type: ignore[arg-type]
+
+
+def attempt(job_id: int = 17) -> Attempt:
+    return Attempt(job_id=job_id, number=1, pid=1, boot_id=None, started_at=100.0, log="/logs/17.1.log")
+
+
+def ended(of: Job, kind: OutcomeKind) -> News:
+    return News(kind=NewsKind.ENDED, job=of, at=300.0, attempt=attempt(), outcome=Outcome(kind=kind))
+
+
+def finished(of: Job) -> News:
+    return News(kind=NewsKind.FINISHED, job=of, at=300.0, attempt=attempt())
+
+
+def heard(news: News) -> Occurrence:
+    occurrence = occurrence_of(news)
+    assert occurrence is not None
+    return occurrence
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        (JobState.SUCCEEDED, Event.FINISHED),
+        (JobState.FAILED, Event.FAILED),
+        (JobState.REJECTED, Event.FAILED),
+        (JobState.CANCELLED, None),
+    ],
+)
+def test_a_job_that_its_user_cancelled_has_not_failed(state: JobState, event: Event | None) -> None:
+    occurrence = occurrence_of(finished(job(state=state)))
+    assert (occurrence and occurrence.event) == event
+
+
+def test_a_start_and_an_attempt_that_is_tried_again_are_nothing_to_tell_of() -> None:
+    assert occurrence_of(News(kind=NewsKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
+    assert occurrence_of(ended(job(state=JobState.DELAYED), OutcomeKind.FAILED)) is None
+
+
+def test_an_attempt_that_ran_out_of_memory_says_whether_it_is_tried_again() -> None:
+    again = heard(ended(job(state=JobState.DELAYED, reason="again with 12.0 GB"), OutcomeKind.OUT_OF_MEMORY))
+    over = heard(ended(job(state=JobState.FAILED, reason="it was run again with more"), OutcomeKind.OUT_OF_MEMORY))
+    assert message_of(again, "lab").title == "Job 17 ran out of memory, and is tried again with more on lab"
+    assert "again with 12.0 GB" in message_of(again, "lab").body
+    assert message_of(over, "lab").title == "Job 17 ran out of memory, and is not tried again on lab"
+
+
+def test_a_target_is_told_once_of_what_it_is_to_be_told_of() -> None:
+    wishes = ("failed", "failed=mine", "everybody ", "finished=other")
+    failed = heard(finished(job(17, JobState.FAILED, *wishes)))
+    assert targets_of(failed, ON, TO) == ("everybody", "mine", "everybody ")
+    assert targets_of(failed, (), TO) == ("everybody", "mine", "everybody ")
+    assert targets_of(heard(finished(job(17, JobState.SUCCEEDED, *wishes))), ON, TO) == ("everybody ", "other")
+    assert targets_of(heard(finished(job())), ON, TO) == ()
+    assert targets_of(heard(finished(job(17, JobState.FAILED, "failed"))), ON, ()) == ()
+
+
+def test_whoever_hears_of_a_failure_does_not_hear_of_its_last_lack_of_memory_as_well() -> None:
+    lack = "out-of-memory=lack"
+    over = heard(ended(job(17, JobState.FAILED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
+    again = heard(ended(job(17, JobState.DELAYED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
+    assert targets_of(over, ("out-of-memory",), TO) == ("everybody", "lack")
+    assert targets_of(over, ("out-of-memory", "failed"), TO) == ("lack",)
+    assert targets_of(again, ("out-of-memory", "failed"), TO) == ("everybody", "both ways", "lack")
+
+
+def test_a_message_says_which_job_what_became_of_it_and_where_to_look() -> None:
+    failed = job(state=JobState.FAILED, reason="exit status 3", name="big")
+    assert message_of(heard(finished(failed)), "lab") == Message(
+        events="failed",
+        title="Job 17 (big) failed on lab",
+        body="python train.py 'a b'\nexit status 3\nIt ran for 3m 20s.\nIts log is /logs/17.1.log",
+        jobs="17",
+        name="big",
+        state="failed",
+        log="/logs/17.1.log",
+    )
+    assert message_of(heard(finished(job())), "").body == "python train.py 'a b'\nIt ran for 3m 20s."
+    assert message_of(heard(finished(job(state=JobState.REJECTED))), "").title == "Job 17 will never start"
+
+
+@given(st.text(max_size=2000))
+def test_whatever_a_job_is_called_its_message_can_be_printed_and_sent(text: str) -> None:
+    named = job(state=JobState.FAILED, reason=text, name=text, command=(text, "\ud800\x1b[2J"))
+    message = message_of(heard(finished(named)), "lab")
+    for words in (message.title, *message.body.split("\n"), message.name):
+        assert words.isprintable()
+        assert len(words.encode()) < 3000
+
+
+def test_an_empty_queue_says_how_its_jobs_ended() -> None:
+    text = in_sum({JobState.SUCCEEDED: 37, JobState.FAILED: 2, JobState.REJECTED: 1, JobState.CANCELLED: 0})
+    message = message_of(Occurrence(event=Event.QUEUE_EMPTY, at=0.0, text=text), "lab")
+    assert message.title == "The queue is empty on lab"
+    assert message.body == "Nothing is left to run. Since it was last empty: 37 finished, 2 failed, 1 rejected."
+
+
+# Not too many
+
+
+def happened(event: Event, job_id: int = 17) -> Occurrence:
+    states = {Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED}
+    if event in states:
+        return Occurrence(event=event, at=0.0, job=job(job_id, states[event]))
+    return Occurrence(event=event, at=0.0, text=f"GPU {job_id}")
+
+
+def test_the_first_is_told_at_once_and_what_is_over_is_told_together_when_there_is_room() -> None:
+    outbox = Outbox()
+    for number in range(2):
+        outbox.add(happened(Event.FINISHED, number))
+        message = outbox.take(float(number), 2, "lab")
+        assert message is not None
+        assert message.title == f"Job {number} finished on lab"
+    for job_id in (*range(20, 57), 12, 19):
+        outbox.add(happened(Event.FAILED if job_id < 20 else Event.FINISHED, job_id))
+    assert outbox.take(59.9, 2, "lab") is None
+    assert outbox.due_at(2) == 60.0
+    message = outbox.take(60.0, 2, "lab")
+    assert message is not None
+    assert (message.title, message.body) == ("37 jobs finished, 2 failed on lab", "37 jobs finished, 2 failed: 12, 19")
+    assert (message.events, message.jobs) == ("finished,failed", "12 19-56")
+    assert outbox.take(61.0, 2, "lab") is None
+    assert outbox.due_at(2) is None
+
+
+def test_what_is_told_together_names_so_many_jobs_and_no_more() -> None:
+    outbox = Outbox()
+    for job_id in range(0, 10_000, 2):
+        outbox.add(happened(Event.FAILED, job_id))
+    message = outbox.take(0.0, 1, "")
+    assert message is not None
+    assert message.body.startswith("5000 jobs failed: 0, 2, 4, ")
+    assert message.body.endswith("36, 38 and more")
+
+
+def test_one_job_among_other_news_is_told_in_full() -> None:
+    outbox = Outbox()
+    outbox.add(happened(Event.QUEUE_EMPTY))
+    outbox.add(Occurrence(event=Event.FAILED, at=0.0, job=job(state=JobState.FAILED, reason="exit status 3")))
+    message = outbox.take(0.0, 1, "")
+    assert message is not None
+    assert (message.title, message.events, message.state) == ("Job 17 failed", "failed,queue-empty", "failed")
+    assert message.body.split("\n")[1:] == ["exit status 3", "The queue is empty"]
+
+
+def test_what_was_dropped_is_told_with_the_next_or_alone() -> None:
+    outbox = Outbox()
+    outbox.add_dropped(3)
+    message = outbox.take(0.0, 9, "")
+    assert message is not None
+    assert (message.title, message.body) == (
+        "Some notifications were dropped", "3 more could not be kept: too many at once",
+    )  # fmt: skip
+    outbox.add(happened(Event.GPU_FREE, 0))
+    outbox.add(happened(Event.GPU_FREE, 1))
+    outbox.add_dropped(1)
+    message = outbox.take(0.0, 9, "")
+    assert message is not None
+    assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more could not be kept: too many at once"]
+
+
+def test_what_is_tried_again_goes_first_after_its_time_and_counts() -> None:
+    outbox = Outbox()
+    outbox.add(happened(Event.FINISHED, 1))
+    message = outbox.take(0.0, 2, "")
+    assert message is not None
+    outbox.try_again(message, at=10.0)
+    outbox.add(happened(Event.FINISHED, 2))
+    assert outbox.take(9.0, 2, "") is None
+    assert outbox.take(10.0, 2, "") is message
+    assert outbox.due_at(2) == 60.0
+    assert not outbox.is_over(1000.0)
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(min_value=0.0, max_value=40.0), st.lists(st.sampled_from(Event), max_size=20)), max_size=60
+)
+COUNTED = re.compile(r"(\d+) (?:jobs? )?(finished|failed|ran out of memory)")
+EVENTS = {"finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY}
+
+
+@given(steps=STEPS, per_minute=st.integers(min_value=1, max_value=8))
+def test_no_minute_has_more_messages_than_it_may_and_no_job_is_lost_from_the_counts(
+    steps: list[tuple[float, list[Event]]], per_minute: int
+) -> None:
+    outbox, now = Outbox(), 0.0
+    sent: list[float] = []
+    told: Counter[Event] = Counter()
+    given_: Counter[Event] = Counter()
+    for pause, events in [*steps, (MINUTE_S, []), (MINUTE_S, [])]:
+        now += pause
+        for number, event in enumerate(events):
+            outbox.add(happened(event, number))
+            given_[event] += 1
+        message = outbox.take(now, per_minute, "")
+        if message is not None:
+            sent.append(now)
+            told.update(_counts(message))
+    for first in sent:
+        assert sum(first <= at < first + MINUTE_S for at in sent) <= per_minute
+    assert {event: told[event] for event in JOB_EVENTS} == {event: given_[event] for event in JOB_EVENTS}
+    assert outbox.is_over(now + MINUTE_S)
+
+
+def _counts(message: Message) -> dict[Event, int]:
+    if message.state:
+        return {Event(next(word for word in message.events.split(",") if word in JOB_EVENTS)): 1}
+    return {EVENTS[words]: int(count) for count, words in COUNTED.findall(message.title)}
+
+
+# GPUs
+
+
+def seen(used_mb: float = 0.0, **facts: object) -> Snapshot:
+    device = Device(
+        id="GPU-a", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24000.0, memory_used_mb=used_mb,
+        memory_free_mb=24000.0 - used_mb, utilization_percent=0.0,
+        processes=(Process(pid=7, memory_mb=used_mb),) if used_mb else (), **facts,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return Snapshot(taken_at=0.0, host=Host(), devices=(device,))
+
+
+LEASE = Lease(id="l", holder=Holder(pid=1, uid=1, user="ada", label="x"), shares=(Share(device_id="GPU-a"),), since=0.0)
+
+
+def test_a_gpu_is_free_once_nobody_has_held_or_used_it_for_so_long_and_is_told_once() -> None:
+    freed = Freed()
+    assert freed.look(seen(), (), 0.0, 30.0) == []
+    assert freed.look(seen(), (), 100.0, 30.0) == []  # it was never in use
+    assert freed.look(seen(), (LEASE,), 200.0, 30.0) == []
+    assert freed.look(seen(used_mb=8000.0), (), 220.0, 30.0) == []
+    assert freed.look(seen(), (), 249.0, 30.0) == []
+    assert [device.id for device in freed.look(seen(), (), 250.0, 30.0)] == ["GPU-a"]
+    assert freed.look(seen(), (), 300.0, 30.0) == []
+    freed.note_use(["GPU-a"], 310.0)
+    assert len(freed.look(seen(), (), 340.0, 30.0)) == 1
+
+
+def test_a_screen_on_a_gpu_does_not_keep_it_from_being_free_and_a_fault_does() -> None:
+    freed = Freed()
+    freed.note_use(["GPU-a"], 0.0)
+    assert freed.look(seen(fault="it has vanished"), (), 100.0, 30.0) == []
+    assert len(freed.look(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
+
+
+def test_a_wish_without_events_is_for_all_that_a_job_has() -> None:
+    assert Wish().events == JOB_EVENTS

@@ -1,0 +1,86 @@
+"""Who wants to be told of what, as it is typed, and how much of it is ever shown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Wish, as_typed, is_url, parse_wish, redact, shown
+from gpuyard.errors import UserError
+from gpuyard.store.row_codec import spec_from_text, spec_to_text
+
+
+@pytest.mark.parametrize(
+    ("text", "events", "target"),
+    [
+        ("ntfy://topic", JOB_EVENTS, "ntfy://topic"),
+        ("json://host/?a=b,c", JOB_EVENTS, "json://host/?a=b,c"),
+        ('notify-send "$GPUYARD_TITLE"', JOB_EVENTS, 'notify-send "$GPUYARD_TITLE"'),
+        ("./tell", JOB_EVENTS, "./tell"),
+        ("TO=ada mail", JOB_EVENTS, "TO=ada mail"),
+        ("failed", (Event.FAILED,), None),
+        ("failed,finished,failed", (Event.FAILED, Event.FINISHED), None),
+        ("failed=tell", (Event.FAILED,), "tell"),
+        ("out-of-memory,failed=json://host/?a=b", (Event.OUT_OF_MEMORY, Event.FAILED), "json://host/?a=b"),
+    ],
+)  # fmt: skip
+def test_a_wish_is_a_target_or_events_or_both(text: str, events: tuple[Event, ...], target: str | None) -> None:
+    assert parse_wish(text) == Wish(events=events, target=target)
+    assert parse_wish(as_typed(parse_wish(text))) == parse_wish(text)
+
+
+@pytest.mark.parametrize("text", ["fnished", "failed,done", "done=ntfy://topic", "queue-empty", "gpu-free=tell"])
+def test_an_event_that_no_job_has_is_refused_with_those_it_has(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_wish(text)
+    assert all(event in str(caught.value.hint) for event in JOB_EVENTS)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "failed=", "tell\0me", "x" * 5000 + " "])
+def test_what_cannot_be_a_target_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_wish(text)
+
+
+def test_more_wishes_than_anybody_has_are_refused() -> None:
+    with pytest.raises(UserError, match="17 times"):
+        parse_submission(Asked(cwd="/", command=("true",), options={"notify": ["failed"] * 17}))
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("slack://T0/B0/secret", "slack://…"),
+        (" \tslack://T0/B0/secret", "slack://…"),
+        ("notify-send hello", "notify-send"),
+        ("/usr/bin/tell", "/usr/bin/tell"),
+        ("TOKEN=secret tell", "a command"),
+        ("'quoted secret' x", "a command"),
+    ],
+)
+def test_of_a_target_only_its_scheme_or_its_program_is_shown(target: str, seen: str) -> None:
+    assert shown(target) == seen
+    assert is_url(target) == ("://" in target)
+
+
+WORD = st.text(alphabet="abcdefgh0123456789-_", min_size=3, max_size=12)
+
+
+@given(user=WORD, password=WORD, path=WORD)
+def test_what_a_service_says_of_its_url_loses_all_parts_of_it(user: str, password: str, path: str) -> None:
+    url = f"json://{user}:{password}@host.example/{path}?to={path}%20x"
+    said = redact(f"QQQ {url} QQQ {path} QQQ {path} x QQQ {password}", url)
+    assert said.count("QQQ") == 4
+    assert not {user, password, path, "host.example"} & set(said.split())
+    assert all(secret not in said.replace("json", "") for secret in (user, password, path, "host.example"))
+
+
+def test_a_spec_keeps_its_wishes_and_one_of_before_has_none() -> None:
+    asked = Asked(cwd="/", command=("true",), options={"notify": ["failed=ntfy://topic", "finished"]})
+    spec = parse_submission(asked).spec
+    assert spec.notify[0] == Wish(events=(Event.FAILED,), target="ntfy://topic")
+    text = spec_to_text(spec)
+    assert spec_from_text(text) == spec
+    assert "topic" not in repr(spec)
+    before = text.partition(', "notify"')[0] + "}"
+    assert spec_from_text(before).notify == ()

@@ -1,0 +1,161 @@
+"""How busy processes without a lease keep a device, and what that means for work that wants to start there."""
+
+import pytest
+
+from gpuyard.core.lease import Holder, Lease, Need, Share
+from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.foreign_load import (
+    NO_FOREIGN_LOAD,
+    ForeignLoad,
+    Stranger,
+    follow_foreign_load,
+    read_foreign_load,
+)
+from gpuyard.core.scheduling.load_gates import Gate, Smoothed
+from gpuyard.core.scheduling.placement import View, choose
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+
+GB = 1024.0
+SHARED = Need(memory_mb=2 * GB, is_exclusive=False)
+
+
+def stranger(pid: int = 7, percent: float | None = None) -> Stranger:
+    return Stranger(process=Process(pid=pid, memory_mb=GB, name="python", utilization_percent=percent), user="bob")
+
+
+def card(index: int = 0, percent: float | None = 100.0) -> Device:
+    return Device(
+        id=f"G{index}",
+        vendor=Vendor.NVIDIA,
+        index=index,
+        memory_total_mb=24 * GB,
+        memory_used_mb=GB,
+        memory_free_mb=23 * GB,
+        utilization_percent=percent,
+        processes=(),
+    )
+
+
+def share(percent: float | None) -> Share:
+    return Share(device_id="G0", memory_mb=GB, load_percent=percent, is_exclusive=False)
+
+
+def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
+    average = Smoothed(value=percent, at=0.0)
+    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), strangers=(stranger(7, percent),))
+
+
+# What a reading says
+
+
+@pytest.mark.parametrize(
+    ("strangers", "own", "percent"),
+    [
+        ([stranger(percent=30.0), stranger(8, 15.0)], [share(None)], 45.0),
+        ([stranger(percent=80.0), stranger(8, 70.0)], [], 100.0),
+        ([stranger(percent=30.0)], [], 90.0),
+        ([stranger(percent=30.0), stranger(8)], [], 90.0),
+        ([stranger()], [], 90.0),
+        ([stranger()], [share(60.0)], 30.0),
+        ([stranger()], [share(60.0), share(40.0)], 0.0),
+        ([stranger()], [share(None)], 0.0),
+    ],
+)
+def test_processes_own_figures_count_first_then_what_our_leases_do_not_explain(
+    strangers: list[Stranger], own: list[Share], percent: float
+) -> None:
+    assert read_foreign_load(card(percent=90.0), strangers, own) == percent
+
+
+def test_the_load_of_a_device_that_does_not_say_how_busy_it_is_is_unknown() -> None:
+    assert read_foreign_load(card(percent=None), [stranger()], []) is None
+
+
+# From look to look
+
+
+def test_one_spike_does_not_close_a_device_and_one_lull_does_not_open_it() -> None:
+    quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [stranger()], 0.0, 50.0)
+    spike = follow_foreign_load(quiet, 100.0, [stranger()], 1.0, 50.0)
+    assert not spike.is_over
+    busy = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [stranger()], 0.0, 50.0)
+    lull = follow_foreign_load(busy, 0.0, [stranger()], 1.0, 50.0)
+    assert lull.is_over
+
+
+def test_it_opens_only_well_below_the_bound() -> None:
+    closed = load(100.0, is_over=True)
+    assert follow_foreign_load(closed, 45.0, [stranger()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(closed, 39.0, [stranger()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(NO_FOREIGN_LOAD, 45.0, [stranger()], 1000.0, 50.0).is_over
+
+
+@pytest.mark.parametrize("bound", [None, 100.0])
+def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
+    followed = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [stranger()], 0.0, bound)
+    assert (followed.percent, followed.is_over) == (100.0, False)
+
+
+# Where work goes
+
+
+def view(*percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None) -> View:
+    """Cards that strangers keep that busy."""
+    return View(
+        now=0.0,
+        snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
+        leases=leases,
+        foreign={
+            f"G{index}": load(percent, is_over=over and percent > 50)
+            for index, percent in enumerate(percents)
+            if percent
+        },
+        packing=packing or Packing(max_foreign_load_percent=50.0),
+    )
+
+
+def chosen(need: Need, seen: View) -> list[str]:
+    claim = choose(need, seen).claim
+    return [] if claim is None else [share.device_id for share in claim.shares]
+
+
+@pytest.mark.parametrize("need", [SHARED, Need(memory_mb=2 * GB), Need(), Need(max_utilization_percent=100.0)])
+def test_among_the_devices_that_fit_the_idle_one_wins(need: Need) -> None:
+    assert chosen(need, view(100.0, 0.0)) == ["G1"]
+    assert chosen(need, view(40.0, 90.0)) == ["G0"]
+
+
+def test_a_screen_is_no_reason_to_go_elsewhere() -> None:
+    assert chosen(SHARED, view(5.0, 0.0)) == ["G0"]
+
+
+def test_a_device_that_others_keep_busy_is_waited_for_and_who_does_it_is_told() -> None:
+    choice = choose(SHARED, view(98.0, over=True))
+    assert choice.claim is None
+    reason = choice.reasons[0]
+    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.FOREIGN_LOAD, 98.0, 50.0)
+    assert reason.text.startswith("python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50%")
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        Need(memory_mb=2 * GB, is_exclusive=False, max_utilization_percent=100.0),
+        Need(memory_mb=2 * GB, is_exclusive=False, ignores_foreign_load=True),
+    ],
+)
+def test_a_bound_of_its_own_wins(need: Need) -> None:
+    assert chosen(need, view(98.0, over=True)) == ["G0"]
+
+
+def test_the_bound_on_all_load_counts_strangers_too() -> None:
+    packing = Packing(max_load_percent=80.0)
+    assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"]
+    busy = choose(SHARED, view(90.0, packing=packing))
+    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.LOADED)
+
+
+def test_strangers_are_still_there_when_leases_end() -> None:
+    held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
+    assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None

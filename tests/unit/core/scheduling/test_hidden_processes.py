@@ -1,0 +1,52 @@
+"""Where the driver does not list processes: who holds what is told by what was in use before. A card has 24 GB."""
+
+import pytest
+
+from gpuyard.core.lease import Lease, Need, Share
+from gpuyard.core.scheduling.placement import Choice, View, choose, free_memory
+from gpuyard.core.snapshot import Device, Process
+from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, machine, shared
+
+
+def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Device:
+    return card(0, used=used, processes=processes)
+
+
+def test_what_strangers_held_when_a_lease_was_granted_is_noted_with_it() -> None:
+    [share] = claimed(choose(shared(4 * GB), View(now=0.0, snapshot=machine(unlisted(2 * GB)))))
+    assert share.foreign_mb == 2 * GB
+    beside = View(
+        now=0.0,
+        snapshot=machine(unlisted(5 * GB)),
+        leases=(Lease(id="a", holder=ALICE, shares=(share,), since=0.0),),
+        measured={("a", "G0"): 3 * GB},
+    )
+    [second] = claimed(choose(shared(4 * GB), beside))
+    assert second.foreign_mb == 2 * GB, "and never what a lease uses"
+
+
+@pytest.mark.parametrize(("used", "free"), [(5.0, 18.0), (9.0, 15.0), (1.0, 19.0)])
+def test_what_strangers_held_before_is_not_taken_for_a_part_of_a_reservation(used: float, free: float) -> None:
+    """The desktop has 2 GB, and the lease is for 4 GB. What is used beyond both is strangers', too."""
+    share = Share(device_id="G0", memory_mb=4 * GB, is_exclusive=False, foreign_mb=2 * GB)
+    leases = (Lease(id="a", holder=ALICE, shares=(share,), since=0.0),)
+    device = unlisted(used * GB)
+    assert free_memory(device, View(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
+
+
+def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> None:
+    [share] = claimed(choose(shared(4 * GB), View(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
+    assert share.foreign_mb is None
+
+
+@pytest.mark.parametrize(("device", "starts"), [
+    (unlisted(1.8 * GB), True), (unlisted(1.8 * GB, ()), True), (unlisted(13 * GB), False),
+    (card(0, used=1.8 * GB), False),
+])  # fmt: skip
+def test_a_device_alone_may_have_a_desktop_on_it_where_nobody_can_tell(device: Device, starts: bool) -> None:
+    assert bool(devices_of(choose(Need(), View(now=0.0, snapshot=machine(device))))) is starts
+
+
+def claimed(choice: Choice) -> tuple[Share, ...]:
+    assert choice.claim is not None
+    return choice.claim.shares

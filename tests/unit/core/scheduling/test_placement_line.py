@@ -1,0 +1,105 @@
+"""Those who wait: who goes first, what is kept for them, and whom they do not hold up."""
+
+import msgspec
+import pytest
+
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.placement import PATIENCE_S, View, choose, in_line
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.snapshot import Host
+from tests.unit.core.scheduling.test_placement import (
+    BOB,
+    GB,
+    card,
+    devices_of,
+    kinds_of,
+    lease,
+    machine,
+    shared,
+    ticket,
+)
+
+
+def test_the_line_goes_by_priority_then_by_time() -> None:
+    late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
+    urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
+    assert [each.id for each in in_line([late, early, urgent])] == ["urgent", "early", "late"]
+
+
+def test_those_ahead_get_theirs_first() -> None:
+    view = View(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
+    choice = choose(Need(), view)
+    assert choice.claim is None
+    assert choice.reasons[0].text == "kept for bob, pid 202, who came first"
+    assert devices_of(choose(Need(), View(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))) == (
+        "G1",
+    )
+
+
+def test_a_waiting_need_of_two_cards_is_not_starved_by_singles() -> None:
+    """One of two cards is free: it is kept until the other one is, from the first moment on."""
+    view = View(
+        now=1.0,
+        snapshot=machine(card(0), card(1)),
+        leases=(lease("a", "G0"),),
+        ahead=(ticket(Need(devices=2)),),
+    )
+    assert kinds_of(choose(Need(), view))["G1"] is ReasonKind.AWAITED
+    assert kinds_of(choose(shared(1), view))["G1"] is ReasonKind.AWAITED
+
+
+def busy_with_small_work(now: float, need: Need, **bounds: float) -> View:
+    """Two leases of 4 GB have allocated all of it, and keep the card busy."""
+    leases = (lease("a", "G0", memory_mb=4 * GB), lease("b", "G0", memory_mb=4 * GB))
+    return View(
+        now=now,
+        snapshot=machine(card(0, used=8 * GB, utilization_percent=100.0, power_draw_w=300.0)),
+        leases=leases,
+        measured={("a", "G0"): 4 * GB, ("b", "G0"): 4 * GB},
+        ahead=(ticket(msgspec.structs.replace(need, **bounds)),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("need", "bounds"),
+    [
+        (shared(20 * GB), {}),
+        (Need(memory_mb=20 * GB), {"max_utilization_percent": 1.0, "max_power_w": 80.0}),
+        (Need(), {"max_memory_used_mb": 100.0}),
+    ],
+)
+def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, bounds: dict[str, float]) -> None:
+    soon, late = PATIENCE_S - 1, PATIENCE_S + 1
+    assert devices_of(choose(shared(4 * GB), busy_with_small_work(soon, need, **bounds))) == ("G0",)
+    held_back = choose(shared(4 * GB), busy_with_small_work(late, need, **bounds))
+    assert held_back.claim is None
+    assert held_back.reasons[0].holders[-1] == BOB
+
+
+@pytest.mark.parametrize("now", [1.0, PATIENCE_S + 1])
+@pytest.mark.parametrize(
+    "need",
+    [
+        pytest.param(Need(memory_mb=20 * GB, only=("G0",)), id="on a card that a stranger fills"),
+        pytest.param(Need(memory_mb=20 * GB, devices=2), id="on two cards, one of which a stranger fills"),
+        pytest.param(shared(20 * GB, devices=2), id="sharing two cards, one of which a stranger fills"),
+        pytest.param(Need(devices=3), id="on more cards than there are"),
+        pytest.param(Need(max_cpu_percent=50.0), id="on a quieter machine"),
+    ],
+)
+def test_a_need_ahead_that_only_a_stranger_could_help_blocks_nobody(need: Need, now: float) -> None:
+    host = Host(cpu_percent=95.0)
+    view = View(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
+    assert devices_of(choose(Need(), view)) == ("G1",)
+
+
+def test_a_stranger_beside_leases_is_no_reason_to_hold_back_others() -> None:
+    """When the lease ends 16 GB are free, and 20 are asked for: nobody has to wait for that."""
+    view = View(
+        now=PATIENCE_S + 1,
+        snapshot=machine(card(0, used=12 * GB)),
+        leases=(lease("a", "G0", memory_mb=4 * GB),),
+        measured={("a", "G0"): 4 * GB},
+        ahead=(ticket(shared(20 * GB)),),
+    )
+    assert devices_of(choose(shared(4 * GB), view)) == ("G0",)

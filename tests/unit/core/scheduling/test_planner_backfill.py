@@ -1,0 +1,254 @@
+"""The head of the queue is never delayed: what may start behind it, and what may not."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpuyard.core.job.job import JobSpec
+from gpuyard.core.lease import Lease, Need
+from gpuyard.core.memory.estimates import Estimate, Profile, estimate
+from gpuyard.core.scheduling.placement import Board
+from gpuyard.core.scheduling.planner import STRICT_AFTER_S, Plan, View, decide
+from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.snapshot import Host, Snapshot
+from tests.unit.core.scheduling.test_placement import BOB, GB, card, lease, machine, shared, ticket
+from tests.unit.core.scheduling.test_planner import (
+    ME,
+    NOW,
+    cards,
+    hold_of,
+    kinds_of,
+    needs,
+    queue,
+    queues_of,
+    started,
+    view,
+)
+
+WIDE = Need(devices=2)
+LONG = STRICT_AFTER_S + 1
+World = tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]
+
+
+def of_lease(lease_id: str, job_id: int) -> Running:
+    return Running(job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id)
+
+
+def behind_a_wide_one(*small: LaneQueue, **said: Any) -> View:
+    """Job 1 wants two cards. One of them is leased to job 90, the other is free."""
+    head = queue(1, WIDE, priority=5)
+    return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)], **said)
+
+
+def lasting(**most_s: float) -> dict[str, Any]:
+    """Estimates by job: `_20=30.0` says that job 20 is over after 30 s."""
+    told = {int(name[1:]): Estimate(least_s=most, likely_s=most, most_s=most) for name, most in most_s.items()}
+    return {"estimate": lambda job_id: told.get(job_id, Estimate())}
+
+
+def test_free_devices_are_kept_for_the_head() -> None:
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), queue(3, shared(GB), 30)))
+    assert not plan.starts
+    assert plan.head is not None
+    assert plan.head.job_id == 1
+    for lane_id in (2, 3):
+        kept = next(reason for reason in hold_of(plan, lane_id).reasons if reason.device_id == "G1")
+        assert kept.kind is ReasonKind.AWAITED
+        assert [holder.label for holder in kept.holders] == ["job 1"]
+
+
+def test_devices_that_the_head_cannot_use_are_anybodys() -> None:
+    head = queue(1, Need(devices=2, only=("G0", "G1")), priority=5)
+    plan = decide(view(head, queue(2, Need(), 20, 21), on=3, leases=[lease("a", "G0")]))
+    assert started(plan) == {20: ("G2",)}
+
+
+def test_memory_that_the_head_leaves_over_is_anybodys() -> None:
+    """Two cards of 24 GB: when the lease ends, the head takes 16 on each; 8 are left beside it on the free one."""
+    head = queue(1, shared(16 * GB, devices=2), priority=5)
+    leases = [lease("a", "G0", memory_mb=20 * GB)]
+    plan = decide(view(head, queue(2, shared(5 * GB), 20, 21), on=2, leases=leases))
+    assert started(plan) == {20: ("G1",)}
+
+
+def test_a_head_that_bears_only_so_much_load_is_joined_by_nobody() -> None:
+    """Whoever started beside it would be the load that it waits out."""
+    head = queue(1, Need(memory_mb=4 * GB, is_exclusive=False, max_utilization_percent=50.0), priority=5)
+    busy = machine(card(0, used=4 * GB, utilization_percent=90.0))
+    plan = decide(view(head, queue(2, shared(4 * GB)), on=busy, leases=[lease("a", "G0", memory_mb=4 * GB)]))
+    assert not plan.starts
+    assert kinds_of(hold_of(plan, 1))[0] is ReasonKind.TOO_BUSY
+
+
+@pytest.mark.parametrize(
+    ("need", "host"),
+    [
+        pytest.param(Need(devices=3), Host(), id="it wants more devices than there are"),
+        pytest.param(Need(only=("G2",)), Host(), id="a stranger has its device"),
+        pytest.param(Need(max_cpu_percent=50.0), Host(cpu_percent=90.0), id="the machine is too busy for it"),
+        pytest.param(Need(min_host_memory_mb=GB), Host(memory_available_mb=10.0), id="there is too little RAM for it"),
+    ],
+)
+def test_one_whom_the_end_of_all_leases_would_not_help_holds_up_nobody(need: Need, host: Host) -> None:
+    snapshot = machine(card(0), card(1), card(2, used=20 * GB), host=host)
+    plan = decide(view(queue(1, need, priority=5), queue(2, Need(), 20), on=snapshot, leases=[lease("a", "G0")]))
+    assert started(plan) == {20: ("G1",)}
+    assert plan.head is not None
+    assert plan.head.job_id == 1
+
+
+def test_behind_one_who_cannot_be_helped_the_next_one_is_kept_its_devices() -> None:
+    hopeless = queue(1, Need(devices=5), priority=9)
+    plan = decide(view(hopeless, queue(2, WIDE, priority=5), queue(3, Need(), 30), on=2, leases=[lease("a", "G0")]))
+    assert not plan.starts
+    assert plan.head is not None
+    assert plan.head.job_id == 2
+
+
+# Where it is known how long things take
+
+
+@pytest.mark.parametrize(("most_s", "fits"), [(39.0, True), (40.0, True), (41.0, False)])
+def test_what_is_over_before_the_head_could_start_may_start(most_s: float, fits: bool) -> None:
+    small = queue(2, Need(), 20)
+    plan = decide(behind_a_wide_one(small, ends_after=lambda _: NOW + 40, **lasting(_20=most_s)))
+    assert started(plan) == ({20: ("G1",)} if fits else {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "learned"),
+    [
+        pytest.param({"duration_s": 30.0}, None, id="declared"),
+        pytest.param({"time_limit_s": 25.0, "grace_s": 5.0}, None, id="by its time limit"),
+        pytest.param({}, Profile(count=2, least_s=1.0, mean_s=2.0, most_s=30.0), id="learned"),
+    ],
+)
+def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], learned: Profile | None) -> None:
+    known = estimate(JobSpec(command=("true",), cwd="/", environment={}, need=Need(), **spec), learned)
+
+    def plan(head_starts_in_s: float) -> Plan:
+        small = queue(2, Need(), 20)
+        return decide(behind_a_wide_one(small, ends_after=lambda _: NOW + head_starts_in_s, estimate=lambda _: known))
+
+    assert started(plan(30.0)) == {20: ("G1",)}
+    assert not plan(29.0).starts
+
+
+def test_without_a_duration_nothing_starts_on_what_is_kept() -> None:
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=lambda _: NOW + 1e9))
+    assert not plan.starts
+
+
+@pytest.mark.parametrize("ends_at", [None, NOW - 5], ids=["unknown", "past"])
+def test_where_the_head_might_start_at_any_moment_nothing_goes_before_it(ends_at: float | None) -> None:
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=lambda _: ends_at, **lasting(_20=0.1)))
+    assert not plan.starts
+
+
+def test_a_lease_of_unknown_end_may_end_before_one_whose_end_is_known() -> None:
+    """Either of two leases would let the head go on; only one of them is known to last."""
+    head, small = queue(1, WIDE, priority=5), queue(2, Need(), 20)
+    leases = [lease("mine", "G0"), lease("theirs", "G1", holder=BOB)]
+    plan = decide(
+        view(head, small, on=3, leases=leases, running=[of_lease("mine", 90)], ends_after=lambda _: NOW + 100,
+             **lasting(_20=50.0))
+    )  # fmt: skip
+    assert not plan.starts
+
+
+def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
+    """Three cards for the head, one free: it can start when the second of two leases ends, at 80."""
+    ends = {90: NOW + 20, 91: NOW + 80}
+    leases = [lease("a", "G0"), lease("b", "G1")]
+    for most_s, fits in ((79.0, True), (81.0, False)):
+        plan = decide(
+            view(queue(1, Need(devices=3), priority=5), queue(2, Need(), 20), on=3, leases=leases,
+                 running=[of_lease("a", 90), of_lease("b", 91)], ends_after=ends.get, **lasting(_20=most_s))
+        )  # fmt: skip
+        assert bool(plan.starts) is fits
+
+
+def test_what_goes_before_the_head_takes_nothing_from_a_ticket() -> None:
+    theirs = ticket(Need(), since=NOW - 5)
+    small = queue(2, Need(), 20)
+    plan = decide(behind_a_wide_one(small, tickets=(theirs,), ends_after=lambda _: NOW + 40, **lasting(_20=1.0)))
+    assert not plan.starts
+
+
+def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_long_all_of_them() -> None:
+    leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
+    runs = [of_lease("a", 90), of_lease("b", 91)]
+    about = {90: NOW + 500, 91: NOW + 20}
+    for waited_s, then in ((0.0, {20: ("G0",)}), (LONG, {})):
+        queues = queue(1, Need(), priority=5, waited_s=waited_s), queue(2, shared(GB), 20)
+        plan = decide(view(*queues, on=2, leases=leases, running=runs, ends_about=about.get))
+        assert started(plan) == then
+
+
+# For all worlds, once the head has waited long
+
+
+def head_fits(looked_at: View, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
+    """Whether the head could start once these leases have ended, with what the plan starts beside it."""
+    board = Board(looked_at.placement).without(frozenset(lease.id for lease in gone))
+    for start in plan.starts if plan else ():
+        board.take(start.claim, ME)
+    return board.choose(need).claim is not None
+
+
+# Wide ones wait most often, and so have the most to lose.
+heads = st.one_of(
+    needs,
+    st.builds(Need, devices=st.integers(2, 4)),
+    st.builds(shared, st.sampled_from([5 * GB, 20 * GB]), st.integers(2, 4)),
+)
+
+
+@pytest.mark.no_cover
+@given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
+def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
+    world: World, need: Need, queues: list[LaneQueue], chance: Random
+) -> None:
+    snapshot, leases, measured = world
+    head = queue(99, need, 999, priority=100, waited_s=LONG)
+    looked_at = view(head, *queues, on=snapshot, leases=leases, measured=measured)
+    plan = decide(looked_at)
+    assume(999 not in started(plan))
+    ending = chance.sample(leases, len(leases))
+    for count in range(len(leases) + 1):
+        gone = tuple(ending[:count])
+        if head_fits(looked_at, need, gone):
+            assert head_fits(looked_at, need, gone, plan)
+
+
+@pytest.mark.no_cover
+@given(
+    cards(),
+    heads,
+    queues_of(),
+    st.lists(st.sampled_from([None, None, 10.0, 50.0]), min_size=9, max_size=9),
+    st.dictionaries(st.integers(10, 69), st.sampled_from([5.0, 20.0, 60.0]), min_size=20),
+)
+def test_with_durations_only_what_is_over_in_time_stands_where_the_head_will(
+    world: World, need: Need, queues: list[LaneQueue], ends: list[float | None], most_s: dict[int, float]
+) -> None:
+    """At each moment at which the head could start, were nothing else started, it still can."""
+    snapshot, leases, measured = world
+    live = [of_lease(each.id, 100 + place) for place, each in enumerate(leases)]
+    ends_at = {run.job_id: None if (end := ends[run.job_id - 100]) is None else NOW + end for run in live}
+    looked_at = view(
+        queue(99, need, 999, priority=100, waited_s=LONG), *queues, on=snapshot, leases=leases, measured=measured,
+        running=live, ends_after=ends_at.get, estimate=lambda job_id: Estimate(most_s=most_s.get(job_id)),
+    )  # fmt: skip
+    plan = decide(looked_at)
+    assume(999 not in started(plan))
+    for after_s in (0.0, 10.0, 50.0):
+        gone = tuple(each for each, end in zip(leases, ends, strict=False) if (end or 0.0) <= after_s)
+        still = [start for start in plan.starts if most_s.get(start.job_id, 1e9) > after_s]
+        if head_fits(looked_at, need, gone):
+            assert head_fits(looked_at, need, gone, Plan(starts=tuple(still)))

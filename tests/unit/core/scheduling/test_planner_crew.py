@@ -1,0 +1,208 @@
+"""A crew in the plan: spread evenly, so many on a device, with their shares, and in nobody's way. A card has 24 GB."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.planner import Plan, decide
+from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
+from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, queue, running, started, view
+
+TWO = Crew(most_per_device=2)
+UNKNOWN = Need(part=0.5, is_exclusive=False)
+
+
+def sweep(lane_id: int, need: Need, *ids: int, crew: Crew = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
+    return queue(lane_id, need, *ids, crew=crew, tag=tag, **said)
+
+
+def at_work(job_id: int, *devices: str, tag: str = "sweep") -> Any:
+    return replace(running(job_id, tag=tag, devices=len(devices)), on=devices, lease_id=f"L{job_id}")
+
+
+def reserved(plan: Plan) -> dict[int, list[float | None]]:
+    return {start.job_id: [share.memory_mb for share in start.claim.shares] for start in plan.starts}
+
+
+def test_a_crew_is_spread_evenly_over_the_devices() -> None:
+    assert started(decide(view(sweep(1, shared(GB), 10, 11, 12, 13), on=2))) == {
+        10: ("G0",), 11: ("G1",), 12: ("G0",), 13: ("G1",),
+    }  # fmt: skip
+
+
+def test_no_more_of_it_are_on_a_device_than_may_be_and_why_says_so() -> None:
+    made = decide(view(sweep(1, shared(GB), 10, 11, 12), on=1))
+    assert list(started(made)) == [10, 11]
+    (reason,) = hold_of(made, 1).reasons
+    assert (reason.kind, reason.text) == (
+        ReasonKind.TAG_LIMIT,
+        "2 tasks of its workspace on one GPU may run at once, and as many do",
+    )
+
+
+def test_those_that_run_already_count() -> None:
+    leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G1", memory_mb=GB)]
+    at = [at_work(5, "G0"), at_work(6, "G1"), at_work(7, "G1")]
+    made = decide(view(sweep(1, shared(GB), 10, 11), on=2, leases=leases, running=at))
+    assert started(made) == {10: ("G0",)}
+
+
+def test_another_crew_does_not_count() -> None:
+    at = [at_work(5, "G0", tag="other"), at_work(6, "G0", tag="other")]
+    leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G0", memory_mb=GB)]
+    assert started(decide(view(sweep(1, shared(GB), 10), leases=leases, running=at))) == {10: ("G0",)}
+
+
+def test_one_that_waits_for_its_crew_holds_up_nobody() -> None:
+    made = decide(view(sweep(1, shared(GB), 10, 11, 12, priority=5), queue(2, shared(GB), 20)))
+    assert list(started(made)) == [10, 11, 20]
+    assert made.head is None
+
+
+def test_one_of_which_nothing_is_known_is_given_its_share_of_the_card() -> None:
+    assert reserved(decide(view(sweep(1, UNKNOWN, 10, 11), on=2))) == {10: [CARD / 2], 11: [CARD / 2]}
+
+
+def test_its_share_is_that_of_the_card_it_goes_to() -> None:
+    cards = card(0), card(1, memory_total_mb=80 * GB, memory_free_mb=80 * GB)
+    made = decide(view(sweep(1, UNKNOWN, 10, 11, 12, 13), on=machine(*cards)))
+    shares = {started(made)[job_id][0]: memory for job_id, (memory,) in reserved(made).items()}
+    assert shares == {"G0": CARD / 2, "G1": 40 * GB}
+    assert Counter(started(made).values()) == {("G0",): 2, ("G1",): 2}
+
+
+@pytest.mark.parametrize("others_mb", [300.0, 1.5 * GB, 11 * GB])
+def test_a_share_is_of_what_others_leave(others_mb: float) -> None:
+    share = (CARD - others_mb) / 2
+    beside_a_desktop = decide(view(sweep(1, UNKNOWN, 10, 11, 12), on=machine(card(0, used=others_mb))))
+    assert reserved(beside_a_desktop) == {10: [share], 11: [share]}
+    beside_a_lease = decide(view(sweep(1, UNKNOWN, 10, 11, 12), leases=[lease("a", "G0", memory_mb=others_mb)]))
+    assert reserved(beside_a_lease) == {10: [share], 11: [share]}
+
+
+def test_the_last_share_is_what_is_left_of_the_card() -> None:
+    """A desktop has grown since the first one started."""
+    leases, at = [lease("L5", "G0", memory_mb=11 * GB)], [at_work(5, "G0")]
+    on = machine(card(0, used=4 * GB))
+    made = decide(view(sweep(1, UNKNOWN, 10), on=on, leases=leases, running=at, measured={("L5", "G0"): 0.0}))
+    assert reserved(made) == {10: [9 * GB]}
+
+
+def test_of_two_cards_with_unlike_shares_the_one_where_it_slows_nobody_comes_first() -> None:
+    leases = [lease("a", "G1", memory_mb=GB)]
+    made = decide(view(sweep(1, UNKNOWN, 10), on=machine(card(0, used=4 * GB), card(1)), leases=leases))
+    assert started(made) == {10: ("G0",)}
+    assert reserved(made) == {10: [10 * GB]}
+
+
+def test_a_full_card_makes_no_smaller_share_of_two_others() -> None:
+    made = decide(view(sweep(1, replace(UNKNOWN, devices=2), 10), on=machine(card(0, used=23 * GB), card(1), card(2))))
+    assert reserved(made) == {10: [CARD / 2, CARD / 2]}
+
+
+def test_a_share_that_somebody_else_has_is_waited_for() -> None:
+    made = decide(view(sweep(1, UNKNOWN, 10), leases=[lease("a", "G0", memory_mb=20 * GB)]))
+    assert not made.starts
+    assert [reason.kind for reason in hold_of(made, 1).reasons] == [ReasonKind.NO_ROOM, ReasonKind.TOO_FEW]
+    assert made.head is not None
+
+
+def test_two_crews_share_a_card_by_what_is_left_of_it() -> None:
+    made = decide(view(sweep(1, UNKNOWN, 10, 11), sweep(2, UNKNOWN, 20, 21, tag="other")))
+    shares = [memory or 0.0 for (memory,) in reserved(made).values()]
+    assert sum(shares) == CARD
+    assert min(shares) == CARD / 4, "half of a full share is the least"
+
+
+def test_a_full_device_of_a_crew_sends_the_next_to_one_with_more_of_it() -> None:
+    leases = [lease("a", "G0"), lease("L5", "G1", memory_mb=GB)]
+    made = decide(view(sweep(1, shared(GB), 10), on=2, leases=leases, running=[at_work(5, "G1")]))
+    assert started(made) == {10: ("G1",)}
+
+
+def test_a_crew_shares_a_device_however_busy_it_is() -> None:
+    busy = replace(shared(GB), load_percent=100.0)
+    asked = view(sweep(1, busy, 10, 11, 12, 13, crew=Crew(most_per_device=4)))
+    asked = replace(asked, placement=replace(asked.placement, packing=Packing(max_load_percent=200.0)))
+    assert list(started(decide(asked))) == [10, 11, 12, 13]
+
+
+def test_tasks_that_need_two_devices_count_on_both() -> None:
+    made = decide(view(sweep(1, shared(GB, devices=2), 10, 11, 12), on=3, running=[]))
+    assert started(made) == {10: ("G0", "G1"), 11: ("G0", "G2"), 12: ("G1", "G2")}
+
+
+def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
+    one = Crew(most_per_device=1)
+    wide = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5)
+    narrow = sweep(2, shared(GB), 20, crew=one)
+    leases = [lease("L5", "G0", memory_mb=GB)]
+    assert not decide(view(wide, narrow, on=2, leases=leases, running=[at_work(5, "G0")])).starts
+    wide, narrow = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5), sweep(2, shared(GB), 20, 21, crew=one)
+    leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G2", memory_mb=GB)]
+    at = [at_work(5, "G0"), at_work(6, "G1"), at_work(7, "G2")]
+    assert not decide(view(wide, narrow, on=4, leases=leases, running=at)).starts, "G3 is the first of its two"
+
+
+def test_a_clock_that_was_set_back_holds_up_no_crew() -> None:
+    crew = Crew(most_per_device=2, stagger_s=1.0)
+    made = decide(view(sweep(1, shared(GB), 10, crew=crew), last_starts={"sweep": NOW + 3600.0}))
+    assert list(started(made)) == [10]
+
+
+def test_a_task_without_a_device_needs_no_place_on_one() -> None:
+    assert started(decide(view(sweep(1, CPU, 10), running=[at_work(5, "G0"), at_work(6, "G0")]))) == {10: ()}
+
+
+@pytest.mark.parametrize(("ago_s", "ids"), [(0.5, []), (2.0, [10])])
+def test_the_next_of_a_crew_waits_for_its_time(ago_s: float, ids: list[int]) -> None:
+    crew = Crew(most_per_device=2, stagger_s=1.0)
+    made = decide(view(sweep(1, shared(GB), 10, 11, crew=crew), on=2, last_starts={"sweep": NOW - ago_s}))
+    assert list(started(made)) == ids
+    assert ReasonKind.STAGGERED in [reason.kind for reason in hold_of(made, 1).reasons]
+
+
+def test_nothing_of_a_stopped_crew_starts() -> None:
+    made = decide(view(sweep(1, shared(GB), 10), queue(2, shared(GB), 20), stopped=frozenset({"sweep"})))
+    assert list(started(made)) == [20]
+    assert [reason.kind for reason in hold_of(made, 1).reasons] == [ReasonKind.PAUSED]
+
+
+@given(
+    most=st.integers(1, 4),
+    sizes=st.lists(st.sampled_from([24 * GB, 40 * GB, 80 * GB]), min_size=1, max_size=4),
+    needs=st.lists(st.sampled_from([None, GB, 7 * GB, 20 * GB]), min_size=1, max_size=20),
+    used=st.lists(st.floats(0, 30 * GB), min_size=4, max_size=4),
+)
+def test_never_more_than_may_be_and_never_over_the_card(
+    most: int, sizes: list[float], needs: list[float | None], used: list[float]
+) -> None:
+    cards = [
+        card(index, memory_total_mb=size, memory_used_mb=min(held, size), memory_free_mb=size - min(held, size))
+        for index, (size, held) in enumerate(zip(sizes, used, strict=False))
+    ]
+    queues = [
+        sweep(each, Need(part=1 / most, is_exclusive=most == 1) if need is None else shared(need), each,
+              crew=Crew(most_per_device=most))
+        for each, need in enumerate(needs, 1)
+    ]  # fmt: skip
+    made = decide(view(*queues, on=machine(*cards)))
+    counts = Counter(device for devices in started(made).values() for device in devices)
+    assert all(count <= most for count in counts.values())
+    for device in cards:
+        charged = sum(
+            device.memory_free_mb or 0.0 if share.is_exclusive else share.memory_mb or 0.0
+            for start in made.starts
+            for share in start.claim.shares
+            if share.device_id == device.id
+        )
+        assert charged <= (device.memory_free_mb or 0.0) + 1e-6

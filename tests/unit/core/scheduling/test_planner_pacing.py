@@ -1,0 +1,224 @@
+"""The runs of a batch in the plan: one at a time, as their gates allow, and in nobody's way. A card has 24 GB."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.batch_pacing import Figure, Pace, Standing
+from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.scheduling.planner import Plan, decide
+from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from tests.unit.core.scheduling.test_placement import ALICE, GB, card, lease, machine, shared
+from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, kinds_of, queue, running, started, view
+
+BATCH = 10
+CLOSED = SteadyGate(is_closed=True)
+PACE = Pace(max_cpu_percent=80.0, max_gpu_percent=70.0, max_gpu_memory_mb=8 * GB)
+LOOKED = Standing(looked_at=NOW)
+
+
+def batch(lane_id: int, need: Need, *ids: int, pace: Pace = PACE, group: int = BATCH, **said: Any) -> LaneQueue:
+    return queue(lane_id, need, *ids, pace=pace, group=group, **{"group_limit": 6, **said})
+
+
+def plan(*queues: LaneQueue, standing: Standing = LOOKED, **said: Any) -> Plan:
+    return decide(view(*queues, standings={BATCH: standing}, **said))
+
+
+def busy(*ids: str, percent: float = 91.0) -> Standing:
+    return replace(LOOKED, loads={each: Figure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
+
+
+# How many
+
+
+def test_runs_of_a_batch_start_one_at_a_time() -> None:
+    made = plan(batch(1, CPU, 10, 11, 12))
+    assert list(started(made)) == [10]
+    (reason,) = hold_of(made, 1).reasons
+    assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "another run starts at this moment")
+
+
+def test_runs_of_one_batch_in_several_lanes_start_one_at_a_time_too() -> None:
+    made = plan(batch(1, CPU, 10, 11), batch(2, CPU, 12, priority=3))
+    assert list(started(made)) == [12]
+
+
+def test_runs_of_different_batches_start_one_at_a_time_too() -> None:
+    made = plan(batch(1, CPU, 10, 11), batch(2, CPU, 20, 21, group=20))
+    assert list(started(made)) == [10]
+
+
+def test_no_more_run_at_once_than_the_batch_allows() -> None:
+    full = [running(each, devices=0, group=BATCH) for each in (5, 6)]
+    made = plan(batch(1, CPU, 10, group_limit=2), running=full)
+    assert not made.starts
+    (reason,) = hold_of(made, 1).reasons
+    assert (reason.kind, reason.text) == (ReasonKind.ARRAY_LIMIT, "2 runs of its batch may run at once, and as many do")
+
+
+def test_a_batch_takes_no_slots_of_jobs_without_devices_and_needs_none() -> None:
+    slots_taken = [running(each, devices=0) for each in (5, 6)]
+    assert list(started(plan(batch(1, CPU, 10), running=slots_taken, cpu_jobs=2))) == [10]
+    of_batch = [replace(run, group=BATCH, takes_slot=False) for run in slots_taken]
+    assert list(started(plan(queue(1, CPU, 30, 31), running=of_batch, cpu_jobs=2))) == [30, 31]
+
+
+def test_a_run_that_starts_takes_no_slot_from_those_behind_it() -> None:
+    made = plan(batch(1, CPU, 10, priority=1), queue(2, CPU, 30), cpu_jobs=1)
+    assert list(started(made)) == [10, 30]
+
+
+# Gates
+
+
+def test_a_gate_of_the_host_holds_the_next_run_back() -> None:
+    made = plan(batch(1, CPU, 10), standing=replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)))
+    (reason,) = hold_of(made, 1).reasons
+    assert (reason.kind, reason.text) == (ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
+
+
+def test_a_device_whose_gate_is_closed_is_left_out() -> None:
+    made = plan(batch(1, shared(GB), 10), on=2, standing=busy("G0"))
+    assert started(made) == {10: ("G1",)}
+
+
+def test_a_run_that_may_go_nowhere_is_told_why_of_every_device() -> None:
+    made = plan(batch(1, shared(GB), 10), on=2, standing=busy("G0", "G1"))
+    assert not made.starts
+    assert [(reason.device_id, reason.text) for reason in hold_of(made, 1).reasons] == [
+        ("G0", "GPU 91% > 70%"), ("G1", "GPU 91% > 70%"),
+    ]  # fmt: skip
+
+
+def test_a_run_for_two_devices_needs_two_open_gates() -> None:
+    wide = shared(GB, devices=2)
+    assert not plan(batch(1, wide, 10), on=2, standing=busy("G0")).starts
+    assert started(plan(batch(1, wide, 10), on=3, standing=busy("G0"))) == {10: ("G1", "G2")}
+
+
+def test_a_device_that_the_run_was_not_to_use_is_of_no_help() -> None:
+    only = replace(shared(GB), only=("G0",))
+    made = plan(batch(1, only, 10), on=2, standing=busy("G0"))
+    assert kinds_of(hold_of(made, 1)) == [ReasonKind.TOO_BUSY]
+
+
+def test_what_is_reserved_counts_before_it_shows() -> None:
+    taken = lease("a", "G0", memory_mb=6 * GB)
+    assert not plan(batch(1, shared(3 * GB), 10), leases=[taken], measured={("a", "G0"): 0.0}).starts
+    (start,) = plan(batch(1, shared(2 * GB), 10), leases=[taken], measured={("a", "G0"): 0.0}).starts
+    assert start.charged_mb == 8 * GB
+
+
+def test_the_first_run_on_a_device_may_take_more_than_the_bound_leaves_one_more() -> None:
+    (start,) = plan(batch(1, shared(9 * GB), 10)).starts
+    assert start.charged_mb == 9 * GB
+
+
+def test_what_starts_with_the_same_plan_is_charged() -> None:
+    made = plan(queue(1, shared(6 * GB), 30, priority=1), batch(2, shared(3 * GB), 10))
+    assert list(started(made)) == [30]
+    assert kinds_of(hold_of(made, 2)) == [ReasonKind.TOO_FULL]
+
+
+def test_a_run_goes_where_the_bound_leaves_room() -> None:
+    taken = lease("a", "G0", memory_mb=6 * GB)
+    assert started(plan(batch(1, shared(3 * GB), 10), on=2, leases=[taken])) == {10: ("G1",)}
+
+
+def test_a_batch_that_nobody_has_looked_for_yet_has_no_closed_gates() -> None:
+    assert list(started(decide(view(batch(1, shared(GB), 10))))) == [10]
+
+
+# In nobody's way
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        busy("G0", "G1"),
+        replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)),
+        replace(LOOKED, launched_at=NOW),
+    ],
+    ids=["device", "host", "stagger"],
+)
+def test_one_that_waits_for_a_gate_holds_up_nobody(standing: Standing) -> None:
+    first = batch(1, shared(20 * GB), 10, priority=5, pace=replace(PACE, max_gpu_memory_mb=None))
+    made = plan(first, queue(2, Need(), 30, 31), on=2, standing=standing)
+    assert started(made) == {30: ("G0",), 31: ("G1",)}
+    assert made.head is None or made.head.job_id != 10
+
+
+def test_one_that_its_own_bound_keeps_out_holds_up_nobody() -> None:
+    of_batch = lease("a", "G0", memory_mb=6 * GB)
+    made = plan(batch(1, shared(6 * GB), 10, priority=5), queue(2, shared(10 * GB), 30), leases=[of_batch])
+    assert started(made) == {30: ("G0",)}
+
+
+def test_one_that_waits_for_room_keeps_its_place_in_the_line() -> None:
+    taken = lease("a", "G0", memory_mb=20 * GB, holder=ALICE)
+    free = replace(PACE, max_gpu_memory_mb=None)
+    made = plan(batch(1, shared(6 * GB), 10, priority=5, pace=free), queue(2, shared(2 * GB), 30), leases=[taken])
+    assert not made.starts
+    assert made.head is not None
+    assert made.head.job_id == 10
+
+
+def test_one_that_waits_for_room_keeps_only_devices_that_its_gates_leave_it() -> None:
+    free = replace(PACE, max_gpu_memory_mb=None)
+    first = batch(1, Need(), 10, priority=5, pace=free)
+    made = plan(first, queue(2, Need(), 30), on=2, leases=[lease("a", "G1")], standing=busy("G0"))
+    assert started(made) == {30: ("G0",)}
+
+
+def test_one_that_asks_for_more_devices_than_there_are_is_told_so() -> None:
+    made = plan(batch(1, shared(GB, devices=3), 10), on=2, standing=busy("G0"))
+    assert ReasonKind.TOO_FEW in kinds_of(hold_of(made, 1))
+
+
+# Those that are suspended, and those whose need is their own
+
+
+def test_a_run_that_goes_on_after_it_was_suspended_waits_for_no_gate() -> None:
+    resumed = queue(-7, shared(GB), 7, resumes=True)
+    assert list(started(plan(resumed, batch(1, CPU, 10), standing=replace(LOOKED, launched_at=NOW)))) == [7]
+
+
+def test_runs_whose_needs_are_learned_start_one_at_a_time_too() -> None:
+    made = plan(batch(1, Need(), 10, 11, sizes_each=True), on=2, need=lambda _, __: shared(GB))
+    assert list(started(made)) == [10]
+
+
+def test_a_device_whose_size_nobody_knows_is_charged_nothing() -> None:
+    blind = machine(card(0, None, memory_total_mb=None))
+    (start,) = plan(batch(1, Need(), 10), on=blind).starts
+    assert start.charged_mb is None
+
+
+# Runs without devices of their own
+
+
+@pytest.mark.parametrize(("only", "banned"), [(None, ()), (("G1",), ()), (None, ("G0",))])
+def test_a_run_without_devices_waits_while_any_that_it_watches_is_beyond_its_bound(
+    only: tuple[str, ...] | None, banned: tuple[str, ...]
+) -> None:
+    need = Need(devices=0, only=only, banned=banned)
+    (reason,) = hold_of(plan(batch(1, need, 10), standing=busy("G1")), 1).reasons
+    assert (reason.kind, reason.device_id) == (ReasonKind.TOO_BUSY, "G1")
+
+
+@pytest.mark.parametrize(("only", "banned"), [(("G0",), ()), (None, ("G1",))])
+def test_a_run_without_devices_does_not_wait_for_one_that_it_does_not_watch(
+    only: tuple[str, ...] | None, banned: tuple[str, ...]
+) -> None:
+    made = plan(batch(1, Need(devices=0, only=only, banned=banned), 10), standing=busy("G1"))
+    assert list(started(made)) == [10]
+
+
+def test_a_run_without_devices_waits_for_memory_of_those_that_it_watches_too() -> None:
+    full = replace(LOOKED, loads={"G0": Figure()}, full={"G0": Figure(seen=9 * GB, judged=9 * GB, gate=CLOSED)})
+    (reason,) = hold_of(plan(batch(1, CPU, 10), standing=full), 1).reasons
+    assert (reason.kind, reason.device_id) == (ReasonKind.TOO_FULL, "G0")

@@ -1,0 +1,135 @@
+"""Who makes room for an urgent job: enough, not one too many, and nobody who need not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.lease import Lease, Need
+from gpuyard.core.scheduling.placement import Board, View
+from gpuyard.core.scheduling.preemption import Running, find_victims
+from gpuyard.core.snapshot import Host
+from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
+
+URGENT = 5
+
+
+def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leaving: bool = False) -> Running:
+    """Its lease is called as it is."""
+    return Running(
+        job_id=job_id, user="me", tag="", devices=1, started_at=float(job_id), lease_id=f"job {job_id}",
+        priority=priority, leave_cost_s=cost_s, is_leaving=is_leaving,
+    )  # fmt: skip
+
+
+def held(job_id: int, *device_ids: str, memory_mb: float | None = None) -> Lease:
+    return lease(f"job {job_id}", *device_ids, memory_mb=memory_mb)
+
+
+def board(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> Board:
+    devices = [card(index, used=strangers_mb) for index in range(cards)]
+    measured: dict[tuple[str, str], float | None] = {
+        (each.id, share.device_id): 0.0 for each in leases for share in each.shares
+    }
+    return Board(View(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured))
+
+
+def ids(victims: tuple[Running, ...]) -> set[int]:
+    return {run.job_id for run in victims}
+
+
+def test_the_cheapest_device_is_freed() -> None:
+    running = [job(1, 30.0), job(2, 10.0)]
+    assert ids(find_victims(Need(), board(held(1, "G0"), held(2, "G1")), running, URGENT)) == {2}
+
+
+def test_only_as_many_leave_as_there_is_need_for() -> None:
+    """8 GB are missing. The three cheapest hold 12, and the second of them need not leave."""
+    here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((2, 4, 6, 8), 1)]
+    running = [job(number, float(number)) for number in range(1, 5)]
+    assert ids(find_victims(shared(12 * GB), board(*here, cards=1), running, URGENT)) == {1, 3}
+
+
+def test_one_who_frees_two_devices_spares_the_others() -> None:
+    """On the first card the first would do, but the second has to leave the other one anyway."""
+    small = held(1, "G0", memory_mb=8 * GB), held(2, "G0", "G1", memory_mb=8 * GB)
+    leases = *small, held(3, "G0", memory_mb=8 * GB), held(4, "G1", memory_mb=16 * GB)
+    running = [job(1, 1.0), job(2, 5.0), job(3, None), job(4, None)]
+    assert ids(find_victims(shared(8 * GB, devices=2), board(*leases), running, URGENT)) == {2}
+
+
+@pytest.mark.parametrize(
+    "other", [job(1, None), job(1, priority=URGENT), job(1, priority=URGENT + 1)], ids=["never", "equal", "higher"]
+)
+def test_whoever_need_not_leave_is_not_asked(other: Running) -> None:
+    assert not find_victims(Need(), board(held(1, "G0"), cards=1), [other], URGENT)
+
+
+def test_nobody_else_is_asked_while_enough_are_leaving() -> None:
+    leases = held(1, "G0"), held(2, "G1")
+    assert not find_victims(Need(), board(*leases), [job(1, is_leaving=True), job(2)], URGENT)
+    both = find_victims(Need(devices=2), board(*leases), [job(1, is_leaving=True), job(2)], URGENT)
+    assert ids(both) == {2}
+
+
+def test_nobody_is_asked_in_vain() -> None:
+    """A stranger is in the way, the job is too large, or the machine has no RAM for it: to leave would not help."""
+    running = [job(1)]
+    assert not find_victims(Need(), board(held(1, "G0"), cards=1, strangers_mb=8 * GB), running, URGENT)
+    assert not find_victims(shared(30 * GB), board(held(1, "G0"), cards=1), running, URGENT)
+    assert not find_victims(Need(devices=2), board(held(1, "G0"), cards=1), running, URGENT)
+    starved = Host(memory_available_mb=GB)
+    assert not find_victims(
+        Need(min_host_memory_mb=2 * GB), board(held(1, "G0"), cards=1, host=starved), running, URGENT
+    )
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[Board, list[Running]]:
+    """Up to three cards full of jobs, some of them on several."""
+    cards = draw(st.integers(1, 3))
+    names = [f"G{index}" for index in range(cards)]
+    free = dict.fromkeys(names, 24 * GB)
+    leases: list[Lease] = []
+    running: list[Running] = []
+    for job_id in range(1, draw(st.integers(1, 8)) + 1):
+        where = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
+        size = draw(st.sampled_from([2.0, 5.0, 9.0, 14.0])) * GB
+        if any(free[name] < size for name in where):
+            continue
+        for name in where:
+            free[name] -= size
+        leases.append(held(job_id, *where, memory_mb=size))
+        cost = draw(st.sampled_from([None, 0.0, 1.0, 1.0, 7.5]))
+        priority = draw(st.sampled_from([0, 0, URGENT - 1, URGENT, URGENT + 3]))
+        running.append(job(job_id, cost, priority, is_leaving=draw(st.integers(0, 4)) == 0))
+    return board(*leases, cards=cards), running
+
+
+wishes = st.builds(
+    lambda size, devices, alone: Need(devices=devices, memory_mb=size * GB, is_exclusive=alone),
+    st.sampled_from([1.0, 6.0, 12.0, 20.0, 24.0]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+
+
+@given(crowds(), wishes)
+def test_those_who_leave_are_enough_and_none_of_them_could_stay(crowd: tuple[Board, list[Running]], need: Need) -> None:
+    here, running = crowd
+    victims = find_victims(need, here, running, URGENT)
+    leaving = {run.lease_id for run in running if run.is_leaving}
+
+    def fits_without(gone: set[str | None]) -> bool:
+        return here.without(frozenset(each for each in gone if each is not None)).find(need) is not None
+
+    asked = {run.lease_id for run in victims}
+    assert all(run.priority < URGENT and run.leave_cost_s is not None and not run.is_leaving for run in victims)
+    could = {run.lease_id for run in running if run.priority < URGENT and run.leave_cost_s is not None}
+    if fits_without(leaving):
+        assert not victims, "there is room without them"
+    elif fits_without(leaving | could):
+        assert fits_without(leaving | asked), "those are not enough"
+    else:
+        assert not victims, "it would not help"
+    for lease_id in asked:
+        assert not fits_without(leaving | (asked - {lease_id})), f"{lease_id} need not leave"

@@ -1,0 +1,87 @@
+"""Versions are put in order as installers do it, and the order decides what a command does about a daemon."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from gpuyard.core.version_mismatch import Reaction, is_newer, react
+from gpuyard.version import __version__
+
+NUMBERS = st.integers(0, 20)
+VERSIONS = st.builds(
+    lambda release, stage, post, dev: ".".join(map(str, release)) + stage + post + dev,
+    st.lists(NUMBERS, min_size=1, max_size=4),
+    st.just("") | st.builds(lambda kind, number: f"{kind}{number}", st.sampled_from(["a", "b", "rc"]), NUMBERS),
+    st.just("") | NUMBERS.map(lambda number: f".post{number}"),
+    st.just("") | NUMBERS.map(lambda number: f".dev{number}"),
+)
+
+
+@given(VERSIONS, VERSIONS)
+def test_versions_are_ordered_as_installers_order_them(one: str, other: str) -> None:
+    assert is_newer(one, other) == (Version(one) > Version(other))
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ("0.10.0", "0.9.0"),
+        ("0.2.0", "0.2.0rc1"),
+        ("0.2.0rc1", "0.2.0b3"),
+        ("0.2.0", "0.2.0.dev7"),
+        ("1.0", "0.99.99"),
+        ("0.2.0-beta.2", "0.2.0-alpha.9"),
+    ],
+)
+def test_a_newer_version_is_newer_one_way_only(newer: str, older: str) -> None:
+    assert is_newer(newer, older)
+    assert not is_newer(older, newer)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("0.2", "0.2.0"),
+        ("0.2.0+gpu", "0.2.0+cpu"),
+        ("0.2.0", "banana"),
+        ("banana", "0.2.0"),
+        ("", "0.2.0"),
+        ("9" * 101, "1"),
+    ],
+)
+def test_versions_without_an_order_are_newer_in_neither_direction(one: str, other: str) -> None:
+    assert not is_newer(one, other)
+    assert not is_newer(other, one)
+
+
+@pytest.mark.parametrize(
+    ("command", "daemon", "may_restart", "reaction"),
+    [
+        ("0.2.0", "0.2.0", True, Reaction.GO_ON),
+        ("0.2.0", "0.2.0", False, Reaction.GO_ON),
+        ("0.2.0", "0.1.0", True, Reaction.RESTART),
+        ("0.2.0", "0.1.0", False, Reaction.SAY_DAEMON_IS_OLDER),
+        ("0.2.0", None, True, Reaction.RESTART),
+        ("0.2.0", None, False, Reaction.SAY_DAEMON_IS_OLDER),
+        ("0.2.0", "0.3.0", True, Reaction.SAY_COMMAND_IS_OLDER),
+        ("0.2.0", "0.3.0", False, Reaction.SAY_COMMAND_IS_OLDER),
+        ("0.2.0", "banana", True, Reaction.SAY_THEY_DIFFER),
+        ("0.2.0+a", "0.2.0+b", True, Reaction.SAY_THEY_DIFFER),
+    ],
+)
+def test_the_reaction_follows_from_the_versions(
+    command: str, daemon: str | None, may_restart: bool, reaction: Reaction
+) -> None:
+    assert react(command=command, daemon=daemon, may_restart=may_restart) is reaction
+
+
+@given(VERSIONS, VERSIONS)
+def test_of_two_versions_used_in_turn_at_most_one_restarts_the_others_daemon(one: str, other: str) -> None:
+    first = react(command=one, daemon=other, may_restart=True)
+    second = react(command=other, daemon=one, may_restart=True)
+    assert [first, second].count(Reaction.RESTART) <= 1
+
+
+def test_our_own_version_can_be_put_in_order() -> None:
+    assert is_newer(f"{__version__}.post1", __version__)

@@ -1,0 +1,182 @@
+"""What is told at a scrape, in Prometheus' words, and the dashboard that shows it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.memory.device_breakdown import break_down
+from gpuyard.core.scheduling.device_memory import Promise
+from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.daemon.metrics.counters import Tally
+from gpuyard.daemon.metrics.prometheus_text import Scrape, expose
+from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine
+
+DASHBOARD = Path(__file__).parents[4] / "docs/grafana.json"
+BYTES = 1024**2
+EMPTY = Snapshot(taken_at=0.0, host=Host())
+NOTHING = Scrape(
+    started_at=1.0,
+    is_paused=False,
+    counts=dict.fromkeys(JobState, 0),
+    snapshot=EMPTY,
+    parts={},
+    leases={},
+    tally=Tally(),
+)
+CARD = card(0, used=6 * GB, temperature_c=60.0, power_limit_w=300.0, name="A card")
+PROMISES = [
+    Promise(share=each.shares[0], holder=holder, measured_mb=used, lease_id=each.id)
+    for each, holder, used in (
+        (lease("own", "G0", memory_mb=12 * GB), ALICE, 3 * GB),
+        (lease("other", "G0", memory_mb=1 * GB), BOB, 2 * GB),
+    )
+]
+ALL = replace(
+    NOTHING,
+    snapshot=machine(CARD, host=Host(cpu_percent=25.0, memory_total_mb=4096.0, memory_available_mb=1024.0)),
+    parts={"G0": break_down(CARD, PROMISES, {"own"})},
+    leases={"own": 1, "others": 2},
+)
+Series = dict[tuple[str, str], float]
+
+
+def families_of(scrape: Scrape) -> list[Metric]:
+    return list(text_string_to_metric_families(expose(scrape).decode()))
+
+
+def samples_of(scrape: Scrape) -> list[Sample]:
+    return [sample for family in families_of(scrape) for sample in family.samples]
+
+
+def series_of(scrape: Scrape) -> Series:
+    """By name and by the first label's value, where it has one."""
+    return {(one.name, next(iter(one.labels.values()), "")): one.value for one in samples_of(scrape)}
+
+
+def told(tally: Tally) -> Series:
+    return series_of(replace(NOTHING, tally=tally))
+
+
+def test_who_has_what_of_a_device_adds_up_to_it() -> None:
+    series = series_of(ALL)
+    parts = {name: series[f"gpuyard_device_memory_{name}_bytes", "G0"] / GB / BYTES for name in
+             ("own", "own_used", "others", "others_used", "foreign", "free", "used", "total")}  # fmt: skip
+    assert parts == {
+        "own": 12, "own_used": 3, "others": 2, "others_used": 2, "foreign": 1, "free": 9, "used": 6, "total": 24,
+    }  # fmt: skip
+    assert [series["gpuyard_leases", whose] for whose in ("own", "others")] == [1, 2]
+
+
+def test_percents_are_ratios_and_megabytes_are_bytes() -> None:
+    series = series_of(replace(ALL, snapshot=replace(ALL.snapshot, devices=(replace(CARD, utilization_percent=87.5),))))
+    assert series["gpuyard_device_utilization_ratio", "G0"] == 0.875
+    assert series["gpuyard_host_cpu_ratio", ""] == 0.25
+    assert series["gpuyard_host_memory_available_bytes", ""] == 1024 * BYTES
+
+
+def test_what_is_unknown_is_left_out_and_not_zero() -> None:
+    unknown = card(1, used=None, power_draw_w=None, fault="it has vanished")
+    series = series_of(replace(NOTHING, snapshot=machine(CARD, unknown, host=Host(cpu_percent=25.0))))
+    assert [series["gpuyard_device_healthy", device] for device in ("G0", "G1")] == [1, 0]
+    assert series["gpuyard_device_temperature_celsius", "G0"] == 60.0
+    for name in ("memory_used_bytes", "power_watts", "temperature_celsius", "power_limit_watts"):
+        assert (f"gpuyard_device_{name}", "G1") not in series
+    assert ("gpuyard_device_memory_own_bytes", "G0") not in series
+    assert ("gpuyard_host_memory_available_bytes", "") not in series
+
+
+def test_a_name_that_would_break_the_format_is_text() -> None:
+    name = 'a "b"\\\n}'
+    scrape = replace(NOTHING, snapshot=machine(replace(CARD, name=name, index=None)))
+    healthy = next(one for one in samples_of(scrape) if one.name == "gpuyard_device_healthy")
+    assert healthy.labels == {"device": "G0", "index": "", "name": name, "vendor": "nvidia"}
+
+
+def test_the_queue_is_told_as_it_stands() -> None:
+    series = series_of(replace(NOTHING, is_paused=True, counts={**NOTHING.counts, JobState.HELD: 3}))
+    assert series["gpuyard_queue_paused", ""] == 1
+    assert (series["gpuyard_jobs", "held"], series["gpuyard_jobs", "running"]) == (3, 0)
+    assert series["gpuyard_daemon_start_time_seconds", ""] == 1.0
+    assert [name for name, _ in series].count("gpuyard_build_info") == 1
+
+
+@pytest.mark.parametrize("family", families_of(ALL), ids=lambda family: family.name)
+def test_a_metric_is_named_and_described_as_prometheus_has_it(family: Metric) -> None:
+    assert re.fullmatch(r"gpuyard_[a-z]+(_[a-z]+)*", family.name)
+    assert family.documentation.endswith(".")
+    assert family.samples
+    if family.type == "histogram":
+        assert family.name.endswith("_seconds")
+    elif family.type == "gauge":
+        assert not family.name.endswith(("_total", "_count", "_sum", "_bucket", "_mb", "_percent"))
+    else:
+        assert family.type == "counter"
+        assert all(sample.name == f"{family.name}_total" for sample in family.samples)
+
+
+# The dashboard
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text())
+
+
+def expressions(dashboard: Any) -> list[str]:
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return shown + [variable["query"]["query"] for variable in dashboard["templating"]["list"]]
+
+
+def test_the_dashboard_asks_only_for_what_there_is(dashboard: Any) -> None:
+    there = {sample.name: set(sample.labels) for sample in samples_of(ALL)}
+    for expression in expressions(dashboard):
+        asked = re.findall(r"(gpuyard_\w+)(?:\{([^}]*)\})?", expression)
+        assert asked, expression
+        for name, selected in asked:
+            assert name in there, expression
+            assert set(re.findall(r"(\w+)[!=]", selected)) <= there[name] | {"instance"}, expression
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        *(f"gpuyard_device_memory_{whose}_bytes" for whose in ("own", "others", "foreign", "free")),
+        "gpuyard_device_utilization_ratio", "gpuyard_device_power_watts", "gpuyard_jobs", "gpuyard_wait_seconds_bucket",
+        "gpuyard_starts_total", "gpuyard_attempts_ended_total", "gpuyard_out_of_memory_total",
+        "gpuyard_out_of_memory_avoided_total", "gpuyard_step_seconds_bucket",
+    ],
+)  # fmt: skip
+def test_the_dashboard_shows(shown: str, dashboard: Any) -> None:
+    assert any(re.search(rf"\b{shown}\b", expression) for expression in expressions(dashboard))
+
+
+def test_states_and_outcomes_that_the_dashboard_names_are_those_there_are(dashboard: Any) -> None:
+    named = [word for text in expressions(dashboard) for words in re.findall(r'state!?=~?"([^"]+)"', text)
+             for word in words.split("|")]  # fmt: skip
+    assert named
+    assert set(named) <= {str(state) for state in JobState}
+
+
+def test_the_dashboard_leaves_open_where_its_data_is(dashboard: Any) -> None:
+    assert [each["name"] for each in dashboard["__inputs"]] == ["DS_PROMETHEUS"]
+    sources = set(re.findall(r'"uid": "([^"]*)"', DASHBOARD.read_text()))
+    assert sources == {"${DS_PROMETHEUS}", dashboard["uid"]}
+
+
+def test_no_two_panels_of_the_dashboard_are_in_the_same_place(dashboard: Any) -> None:
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for at in (panel["gridPos"] for panel in panels):
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells

@@ -1,0 +1,71 @@
+"""The sample logs of batches as files: each batch's own, whole, and never in the way of a run."""
+
+import csv
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from gpuyard.control.batch_gates import Row
+from gpuyard.daemon.monitor.sample_logs import COLUMNS, SampleLogs
+
+LAUNCH = Row(
+    taken_at="2026-01-01T00:00:00.000Z",
+    event="launch",
+    job=7,
+    index="3",
+    device="GPU-a",
+    cpu_percent=12.3456,
+    gpu_memory_charged_mb=7000.0,
+    running=2,
+)
+
+
+def test_a_row_has_every_column_and_what_is_unknown_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    SampleLogs().write([(str(path), LAUNCH)])
+    with path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert tuple(row) == COLUMNS
+    assert (row["event"], row["job"], row["index"], row["device"], row["running"]) == ("launch", "7", "3", "GPU-a", "2")
+    assert (row["cpu_percent"], row["gpu_memory_charged_mb"], row["gpu_percent"]) == ("12.35", "7000.0", "")
+
+
+def test_each_batch_has_its_own_file_in_the_form_of_its_ending(tmp_path: Path) -> None:
+    logs = SampleLogs()
+    first, second = tmp_path / "a.csv", tmp_path / "b.jsonl"
+    logs.write([(str(first), LAUNCH), (str(second), LAUNCH), (str(first), LAUNCH)])
+    logs.write([(str(second), LAUNCH)])
+    assert len(first.read_text().splitlines()) == 1 + 2
+    rows = [json.loads(line) for line in second.read_text().splitlines()]
+    assert [(row["job"], row["gpu_percent"]) for row in rows] == [(7, None)] * 2
+
+
+def test_a_log_is_continued_by_the_next_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    for _ in range(2):
+        SampleLogs().write([(str(path), LAUNCH)])
+    assert path.read_text().count("taken_at") == 1
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_one_that_cannot_be_written_is_told_of_once_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs, good = SampleLogs(), tmp_path / "good.csv"
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            logs.write([(str(tmp_path / "nowhere" / "bad.csv"), LAUNCH), (str(good), LAUNCH)])
+    assert len(caplog.records) == 1
+    assert "bad.csv" in caplog.records[0].message
+    assert len(good.read_text().splitlines()) == 1 + 3
+
+
+def test_one_that_is_neither_csv_nor_json_lines_is_told_of_and_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        SampleLogs().write([(str(tmp_path / "samples.txt"), LAUNCH)])
+    assert "samples.txt" in caplog.text
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,56 @@
+"""Requests find who answers them, and are told why where nobody does."""
+
+import pytest
+
+from gpuyard.daemon.server.connection import Refused, Request
+from gpuyard.daemon.server.router import Router
+
+ROUTER = Router(
+    {
+        ("GET", "/jobs"): lambda _: {"is": "jobs"},
+        ("POST", "/jobs/cancel"): lambda _: {"is": "cancel"},
+        ("GET", "/jobs/{id}"): lambda _, job_id: {"is": "job", "id": job_id},
+        ("GET", "/jobs/{id}/log/live"): lambda _, job_id: {"is": "live", "id": job_id},
+    }
+)
+
+
+def ask(method: str, path: str) -> object:
+    return ROUTER.find(Request(method=method, path=path))()
+
+
+def test_a_path_may_have_a_number_in_it() -> None:
+    assert ask("GET", "/jobs") == {"is": "jobs"}
+    assert ask("GET", "/jobs/17") == {"is": "job", "id": 17}
+    assert ask("GET", "/jobs/17/log/live") == {"is": "live", "id": 17}
+    assert ask("POST", "/jobs/cancel") == {"is": "cancel"}
+
+
+def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
+    assert ask("HEAD", "/jobs/17") == {"is": "job", "id": 17}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/job",
+        "/jobs/",
+        "/jobs/0",
+        "/jobs/-1",
+        "/jobs/1x",
+        "/jobs/\u0661",
+        "/jobs/1/2",
+        "/jobs/9999999999999999999",
+    ],
+)
+def test_what_is_no_path_is_not_there(path: str) -> None:
+    with pytest.raises(Refused) as refused:
+        ask("GET", path)
+    assert refused.value.status == 404
+
+
+def test_who_asks_in_the_wrong_way_is_told_the_right_one() -> None:
+    with pytest.raises(Refused, match="takes POST, not DELETE") as refused:
+        ask("DELETE", "/jobs/cancel")
+    assert (refused.value.status, refused.value.headers) == (405, (("Allow", "POST"),))

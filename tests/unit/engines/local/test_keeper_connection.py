@@ -1,0 +1,33 @@
+"""The way to a keeper: one that is gone is told from one that cannot be reached."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpuyard.engines.local.keeper_connection import connect
+from gpuyard.errors import EnvironmentFault
+
+
+def test_a_keeper_that_left_no_socket_or_a_dead_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect(str(tmp_path), 17) is None
+    monkeypatch.chdir(tmp_path)  # a socket's address has no room for a long path
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind("17.sock")
+    assert connect(str(tmp_path), 17) is None
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES, errno.EAGAIN])
+def test_a_keeper_that_cannot_be_reached_is_not_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """What it keeps would be started a second time."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(EnvironmentFault, match="the keeper 17 of running jobs cannot be reached"):
+        connect(str(tmp_path), 17)

@@ -1,0 +1,106 @@
+"""What keepers wrote is read as they meant it, and a line that was cut off says nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.local.keeper import _line
+from gpuyard.engines.local.keeper_journal import Entry, Things, outcome_of, parse
+
+THINGS = Things(directory="/data", program="train", stdin="/data/in")
+entries = st.builds(
+    Entry,
+    st.builds("{}.{}".format, st.integers(1, 10**9), st.integers(1, 99)),
+    st.integers(1, 2**22),
+    st.one_of(st.integers(0, 255).map(str), st.sampled_from(["began", "unbegun", "no-program"])),
+    st.none() | st.integers(1, 2**22),
+)
+
+
+def written(entry: Entry) -> bytes:
+    pid = "" if entry.pid is None else f" {entry.pid}"
+    return f"\n{entry.key} {entry.keeper} {entry.word}{pid} .\n".encode()
+
+
+@given(st.lists(entries))
+def test_every_line_comes_back(told: list[Entry]) -> None:
+    text = b"".join(map(written, told))
+    assert parse(text) == (told, len(text))
+
+
+@given(st.lists(entries, min_size=1), st.data())
+def test_a_text_read_in_two_parts_tells_the_same(told: list[Entry], data: st.DataObject) -> None:
+    text = b"".join(map(written, told))
+    cut = data.draw(st.integers(0, len(text)))
+    first, read = parse(text[:cut])
+    second, _ = parse(text[read:])
+    assert first + second == told
+
+
+@given(entries, entries, st.data())
+def test_half_a_line_is_nothing_and_harms_no_other(half: Entry, whole: Entry, data: st.DataObject) -> None:
+    line = written(half)
+    cut = data.draw(st.integers(0, len(line) - 2))
+    assert parse(line[:cut] + written(whole))[0] == [whole]
+
+
+def test_the_line_of_the_keeper_is_read_as_it_was_written() -> None:
+    text = _line("17.1", 42, "began") + _line("17.1", 42, "0 4301")
+    assert parse(text)[0] == [Entry("17.1", 42, "began"), Entry("17.1", 42, "0", 4301)]
+
+
+@pytest.mark.parametrize(
+    "line", ["17.1 42 0", "17.1 42 0 .x", "17.1 42 .", "17 42 0 .", "17.1 42 0 1 2 .", " 17.1 42 0 .", "17.1 42 0  ."]
+)
+def test_what_no_keeper_writes_says_nothing(line: str) -> None:
+    assert parse(f"\n{line}\n".encode())[0] == []
+
+
+def test_a_status_of_zero_is_success() -> None:
+    assert outcome_of("0", THINGS).kind is OutcomeKind.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "reason"),
+    [
+        ("3", 3, "exit status 3"),
+        ("137", 137, "signal 9 (SIGKILL)"),
+        ("143", 143, "signal 15 (SIGTERM)"),
+        ("128", 128, "exit status 128"),
+        ("255", 255, "exit status 255"),
+    ],
+)
+def test_other_statuses_are_failures_in_words(word: str, status: int, reason: str) -> None:
+    outcome = outcome_of(word, THINGS)
+    assert (outcome.kind, outcome.status, outcome.reason) == (OutcomeKind.FAILED, status, reason)
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "named"),
+    [
+        ("no-directory", 126, "/data"),
+        ("no-program", 127, "train"),
+        ("not-executable", 126, "train"),
+        ("too-long", 126, "longer"),
+        ("no-log", 126, "log"),
+        ("no-stdin", 126, "/data/in"),
+        ("stdin-is-pipe", 126, "/data/in"),
+        ("no-process", 126, "process"),
+    ],
+)
+def test_what_kept_it_from_starting_is_named(word: str, status: int, named: str) -> None:
+    outcome = outcome_of(word, THINGS)
+    assert (outcome.kind, outcome.status) == (OutcomeKind.CANNOT_START, status)
+    assert named in str(outcome.reason)
+    assert "None" not in str(outcome_of(word, Things()).reason)
+
+
+@pytest.mark.parametrize("word", [None, "unbegun"])
+def test_one_that_never_began_is_unbegun(word: str | None) -> None:
+    assert outcome_of(word, THINGS).kind is OutcomeKind.UNBEGUN
+
+
+@pytest.mark.parametrize("word", ["began", "riddle"])
+def test_one_that_began_and_left_no_status_or_none_that_is_known_is_lost(word: str) -> None:
+    assert outcome_of(word, THINGS).kind is OutcomeKind.LOST

@@ -1,0 +1,156 @@
+import fcntl
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.leases.ledger_mutex import hold_mutex
+from tests.unit.leases import DEADLINE_S, as_root, child, wait_for_word
+
+
+def hold(connection: Connection, folder: Path) -> None:
+    with hold_mutex(folder, DEADLINE_S):
+        connection.send("held")
+        wait_for_word(connection)
+    connection.send("free")
+
+
+def test_a_mutex_held_by_a_stopped_process_gives_one_clear_error(tmp_path: Path) -> None:
+    with child(hold, tmp_path) as stopped:
+        stopped.hear()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        with (
+            pytest.raises(EnvironmentFault, match=f"the ledger in {tmp_path} was busy for 0.2 s") as told,
+            hold_mutex(tmp_path, 0.2),
+        ):
+            pytest.fail("two hold it")
+        assert "lsof" in (told.value.hint or "")
+        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.tell("go on")
+        stopped.hear()
+        with hold_mutex(tmp_path, DEADLINE_S):
+            pass
+
+
+def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+    with child(hold, tmp_path) as killed:
+        killed.hear()
+        killed.kill()
+    with hold_mutex(tmp_path, 0.0):
+        pass
+
+
+def fork_while_holding(connection: Connection, folder: Path) -> None:
+    with hold_mutex(folder, DEADLINE_S):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+    connection.send(pid)
+    wait_for_word(connection)
+
+
+def test_a_process_forked_in_the_meantime_does_not_keep_it(tmp_path: Path) -> None:
+    with child(fork_while_holding, tmp_path) as parent:
+        forked = parent.hear()
+        try:
+            with hold_mutex(tmp_path, 0.0):
+                pass
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def fork_beside_a_holding_thread(connection: Connection, folder: Path) -> None:
+    holds = threading.Event()
+
+    def hold_for_ever() -> None:
+        with hold_mutex(folder, DEADLINE_S):
+            holds.set()
+            signal.pause()
+
+    threading.Thread(target=hold_for_ever, daemon=True).start()
+    holds.wait(DEADLINE_S)
+    pid = os.fork()
+    if pid == 0:
+        connection.send(os.getpid())
+        signal.pause()
+    wait_for_word(connection)
+
+
+def test_a_fork_does_not_keep_what_a_thread_of_its_killed_parent_held(tmp_path: Path) -> None:
+    with child(fork_beside_a_holding_thread, tmp_path) as parent:
+        forked = parent.hear()
+        try:
+            parent.kill()
+            with hold_mutex(tmp_path, DEADLINE_S):
+                pass
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def test_a_mutex_that_was_removed_while_one_waited_for_it_is_no_mutex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "mutex").unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with (
+        hold_mutex(tmp_path, DEADLINE_S),
+        pytest.raises(EnvironmentFault, match="was busy"),
+        hold_mutex(tmp_path, 0.0),
+    ):
+        pytest.fail("two hold it")
+
+
+def test_two_who_make_it_at_once_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def made_by_another_meanwhile(path: Path, flags: int, *mode: int) -> int:
+        monkeypatch.setattr(os, "open", opened)
+        path.touch()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "open", made_by_another_meanwhile)
+    with (
+        hold_mutex(tmp_path, DEADLINE_S),
+        pytest.raises(EnvironmentFault, match="was busy"),
+        hold_mutex(tmp_path, 0.0),
+    ):
+        pytest.fail("two hold it")
+
+
+def test_a_directory_that_is_gone_gives_one_clear_error(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(EnvironmentFault, match=f"{gone} cannot be written: No such file"), hold_mutex(gone, 0.0):
+        pytest.fail("it is held")
+
+
+def make_as_another(connection: Connection, folder: Path) -> None:
+    os.umask(0o077)
+    os.setuid(65534)
+    with hold_mutex(folder, DEADLINE_S):
+        connection.send("held")
+
+
+@as_root
+def test_every_user_can_lock_it_whoever_made_it(tmp_path: Path) -> None:
+    folder = Path("/tmp") / f"gpuyard-mutex-{os.getpid()}"
+    folder.mkdir()
+    try:
+        folder.chmod(0o1777)
+        with child(make_as_another, folder) as maker:
+            maker.hear()
+        assert (folder / "mutex").stat().st_mode & 0o777 == 0o644
+        with hold_mutex(folder, DEADLINE_S):
+            pass
+    finally:
+        (folder / "mutex").unlink(missing_ok=True)
+        folder.rmdir()

@@ -1,0 +1,293 @@
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.leases.lock_file import Found, LockFile, held_files, remove_dead, take_over
+from tests.in_time import wait_until_gone
+from tests.unit.leases import DEADLINE_S, child, wait_for_word
+
+
+def held(folder: Path, *, may_clean: bool = False) -> list[Found]:
+    dead: list[str] = []
+    found = list(held_files(folder, (".lease",), dead=dead))
+    if may_clean:
+        remove_dead(folder, dead)
+    return found
+
+
+def hold(connection: Connection, path: Path) -> None:
+    file = LockFile(path, b"mine")
+    connection.send("held")
+    if wait_for_word(connection) == "share":
+        file.share()
+        connection.send("shared")
+        wait_for_word(connection)
+
+
+def test_a_held_file_is_found_with_its_content_and_its_owner(tmp_path: Path) -> None:
+    file = LockFile(tmp_path / "a.lease", b"words")
+    (found,) = held(tmp_path, may_clean=True)
+    assert (found.name, found.content, found.uid) == ("a.lease", b"words", os.getuid())
+    assert stat_mode(tmp_path / "a.lease") == 0o644
+    file.release()
+
+
+def stat_mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_others_can_read_a_file_whatever_its_makers_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        file = LockFile(tmp_path / "a.lease", b"")
+    finally:
+        os.umask(before)
+    assert stat_mode(file.path) == 0o644
+    file.release()
+
+
+def test_releasing_takes_the_file_along_and_can_be_repeated(tmp_path: Path) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    file.release()
+    file.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_holder_leaves_is_not_held_and_goes_when_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "a.lease"
+    with child(hold, path) as holder:
+        holder.hear()
+        assert [found.name for found in held(tmp_path, may_clean=True)] == [path.name]
+        holder.kill()
+    assert held(tmp_path) == []
+    assert path.exists()
+    assert held(tmp_path, may_clean=True) == []
+    assert not path.exists()
+
+
+def release_in_a_fork(connection: Connection, path: Path) -> None:
+    file = LockFile(path, b"")
+    pid = os.fork()
+    if pid == 0:
+        file.release()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    connection.send("done")
+    wait_for_word(connection)
+
+
+def test_a_forked_childs_release_does_not_end_the_parents(tmp_path: Path) -> None:
+    with child(release_in_a_fork, tmp_path / "a.lease") as parent:
+        parent.hear()
+        assert len(held(tmp_path, may_clean=True)) == 1
+
+
+def leave_it_to_a_fork(connection: Connection, path: Path) -> None:
+    LockFile(path, b"")
+    pid = os.fork()
+    if pid:
+        connection.send(pid)
+    wait_for_word(connection)
+
+
+def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> None:
+    with child(leave_it_to_a_fork, tmp_path / "a.lease") as parent:
+        heir = parent.hear()
+        parent.kill()
+        assert len(held(tmp_path, may_clean=True)) == 1
+        os.kill(heir, signal.SIGKILL)
+        wait_until_gone(heir)
+        assert held(tmp_path, may_clean=True) == []
+
+
+def keep_it_from_a_fork(connection: Connection, path: Path) -> None:
+    file = LockFile(path, b"", is_inherited=False)
+    if not os.fork():
+        connection.send(os.getpid())  # by the fork itself: by now it has let go of what is its parent's
+    wait_for_word(connection)
+    file.release()
+
+
+def test_a_fork_does_not_keep_what_is_its_parents_alone(tmp_path: Path) -> None:
+    """So it is with a place in the line: nobody behind it would ever be served."""
+    with child(keep_it_from_a_fork, tmp_path / "a.lease") as parent:
+        fork = parent.hear()
+        assert len(held(tmp_path)) == 1
+        parent.kill()
+        assert held(tmp_path) == []
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_a_program_that_inherits_the_descriptor_keeps_the_file_when_its_parent_leaves(tmp_path: Path) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    program = subprocess.Popen(
+        [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[file.descriptor]
+    )
+    file.leave()
+    assert len(held(tmp_path, may_clean=True)) == 1
+    program.communicate(b"\n", timeout=DEADLINE_S)
+    assert held(tmp_path, may_clean=True) == []
+
+
+def test_leaving_ends_it_where_nobody_else_keeps_it(tmp_path: Path) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    file.leave()
+    assert held(tmp_path) == []
+    file.release()
+
+
+def test_whoever_took_a_shared_file_over_keeps_it_after_the_first_holder_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "a.lease"
+    with child(hold, path) as first:
+        first.hear()
+        first.tell("share")
+        first.hear()
+        assert len(held(tmp_path, may_clean=True)) == 1, "shared is held all the same"
+        descriptor = take_over(path)
+        first.kill()
+    assert [found.content for found in held(tmp_path, may_clean=True)] == [b"mine"]
+    os.close(descriptor)
+    assert held(tmp_path, may_clean=True) == []
+
+
+def test_what_its_holder_does_not_share_cannot_be_taken_over(tmp_path: Path) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    with pytest.raises(EnvironmentFault, match="the lease a cannot be taken over: its holder does not share it"):
+        take_over(file.path)
+    file.release()
+    with pytest.raises(EnvironmentFault, match="the lease a cannot be taken over: No such file"):
+        take_over(file.path)
+
+
+def test_what_was_cleared_away_in_the_same_moment_cannot_be_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.lease"
+    LockFile(path, b"").leave()
+    flock = fcntl.flock
+
+    def clean_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        held(tmp_path, may_clean=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", clean_first)
+    with pytest.raises(EnvironmentFault, match="it has ended"):
+        take_over(path)
+
+
+def try_every_lock(connection: Connection, folder: Path) -> None:
+    """Until told to stop; says when it has begun, and answers with how often a lock was to be had."""
+    has_begun, had = False, 0
+    while not connection.poll():
+        for path in folder.glob("[!.]*.lease"):
+            with contextlib.suppress(FileNotFoundError), path.open() as file:
+                if not has_begun:
+                    connection.send("begun")
+                    has_begun = True
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    had += os.fstat(file.fileno()).st_nlink
+    connection.send(had)
+
+
+def test_there_is_no_moment_without_a_lock_while_a_file_becomes_a_shared_one(tmp_path: Path) -> None:
+    with child(try_every_lock, tmp_path) as other:
+        rounds_beside_it = 0
+        while rounds_beside_it < 10:
+            rounds_beside_it += other.has_spoken()
+            files = [LockFile(tmp_path / f"{place}.lease", b"") for place in range(100)]
+            for file in files:
+                file.share()
+            for file in files:
+                file.release()
+        other.tell("stop")
+        assert other.hear() == "begun"
+        assert other.hear() == 0
+
+
+def test_what_is_no_file_of_ours_is_ignored_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "link.lease").symlink_to(tmp_path / "target")
+    (tmp_path / "dangling.lease").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.lease").mkdir()
+    (tmp_path / "notes.txt").write_text("buy milk")
+    (tmp_path / "a.lease.bak").write_text("old")
+    os.mkfifo(tmp_path / "pipe.lease")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket.lease"))
+        before = sorted(tmp_path.iterdir())
+        assert held(tmp_path, may_clean=True) == []
+        assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_file_that_its_maker_never_finished_is_no_lease_and_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".a.lease").write_text("half a rec")
+    assert held(tmp_path, may_clean=True) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    really_open = os.open
+
+    def open_no_more(path: str, *others: int) -> int:
+        if path.endswith(".lease"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really_open(path, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_no_more)
+        with pytest.raises(OSError, match="Too many open files"):
+            held(tmp_path)
+    file.release()
+
+
+def test_a_record_nobody_would_read_to_its_end_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too large"):
+        LockFile(tmp_path / "a.lease", b"x" * 70_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_record_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
+    with pytest.raises(OSError, match="No space left"):
+        LockFile(tmp_path / "a.lease", b"a whole record")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_file_is_used_again_under_the_new_name_and_a_living_one_is_not(tmp_path: Path) -> None:
+    LockFile(tmp_path / "a.lease", b"a long record of somebody who is dead").leave()
+    inode = (tmp_path / "a.lease").stat().st_ino
+    file = LockFile(tmp_path / "b.lease", b"mine", spare="a.lease")
+    assert [(found.name, found.content, found.inode) for found in held(tmp_path)] == [("b.lease", b"mine", inode)]
+    other = LockFile(tmp_path / "c.lease", b"another's", spare="b.lease")
+    assert [(found.name, found.content) for found in held(tmp_path)] == [
+        ("b.lease", b"mine"),
+        ("c.lease", b"another's"),
+    ]
+    file.release()
+    other.release()
+
+
+def test_a_spare_that_is_gone_or_is_no_file_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "link.lease").symlink_to(tmp_path / "elsewhere")
+    for name, spare in (("a.lease", "gone.lease"), ("b.lease", "link.lease")):
+        file = LockFile(tmp_path / name, b"mine", spare=spare)
+        assert [(found.name, found.content) for found in held(tmp_path)] == [(name, b"mine")]
+        file.release()
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,23 @@
+import os
+import subprocess
+import sys
+
+from gpuyard.probes.common.process_info import describe_processes
+
+
+def test_a_process_is_named_by_its_user_and_its_command_in_one_line() -> None:
+    words = [sys.executable, "-c", "print(flush=True)\ninput()\nodd = '\x1b[31m'", "--lr", "3e-4"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # one that is about to start has no command for a moment
+        info = describe_processes([process.pid])[process.pid]
+        process.communicate(b"\n")
+    assert info.command is not None
+    assert info.command.startswith(f"{os.path.basename(sys.executable)} -c print(flush=True) input() odd = ")
+    assert info.command.endswith("--lr 3e-4")
+    assert info.command.isprintable()
+    assert info.user
+
+
+def test_a_process_that_is_not_here_is_left_out() -> None:
+    assert describe_processes([2**22 + 1]) == {}

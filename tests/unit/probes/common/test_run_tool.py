@@ -1,0 +1,144 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeMissing, ProbeTimeout
+from gpuyard.probes.common.run_tool import run_tool
+from tests.in_time import wait_until_gone
+
+Tools = Callable[[str, str], Path]
+
+
+def test_both_outputs_and_the_status_come_back(tools: Tools) -> None:
+    tools("smi", "import sys; print('figures'); print('a warning', file=sys.stderr)")
+    output = run_tool(["smi"], 10)
+    assert (output.stdout, output.stderr, output.status) == ("figures\n", "a warning\n", 0)
+    assert output.require_success() == "figures\n"
+
+
+def test_a_tool_is_given_no_input_and_the_plain_locale(tools: Tools) -> None:
+    tools("smi", "import os, sys; print(repr(sys.stdin.read()), os.environ['LC_ALL'])")
+    assert run_tool(["smi"], 10).stdout == "'' C\n"
+
+
+def test_a_missing_tool_is_named() -> None:
+    with pytest.raises(ProbeMissing, match="no-such-smi"):
+        run_tool(["no-such-smi"], 1)
+
+
+def test_a_file_that_may_not_be_executed_is_a_matter_of_permission(tools: Tools) -> None:
+    tools("smi", "").chmod(0o644)
+    with pytest.raises(ProbeDenied, match="may not be executed"):
+        run_tool(["smi"], 1)
+
+
+def test_a_tool_whose_interpreter_is_missing_is_a_crash(tools: Tools) -> None:
+    tools("smi", "").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(ProbeCrashed, match="smi"):
+        run_tool(["smi"], 1)
+
+
+def test_a_file_that_is_no_program_is_a_crash(tools: Tools) -> None:
+    tools("smi", "").write_bytes(b"\x7fELF nonsense")
+    with pytest.raises(ProbeCrashed, match="smi"):
+        run_tool(["smi"], 1)
+
+
+def test_a_failing_tool_s_last_words_are_passed_on(tools: Tools) -> None:
+    tools("smi", "import sys; print('card 0 is odd', file=sys.stderr); sys.exit(9)")
+    with pytest.raises(ProbeCrashed, match="status 9: card 0 is odd"):
+        run_tool(["smi"], 10).require_success()
+
+
+def test_a_tool_that_kills_itself_is_told_by_its_signal(tools: Tools) -> None:
+    tools("smi", "import os; os.abort()")
+    with pytest.raises(ProbeCrashed, match="signal 6"):
+        run_tool(["smi"], 10).require_success()
+
+
+def test_words_about_permission_make_a_refusal(tools: Tools) -> None:
+    tools("smi", "import sys; sys.exit('Failed to open the PMU (Permission denied)')")
+    with pytest.raises(ProbeDenied, match="PMU") as refusal:
+        run_tool(["smi"], 10).require_success()
+    assert refusal.value.hint == "try it as root"
+
+
+def become_shell(path: Path, script: str) -> None:
+    """A shell is up long before the time given to a tool is over, also on a slow machine."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+
+
+@pytest.mark.linux("the program setsid")
+@pytest.mark.needs("setsid")
+def test_a_hanging_tool_is_killed_with_its_children_even_those_that_left_its_session(
+    tools: Tools, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    become_shell(
+        tools("smi", ""),
+        f"trap '' TERM; sleep 600 & near=$!; setsid sleep 600 & echo $$ $near $! > {pids}; wait",
+    )
+    started = time.monotonic()
+    with pytest.raises(ProbeTimeout, match=r"no answer within 1\.5 s"):
+        run_tool(["smi"], 1.5)
+    assert time.monotonic() - started < 30
+    family = [int(pid) for pid in pids.read_text().split()]
+    assert len(family) == 3
+    for pid in family:
+        wait_until_gone(pid)
+
+
+def test_a_child_that_keeps_the_pipe_open_does_not_hold_us_up(tools: Tools) -> None:
+    tools("smi", "import subprocess; subprocess.Popen(['sleep', '600']); print('figures', flush=True)")
+    assert run_tool(["smi"], 30).stdout == "figures\n"
+
+
+def test_an_endless_tool_is_stopped_when_we_have_enough(tools: Tools, tmp_path: Path) -> None:
+    tools("smi", "import itertools\nfor i in itertools.count(): print('sample', i, flush=True)")
+    output = run_tool(["smi"], 30, enough=lambda so_far: so_far.count(b"\n") >= 2)
+    assert output.stdout.startswith("sample 0\nsample 1\n")
+    assert output.require_success() == output.stdout
+
+
+def test_output_without_end_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuyard.probes.common.run_tool.MAX_OUTPUT_BYTES", 100_000)
+    tools("smi", "while True: print('x' * 10_000)")
+    assert len(run_tool(["smi"], 30).stdout) < 1_000_000
+
+
+def test_bytes_that_are_no_text_do_not_matter(tools: Tools) -> None:
+    tools("smi", "import sys; sys.stdout.buffer.write(b'\\xff\\xfe ok')")
+    assert run_tool(["smi"], 10).stdout.endswith(" ok")
+
+
+def test_nothing_is_left_open(tools: Tools) -> None:
+    tools("smi", "print('figures')")
+    run_tool(["smi"], 10)
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        run_tool(["smi"], 10)
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "starts"
+    path = tools("stubborn-smi", "")
+    become_shell(path, f"echo x >> {starts}; exec sleep 600")
+    with monkeypatch.context() as powerless:
+        powerless.setattr("gpuyard.probes.common.run_tool.os.killpg", lambda *_: None)
+        powerless.setattr("gpuyard.probes.common.run_tool._kill_descendants", lambda *_: None)
+        with pytest.raises(ProbeTimeout, match="no answer"):
+            run_tool(["stubborn-smi"], 1)
+    with pytest.raises(ProbeTimeout, match=r"process \d+ of an earlier call hangs") as refusal:
+        run_tool(["stubborn-smi"], 1)
+    assert starts.read_text() == "x\n"
+    stuck = psutil.Process(int(refusal.value.message.split()[1]))
+    stuck.kill()
+    path.write_text(path.read_text().replace("exec sleep 600", ""))
+    wait_until_gone(stuck.pid)
+    assert run_tool(["stubborn-smi"], 10).status == 0

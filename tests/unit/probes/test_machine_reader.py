@@ -1,0 +1,127 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpuyard.core.snapshot import Device, Host, Problem, Reading, Vendor
+from gpuyard.errors import ProbeCrashed
+from gpuyard.probes.fallback_chain import Chain
+from gpuyard.probes.machine_reader import Machine, assemble
+from tests.fakes.clock import FakeClock
+
+HOST = Host(name="box", cpu_percent=5.0)
+
+
+class FixedHost:
+    def read(self) -> Host:
+        return HOST
+
+
+class SlowTool:
+    """A command-line probe that breaks its word about its timeout."""
+
+    name = "slow"
+    vendor = Vendor.AMD
+    may_hang = False
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def read(self, timeout_s: float) -> Reading:
+        self.let_go.wait(60)
+        return Reading(devices=(Device(id="slow-0", vendor=Vendor.AMD),))
+
+
+class FixedProbe:
+    name = "fixed"
+    may_hang = False
+
+    def __init__(self, vendor: Vendor) -> None:
+        self.vendor = vendor
+        self.reading = Reading(devices=(Device(id=f"{vendor}-0", vendor=vendor),))
+
+    def read(self, timeout_s: float) -> Reading:
+        return self.reading
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowTool]:
+    probe = SlowTool()
+    yield probe
+    probe.let_go.set()
+
+
+def test_a_machine_with_several_vendors_shows_them_all() -> None:
+    clock = FakeClock()
+    vendors = (Vendor.NVIDIA, Vendor.AMD, Vendor.INTEL)
+    snapshot = Machine([Chain(v, [FixedProbe(v)], clock) for v in vendors], FixedHost(), clock, 5).snapshot()
+    assert [device.id for device in snapshot.devices] == ["nvidia-0", "amd-0", "intel-0"]
+    assert snapshot.host == HOST
+    assert snapshot.taken_at == clock.now()
+
+
+def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: SlowTool) -> None:
+    clock = FakeClock()
+    chains = [Chain(Vendor.AMD, [slow], clock), Chain(Vendor.NVIDIA, [FixedProbe(Vendor.NVIDIA)], clock)]
+    machine = Machine(chains, FixedHost(), clock, 1.5)
+    for _ in range(2):
+        snapshot = machine.snapshot()
+        assert [device.id for device in snapshot.devices] == ["nvidia-0"]
+        assert [(problem.source, problem.kind) for problem in snapshot.problems] == [("slow", "timeout")]
+
+
+class FlakyProbe(FixedProbe):
+    """Fails once, then is well."""
+
+    def __init__(self, vendor: Vendor) -> None:
+        super().__init__(vendor)
+        self.timeouts: list[float] = []
+
+    def read(self, timeout_s: float) -> Reading:
+        self.timeouts.append(timeout_s)
+        if len(self.timeouts) == 1:
+            raise ProbeCrashed("fixed", "once")
+        return self.reading
+
+
+class PassingTime:
+    """A host whose reading takes so long that rests end meanwhile."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def read(self) -> Host:
+        self._clock.time += 5
+        return HOST
+
+
+def test_a_rest_that_ends_while_others_are_read_does_not_call_the_probe_out_of_turn() -> None:
+    clock = FakeClock()
+    probe = FlakyProbe(Vendor.AMD)
+    chain = Chain(Vendor.AMD, [probe], clock)
+    chain.read(1)
+    machine = Machine([chain], PassingTime(clock), clock, 5)
+    assert [problem.kind for problem in machine.snapshot().problems] == ["crashed"]
+    assert len(probe.timeouts) == 1
+    assert [device.id for device in machine.snapshot().devices] == ["amd-0"]
+    assert all(timeout > 0.5 for timeout in probe.timeouts)
+
+
+def test_where_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    clock = FakeClock()
+    chain = Chain(Vendor.AMD, [FixedProbe(Vendor.AMD)], clock)
+    snapshot = Machine([chain], FixedHost(), clock, 5).snapshot()
+    assert snapshot.host == HOST
+    assert [problem.kind for problem in snapshot.problems] == ["timeout"]
+
+
+def test_an_unhealthy_device_is_a_problem_too() -> None:
+    ill = Device(id="GPU-a", vendor=Vendor.NVIDIA, name="Yard", fault="GPU is lost")
+    noted = Problem(source="smi", kind="garbled", message="odd")
+    snapshot = assemble(None, HOST, [Reading(devices=(ill,), problems=(noted,))])
+    assert [problem.kind for problem in snapshot.problems] == ["garbled", "unhealthy"]
+    assert "GPU is lost" in snapshot.problems[1].message

@@ -1,0 +1,30 @@
+"""Saved outputs in the encodings that people save them in."""
+
+import codecs
+
+import pytest
+
+from gpuyard.probes.replay_output import replay
+from tests.unit.probes.samples_nvidia import CSV, XML
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        CSV.encode(),
+        CSV.encode("utf-8-sig"),
+        codecs.BOM_UTF16_LE + CSV.encode("utf-16-le"),
+        codecs.BOM_UTF16_BE + CSV.encode("utf-16-be"),
+        codecs.BOM_UTF16_LE + CSV.replace("\n", "\r\n").encode("utf-16-le"),
+    ],
+    ids=["UTF-8", "UTF-8 with a mark", "UTF-16", "UTF-16, big end first", "PowerShell"],
+)
+def test_an_output_is_read_in_the_encoding_that_its_first_bytes_tell(saved: bytes) -> None:
+    assert replay("nvidia-smi-csv", saved) == replay("nvidia-smi-csv", CSV.encode())
+    assert len(replay("nvidia-smi-csv", saved).devices) == 2
+
+
+def test_bytes_of_no_encoding_are_no_reason_to_give_up() -> None:
+    torn = codecs.BOM_UTF16_LE + XML.encode("utf-16-le") + b"\x00"
+    assert len(replay("nvidia-smi-xml", torn).devices) == 2
+    assert len(replay("nvidia-smi-xml", b"\xff\xc0" + XML.encode()).devices) == 2

@@ -1,0 +1,102 @@
+"""A user's function: found as `python -m` would, and refused with words where it cannot be called."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.recipes.render.load_function import LOADER, RENDERER, find_function
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of one in the current directory, which nothing has imported yet."""
+    name = f"a_users_module_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(
+        "def render(scene, frames, label, out_dir): return 'rendered'\n"
+        "def any(*args, **kwargs): pass\n"
+        "def short(scene, label): pass\n"
+        "def keyword(scene, frames, label, *, out_dir): pass\n"
+        "async def later(scene, frames, label, out_dir): pass\n"
+        "def generator(scene, frames, label, out_dir): yield\n"
+        "class Renderer:\n"
+        "    def render(self, scene, frames, label, out_dir): pass\n"
+        "    def __call__(self, scene, frames, label, out_dir): pass\n"
+        "made = Renderer()\n"
+        "value = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("/nowhere")  # so that what is put on the path is taken off again
+    return name
+
+
+@pytest.mark.parametrize("function", ["render", "any", "made", "made.render"])
+def test_what_takes_four_arguments_is_found_in_the_current_directory(module: str, function: str) -> None:
+    found = find_function("--renderer", f"{module}:{function}", RENDERER)
+    assert found(None, [], {}, Path()) == ("rendered" if function == "render" else None)
+
+
+@pytest.mark.parametrize(
+    ("function", "says", "hint"),
+    [
+        ("rendr", "has no 'rendr'", "did you mean 'render'?"),
+        ("value", "is no function but int", None),
+        ("short", r"takes \(scene, label\)", "it is called as short(scene, frames, label, out_dir)"),
+        ("keyword", "takes", "it is called as keyword(scene, frames, label, out_dir)"),
+        ("Renderer.render", "takes", "it is called as Renderer.render(scene, frames, label, out_dir)"),
+        ("later", "after the call has returned", "make it a plain function"),
+        ("generator", "after the call has returned", "make it a plain function"),
+    ],
+)
+def test_what_cannot_be_called_as_a_renderer_is_refused(
+    module: str, function: str, says: str, hint: str | None
+) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        find_function("--renderer", f"{module}:{function}", RENDERER)
+    assert caught.value.hint == hint
+
+
+def test_a_function_that_does_not_tell_what_it_takes_is_trusted() -> None:
+    assert find_function("--loader", "builtins:iter", LOADER) is iter
+
+
+@pytest.mark.parametrize("text", ["", "render", ":", "render:", ":render"])
+def test_what_is_not_a_module_and_a_function_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is not MODULE:FUNCTION"):
+        find_function("--renderer", text, RENDERER)
+
+
+@pytest.mark.parametrize("text", ["pkg/render.py:f", "./pkg/render:f"])
+def test_a_file_is_refused_with_the_name_of_its_module(text: str) -> None:
+    with pytest.raises(UserError, match="not a file") as caught:
+        find_function("--renderer", text, RENDERER)
+    assert caught.value.hint == "try pkg.render:f"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"), [("no_such_module:f", "no_such_module"), ("json.nothing:f", "json.nothing")]
+)
+@pytest.mark.usefixtures("module")
+def test_a_module_that_is_not_there_is_named(text: str, missing: str) -> None:
+    with pytest.raises(UserError, match=f"there is no module '{missing}'"):
+        find_function("--loader", text, LOADER)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("import no_such_library", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("from json import nothing", "cannot be imported: ImportError: cannot import name 'nothing'"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("def f(:", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_what_a_module_itself_fails_with_is_shown(module: str, content: str, says: str) -> None:
+    Path("broken_one.py").write_text(f"\n{content}\n")
+    with pytest.raises(UserError, match=says) as caught:
+        find_function("--loader", "broken_one:f", LOADER)
+    assert "broken_one.py, line 2" in f"{caught.value.message} {caught.value.hint}"

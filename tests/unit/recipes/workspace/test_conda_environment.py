@@ -1,0 +1,225 @@
+"""An environment is activated as `conda activate` would, by whichever tool there is; what is wrong is told."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.workspace.conda_environment import activated
+
+STAND_IN = Path(__file__).with_name("stand_in_conda.py")
+
+
+class Installation:
+    """A root with a tool in `bin` and environments in `envs`."""
+
+    def __init__(self, root: Path, tool: str = "conda") -> None:
+        self.root = root
+        self.tool = root / "bin" / tool
+        self.tool.parent.mkdir(parents=True)
+        self.add("base")
+        (root / "envs").mkdir()
+        words = shlex.join([sys.executable, "-I", str(STAND_IN), str(self.tool)])
+        self.tool.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        self.tool.chmod(0o755)
+
+    def add(self, name: str) -> Path:
+        prefix = self.root if name == "base" else self.root / "envs" / name
+        (prefix / "conda-meta").mkdir(parents=True)
+        return prefix
+
+    def hook(self, name: str, text: str, kind: str = "activate") -> None:
+        folder = self.root / "envs" / name / "etc" / "conda" / f"{kind}.d"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{len(list(folder.iterdir()))}.sh").write_text(text)
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> Installation:
+    return Installation(tmp_path / "miniconda")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of somebody who has no conda in sight."""
+    return {"PATH": os.defpath, "HOME": str(tmp_path / "home"), "KEPT": "a\nb=c"}
+
+
+def test_an_environment_is_activated(conda: Installation, environment: dict[str, str]) -> None:
+    prefix = conda.add("torch")
+    environment["CONDA_EXE"] = str(conda.tool)
+    assert activated("torch", environment) == {
+        **environment,
+        "PATH": f"{prefix}/bin:{os.defpath}",
+        "CONDA_PREFIX": str(prefix),
+        "CONDA_SHLVL": "1",
+        "CONDA_DEFAULT_ENV": "torch",
+        "CONDA_PROMPT_MODIFIER": "(torch) ",
+    }
+
+
+def test_what_a_shell_sets_for_itself_is_not_taken_over(conda: Installation, environment: dict[str, str]) -> None:
+    conda.add("torch")
+    environment |= {"CONDA_EXE": str(conda.tool), "SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
+    after = activated("torch", environment)
+    assert (after["SHLVL"], after["_"], after["LC_CTYPE"]) == ("7", "/bin/me", "C")
+    assert "OLDPWD" not in after
+
+
+@pytest.mark.parametrize("by", ["CONDA_EXE", "PATH", "home"])
+def test_conda_is_found(tmp_path: Path, environment: dict[str, str], by: str) -> None:
+    conda = Installation(tmp_path / "home" / "miniforge3" if by == "home" else tmp_path / "somewhere")
+    conda.add("torch")
+    if by == "CONDA_EXE":
+        environment["CONDA_EXE"] = str(conda.tool)
+    if by == "PATH":
+        environment["PATH"] += f":{conda.tool.parent}"
+    assert activated("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
+
+
+@pytest.mark.parametrize("tool", ["micromamba", "mamba"])
+@pytest.mark.parametrize("by", ["MAMBA_EXE", "PATH"])
+def test_a_mamba_is_asked_in_its_own_words(tmp_path: Path, environment: dict[str, str], tool: str, by: str) -> None:
+    mamba = Installation(tmp_path / "mamba", tool)
+    mamba.add("torch")
+    if by == "PATH":
+        environment["PATH"] += f":{mamba.tool.parent}"
+    else:
+        environment["MAMBA_EXE"] = str(mamba.tool)
+    assert activated("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
+
+
+def test_the_tool_that_knows_the_environment_activates_it(tmp_path: Path, environment: dict[str, str]) -> None:
+    first, second = Installation(tmp_path / "first"), Installation(tmp_path / "second", "micromamba")
+    first.add("other")
+    prefix = second.add("torch")
+    environment |= {"CONDA_EXE": str(first.tool), "MAMBA_EXE": str(second.tool)}
+    assert activated("torch", environment)["CONDA_PREFIX"] == str(prefix)
+
+
+def test_an_environment_can_be_named_by_its_path(
+    tmp_path: Path, conda: Installation, environment: dict[str, str]
+) -> None:
+    (tmp_path / "my env" / "conda-meta").mkdir(parents=True)
+    environment["CONDA_EXE"] = str(conda.tool)
+    assert activated(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
+
+
+def test_another_environment_is_left_first(conda: Installation, environment: dict[str, str]) -> None:
+    first, second = conda.add("first"), conda.add("second")
+    conda.hook("first", "export MARK=first")
+    conda.hook("first", "unset MARK", kind="deactivate")
+    environment["CONDA_EXE"] = str(conda.tool)
+    after = activated("second", activated("first", environment))
+    assert (after["CONDA_SHLVL"], after["CONDA_PREFIX_1"], after["CONDA_PREFIX"]) == ("2", str(first), str(second))
+    assert after["PATH"] == f"{second}/bin:{os.defpath}"
+    assert "MARK" not in after
+
+
+def test_hooks_run_in_the_order_of_their_names(conda: Installation, environment: dict[str, str]) -> None:
+    conda.add("torch")
+    conda.hook("torch", "export ONE='a\n b'; echo talk; echo more >&2")
+    conda.hook("torch", 'export TWO="$ONE!" ARGUMENTS="$#"')
+    environment["CONDA_EXE"] = str(conda.tool)
+    after = activated("torch", environment)
+    assert (after["ONE"], after["TWO"], after["ARGUMENTS"]) == ("a\n b", "a\n b!", "0")
+
+
+def test_hooks_for_bash_run_where_there_is_one(conda: Installation, environment: dict[str, str]) -> None:
+    assert shutil.which("bash"), "every machine that this runs on has bash"
+    conda.add("torch")
+    conda.hook("torch", "function f { local -a words=(a b); [[ ${#words[@]} == 2 ]] && export BASHED=yes; }; f")
+    environment["CONDA_EXE"] = str(conda.tool)
+    assert activated("torch", environment)["BASHED"] == "yes"
+
+
+@pytest.mark.parametrize("last", ["false", '[ -n "$NOTHING" ] && export X=1', "set -e; false || true", "set -u"])
+def test_what_a_hook_returns_is_of_no_account(conda: Installation, environment: dict[str, str], last: str) -> None:
+    conda.add("torch")
+    conda.hook("torch", f"export MARK=set\n{last}\n")
+    environment["CONDA_EXE"] = str(conda.tool)
+    assert activated("torch", environment)["MARK"] == "set"
+
+
+def test_a_hook_may_leave_something_running(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
+    conda.add("torch")
+    go_on = tmp_path / "pipe"
+    os.mkfifo(go_on)
+    conda.hook("torch", f"export MARK=set; cat '{go_on}' &\n")
+    environment["CONDA_EXE"] = str(conda.tool)
+    assert activated("torch", environment, timeout_s=30)["MARK"] == "set"
+    go_on.write_text("now it ends")
+
+
+@pytest.mark.parametrize("text", ["echo it is broken >&2; exit 3", "set -e; echo it is broken >&2; false"])
+def test_a_hook_that_ends_the_shell_is_a_fault(conda: Installation, environment: dict[str, str], text: str) -> None:
+    conda.add("torch")
+    conda.hook("torch", text)
+    environment["CONDA_EXE"] = str(conda.tool)
+    with pytest.raises(EnvironmentFault, match="'torch' cannot be activated: it is broken") as caught:
+        activated("torch", environment)
+    assert "activate.d" in str(caught.value.hint)
+
+
+def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
+    conda.add("torch")
+    os.mkfifo(tmp_path / "pipe")
+    conda.hook("torch", f"echo $$ > '{tmp_path}/pid'; read nothing < '{tmp_path}/pipe'")
+    environment["CONDA_EXE"] = str(conda.tool)
+    begun = tmp_path / "pid"
+    for timeout_s in (2, 8, 32):  # on a slow machine the hook does not even begin in the first
+        with pytest.raises(EnvironmentFault, match=f"was not activated within {timeout_s} s"):
+            activated("torch", environment, timeout_s=timeout_s)
+        if begun.exists() and begun.read_text():
+            break
+    pid = int(begun.read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_missing_environment_is_told_with_those_there_are(conda: Installation, environment: dict[str, str]) -> None:
+    conda.add("torch")
+    conda.add("jax")
+    environment["CONDA_EXE"] = str(conda.tool)
+    with pytest.raises(UserError, match="there is no conda environment 'trch'") as caught:
+        activated("trch", environment)
+    assert caught.value.hint == "there are: base, jax, torch"
+
+
+def test_a_conda_that_fails_is_a_fault_with_its_own_words(conda: Installation, environment: dict[str, str]) -> None:
+    conda.add("torch")
+    conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
+    environment["CONDA_EXE"] = str(conda.tool)
+    with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
+        activated("torch", environment)
+    assert caught.value.hint == f"try `{conda.tool} env list`"
+    conda.tool.write_text("no program at all")
+    with pytest.raises(EnvironmentFault, match="Exec format error"):
+        activated("torch", environment)
+
+
+def test_without_any_conda_it_says_so(environment: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="there is no conda, mamba or micromamba here") as caught:
+        activated("torch", environment)
+    assert "CONDA_EXE" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["$(touch x)", "a b", "it's", "`touch x`", "größe"])
+def test_a_name_is_never_seen_by_a_shell(
+    conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment["CONDA_EXE"] = str(conda.tool)
+    with pytest.raises(UserError, match="there is no conda environment"):
+        activated(name, environment)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_option_is_no_environment(conda: Installation, environment: dict[str, str]) -> None:
+    environment["CONDA_EXE"] = str(conda.tool)
+    with pytest.raises(UserError, match="cannot be the name of an environment"):
+        activated("--help", environment)

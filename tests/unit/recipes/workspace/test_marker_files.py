@@ -1,0 +1,50 @@
+"""Markers that are set aside while a config is started again, and one who changes a workspace at a time."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.recipes.workspace.marker_files import unmarked
+from gpuyard.system.atomic_files import locked, write_whole
+
+
+def refuse(marker: Path) -> None:
+    with unmarked(marker):
+        assert not marker.exists()
+        raise ValueError("refused")
+
+
+def test_one_that_runs_again_has_no_marker_and_one_that_is_refused_has_its_own(tmp_path: Path) -> None:
+    marker = tmp_path / "a_completed.txt"
+    marker.write_text("first\n")
+    with pytest.raises(ValueError, match="refused"):
+        refuse(marker)
+    assert marker.read_text() == "first\n"
+    with unmarked(marker):
+        assert not marker.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_somebody_left_who_was_killed_completes_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "a_completed.txt"
+    (tmp_path / ".a_completed.txt.before").write_text("long ago\n")
+    with pytest.raises(ValueError, match="refused"):
+        refuse(marker)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_marker_that_cannot_be_written_is_a_fault_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(EnvironmentFault, match=r"out/a_completed\.txt cannot be written: Not a directory"):
+        write_whole(tmp_path / "out" / "a_completed.txt", b"done\n")
+
+
+def test_one_who_changes_a_workspace_is_alone(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        other = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)

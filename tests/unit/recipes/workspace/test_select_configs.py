@@ -1,0 +1,148 @@
+"""Which configs are meant, which GPUs they are to have, and with what they are started."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.recipes.workspace.select_configs import choose, devices_for
+from gpuyard.recipes.workspace.settings import Loaded, load
+from gpuyard.recipes.workspace.task_command import environment_of, path_for, words_before_config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "w"
+    (made / "configs").mkdir(parents=True)
+    (made / "train.py").write_text("")
+    (made / "scheduler_config.yml").write_text("")
+    for name in ("heavy.yml", "light.yml", "a,b.yml", "notes.txt", ".hidden.yml"):
+        (made / "configs" / name).write_text("")
+    (made / "configs" / "folder.yml").mkdir()
+    return made
+
+
+def said(folder: Path, text: str) -> Loaded:
+    (folder / "scheduler_config.yml").write_text(text)
+    return load(folder)
+
+
+def names(folder: Path, text: str | None) -> list[str]:
+    return [path.name for path in choose(load(folder).settings, folder, text)]
+
+
+def test_all_files_that_match_are_meant_where_none_is_named(folder: Path) -> None:
+    assert names(folder, None) == names(folder, " ") == ["a,b.yml", "heavy.yml", "light.yml"]
+
+
+def test_they_come_in_natural_order(folder: Path) -> None:
+    ordered = ["7.yml", "batch.yml", "batch1.yml", "batch2.yml", "batch2b9.yml", "batch2b10.yml", "batch010.yml",
+               "batch10.yml", "batch11.yml"]  # fmt: skip
+    for name in reversed(ordered):
+        (folder / "configs" / name).write_text("")
+    assert [name for name in names(folder, None) if name[0] in "7b"] == ordered
+
+
+def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
+    assert names(folder, "light.yml, heavy") == ["light.yml", "heavy.yml"]
+    assert names(folder, "configs/light.yml") == ["light.yml"]
+    assert names(folder, "a,b.yml") == ["a,b.yml"], "a comma may be part of a name"
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("haevy.yml", "there is no config 'haevy.yml'", "did you mean 'heavy.yml'?"),
+        ("notes.txt", "there is no config 'notes.txt'", "those there are"),
+        ("heavy,heavy.yml", "'heavy.yml' is named twice", "a config runs once"),
+        ("../other/configs/heavy.yml", "there is no config '../other/configs/heavy.yml'", "did you mean 'heavy.yml'?"),
+    ],
+)
+def test_one_that_is_not_there_or_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        choose(load(folder).settings, folder, text)
+    assert says in str(caught.value)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no config in .*\*\.yaml"):
+        choose(said(folder, 'config_pattern: "*.yaml"').settings, folder, None)
+    with pytest.raises(UserError, match=r"config_dir: .* cannot be read"):
+        choose(said(folder, "config_dir: nowhere").settings, folder, None)
+
+
+def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:
+    settings = load(folder).settings
+    assert devices_for(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
+    assert devices_for(settings, 3, "1") == (["1", "1", "1"], [])
+    assert devices_for(settings, 2, None) == ([None, None], [])
+    for text in ("1,0", "1,,0", ","):
+        with pytest.raises(UserError, match="GPUs"):
+            devices_for(settings, 3, text)
+
+
+def test_so_many_gpus_are_the_first_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
+    assert devices_for(said(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
+    devices, notes = devices_for(said(folder, "gpu_count: 8").settings, 1, None)
+    assert devices == ["SIM-0,SIM-1,SIM-2"]
+    assert "this machine has 3" in notes[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert devices_for(said(folder, "gpu_count: 1").settings, 1, None) in ((["SIM-1"], []), (["SIM-2"], []))
+
+
+# With what they are started
+
+
+def words(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[str, ...]:
+    loaded = said(folder, text)
+    return words_before_config(loaded.settings, loaded.workspace, environment or dict(os.environ))
+
+
+def test_paths_are_named_from_the_working_directory_where_they_lie_in_it(folder: Path, tmp_path: Path) -> None:
+    settings = load(folder).settings
+    assert path_for(f"{folder}/configs/a.yml", settings) == "configs/a.yml"
+    assert path_for(f"{tmp_path}/a.yml", settings) == f"{tmp_path}/a.yml"
+    assert path_for(f"{folder}/-a.yml", settings) == "./-a.yml"
+    assert path_for(f"{folder}/..a.yml", settings) == "..a.yml"
+
+
+def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environment(folder: Path) -> None:
+    (folder / "my env" / "bin").mkdir(parents=True)
+    (folder / "my env" / "bin" / "python").symlink_to(sys.executable)
+    (folder / "bin").symlink_to(folder / "my env" / "bin")
+    own = f"{folder}/my env/bin/python"
+    assert words(folder, f"python_env: {sys.executable}")[0] == sys.executable
+    assert words(folder, "python_env: my env")[0] == own
+    assert words(folder, "python_env: my env/bin/python")[0] == own
+    assert words(folder, "python_env: python -u -X dev", {"PATH": f"{folder}/bin"}) == (
+        f"{folder}/bin/python", "-u", "-X", "dev", "train.py", "--config_path",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("python_env: nosuchpython", "python_env: there is no program 'nosuchpython'"),
+        ("python_env: ./train.py", "python_env: .* cannot be executed"),
+        ('python_env: "python \'"', "python_env: .* cannot be split"),
+        ("script_path: nothing.py", "script_path: there is no script"),
+        ("work_dir: nowhere", "work_dir: there is no folder"),
+    ],
+)
+def test_what_cannot_be_started_is_told_before_anything_is(folder: Path, text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        words(folder, text)
+
+
+def test_a_task_is_in_no_terminal_of_ours_and_has_what_the_workspace_sets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
+    monkeypatch.setenv("LR", "ours")
+    environment = environment_of(said(folder, "env: {LR: 3e-4, N: 2}").settings)
+    assert "TMUX" not in environment
+    assert (environment["LR"], environment["N"]) == ("3e-4", "2")

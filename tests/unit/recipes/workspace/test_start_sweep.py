@@ -1,0 +1,112 @@
+"""What a start of a workspace submits: what is neither done nor under way, each config once."""
+
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.recipes.workspace import start_sweep
+from gpuyard.recipes.workspace.settings import Loaded, load
+from gpuyard.recipes.workspace.start_sweep import Started
+
+
+class Queue:
+    """A daemon that knows these tasks, notes what is submitted, and refuses some of it."""
+
+    def __init__(self, tasks: list[dict[str, Any]], refuses: str = "") -> None:
+        self.submitted: list[dict[str, Any]] = []
+        self._tasks, self._refuses = tasks, refuses
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def request(self, method: str, path: str, *_: object, body: Any = None, **__: object) -> dict[str, Any]:
+        if path == "/tasks":
+            return {"tasks": self._tasks}
+        if path == "/submissions":
+            if body["options"]["name"] == self._refuses:
+                raise UserError("there is no GPU to use")
+            self.submitted.append(body)
+            return {"first": 100 + len(self.submitted)}
+        assert (method, path) == ("POST", "/tags/go")
+        return {}
+
+
+def task(config: str, state: str) -> dict[str, Any]:
+    is_live, is_finished = state == "running", state in ("succeeded", "failed")
+    return {"config": config, "id": 7, "attempt": 1, "state": state, "is_live": is_live, "is_finished": is_finished}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Loaded:
+    folder = tmp_path / "w"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "train.py").write_text("")
+    settings = f"task_name: w\npython_env: {sys.executable}\nlog_dir: logs\nsessions: none\nmax_jobs_per_gpu: 3\n"
+    (folder / "scheduler_config.yml").write_text(settings)
+    for name in ("a", "b"):
+        (folder / "configs" / f"{name}.yml").write_text("")
+    return load(folder)
+
+
+def start(
+    workspace: Loaded, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
+) -> tuple[list[str], Started]:
+    monkeypatch.setattr(start_sweep, "connect", lambda **_: queue)
+    started = start_sweep.start(workspace, None, None, is_rerun=is_rerun)
+    return [each.config for each in started.submitted], started
+
+
+def mark(workspace: Loaded, config: str) -> Path:
+    marker = Path(workspace.settings.output_dir) / f"{config}_completed.txt"
+    marker.parent.mkdir(exist_ok=True)
+    marker.write_text("done\n")
+    return marker
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("running", "it runs already, as job 7"),
+        ("queued", "it waits already, as job 7"),
+        ("delayed", "it waits already, as job 7"),
+        ("held", "it waits already, as job 7"),
+    ],
+)
+@pytest.mark.parametrize("is_rerun", [False, True])
+def test_what_is_under_way_is_not_submitted_again(
+    workspace: Loaded, monkeypatch: pytest.MonkeyPatch, state: str, why: str, is_rerun: bool
+) -> None:
+    submitted, started = start(workspace, Queue([task("a", state)]), monkeypatch, is_rerun=is_rerun)
+    assert submitted == ["b"]
+    assert [(each.config, each.why) for each in started.skipped] == [("a", why)]
+
+
+def test_what_failed_is_submitted_again_and_what_is_completed_only_where_that_is_asked_for(
+    workspace: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = mark(workspace, "b")
+    assert start(workspace, Queue([task("a", "failed")]), monkeypatch)[0] == ["a"]
+    assert marker.exists()
+    assert start(workspace, Queue([task("b", "succeeded")]), monkeypatch, is_rerun=True)[0] == ["a", "b"]
+    assert not marker.exists()
+
+
+def test_a_rerun_that_the_queue_refuses_leaves_its_marker(workspace: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = mark(workspace, "b")
+    submitted, started = start(workspace, Queue([], refuses="b"), monkeypatch, is_rerun=True)
+    assert submitted == ["a"]
+    assert [(each.config, each.why) for each in started.refused] == [("b", "there is no GPU to use")]
+    assert marker.exists()
+
+
+def test_all_tasks_of_a_workspace_share_gpus_as_it_says(workspace: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue([])
+    start(workspace, queue, monkeypatch)
+    assert [each["crew"]["most_per_device"] for each in queue.submitted] == [3, 3]
+    assert len({each["options"]["tag"] for each in queue.submitted}) == 1
+    assert len({each["token"] for each in queue.submitted}) == 2

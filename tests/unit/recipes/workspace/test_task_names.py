@@ -1,0 +1,118 @@
+"""What workspaces, sessions and configs are called."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.errors import UserError
+from gpuyard.recipes.workspace.task_names import (
+    check_config_names,
+    config_name,
+    scheduler_session,
+    session_name,
+    slug,
+    tag_of,
+)
+
+HOSTILE = [
+    "a b",
+    "it's",
+    '"q"',
+    "$(touch x)",
+    "a;b",
+    "a:b",
+    "a.b",
+    "-dash",
+    "=eq",
+    "two\nlines",
+    "{gpu}",
+    "#{pid}",
+    "%1",
+]
+
+
+def test_a_plain_name_stays_as_it_is() -> None:
+    assert session_name("TASK", "exp1") == "TASK_exp1_{gpu}"
+    assert scheduler_session("TASK", "_scheduler") == "TASK_scheduler"
+    assert session_name("실험", "größe-2") == "실험_größe-2_{gpu}"
+    assert slug("v1.2_a-b") == "v1.2_a-b"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_that_tmux_cannot_hold_is_mapped(name: str) -> None:
+    mapped = scheduler_session(name, "")
+    assert mapped != name
+    assert all(letter.isalnum() or letter in "_-" for letter in mapped)
+    assert not mapped.startswith("-")
+    assert session_name(name, "").count("{gpu}") == 1
+
+
+@given(st.text())
+def test_whatever_a_name_was_it_can_be_used(name: str) -> None:
+    session, part = scheduler_session(name, ""), slug(name)
+    assert 0 < len(session) <= 80
+    assert 0 < len(part.encode()) <= 60
+    assert all(letter.isalnum() or letter in "_-" for letter in session)
+    assert all(letter.isalnum() or letter in "_-." for letter in part)
+    assert session[0] != "-"
+    assert part[0] not in "-."
+
+
+def test_names_that_differ_only_in_what_is_mapped_stay_two() -> None:
+    assert len({scheduler_session(name, "") for name in ("a b", "a:b", "a.b", "a_b")}) == 4
+    assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
+
+
+def test_long_names_are_cut_and_stay_two() -> None:
+    names = {session_name("T", "x" * 100 + end) for end in "ab"}
+    assert len(names) == 2
+    assert all(len(name) <= 80 + len("_{gpu}") for name in names)
+    assert len(slug("é" * 200).encode()) <= 60
+
+
+def test_a_tag_belongs_to_the_folder_however_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    tag = tag_of(folder)
+    assert tag.startswith("my_exp-")
+    assert tag_of(tmp_path / "link") == tag
+    monkeypatch.chdir(folder)
+    assert tag_of(Path()) == tag
+
+
+def test_folders_of_one_name_have_tags_of_their_own(tmp_path: Path) -> None:
+    assert tag_of(tmp_path / "a" / "ws") != tag_of(tmp_path / "b" / "ws")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("exp1.yml", "exp1"), ("exp.1.yaml", "exp.1"), ("plain", "plain"), ("-x $(y).yml", "-x $(y)")]
+)
+def test_a_config_is_called_by_its_file_without_the_suffix(file: str, name: str) -> None:
+    assert config_name(Path("configs") / file) == name
+
+
+def test_ordinary_and_odd_names_are_fine() -> None:
+    check_config_names([Path(f"{name}.yml") for name in ("a", "b c", "-d", "$(e)", "größe", "x" * 180)])
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (["a.yml", "b.yml", "a.yaml"], r"a\.yml and a\.yaml are both called 'a'"),
+        (["x" * 181 + ".yml"], "too long"),
+        (["é" * 91 + ".yml"], "too long"),
+        (["two\nlines.yml"], "control characters"),
+        (["bell\x07.yml"], "control characters"),
+        (["line\u2028end.yml"], "control characters"),
+        ([os.fsdecode(b"caf\xe9.yml")], "not UTF-8"),
+    ],
+)
+def test_names_that_cannot_be_used_are_told(files: list[str], what: str) -> None:
+    with pytest.raises(UserError, match=what) as caught:
+        check_config_names([Path(file) for file in files])
+    assert caught.value.hint
+    caught.value.message.encode()

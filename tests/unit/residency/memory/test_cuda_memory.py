@@ -1,0 +1,173 @@
+"""CudaMemory beyond the contract, over a stand-in for PyTorch that has one card of 1 GB."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import DeviceFull, EnvironmentFault, UserError
+from gpuyard.residency.memory.cuda_memory import CudaMemory
+from tests.fakes import torch_stand_in
+
+MB = 1048576
+BUDGET = 256 * MB
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return torch_stand_in.install(monkeypatch)
+
+
+@pytest.fixture
+def memory(torch: Any) -> Iterator[CudaMemory]:
+    with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
+        yield memory
+
+
+def as_bytes(memory: CudaMemory, buffer: Any, nbytes: int) -> Any:
+    return memory.view(buffer, dtype="u1", shape=(nbytes,), offset=0, strides=(1,))
+
+
+def test_it_is_called_by_its_number(memory: CudaMemory) -> None:
+    assert memory.name == "cuda:0"
+
+
+@pytest.mark.parametrize("size", [7 * MB, 21 * MB, 33 * MB, 100 * MB])
+def test_pytorch_never_reserves_more_than_the_budget_however_it_rounds(memory: CudaMemory, size: int) -> None:
+    held = []
+    with contextlib.suppress(DeviceFull):
+        while memory.used() <= BUDGET:
+            held.append(memory.allocate(size))
+    assert BUDGET // 2 < memory.reserved_peak() <= BUDGET
+
+
+def test_what_a_renderer_makes_counts_within_the_budget(memory: CudaMemory, torch: Any) -> None:
+    buffer = memory.allocate(150 * MB)
+    with memory.lane(), pytest.raises(torch.OutOfMemoryError):
+        memory.clone(as_bytes(memory, buffer, 150 * MB))
+    memory.free(buffer)
+
+
+def test_the_first_line_of_what_pytorch_says_is_the_message(memory: CudaMemory) -> None:
+    with pytest.raises(DeviceFull) as caught:
+        memory.allocate(300 * MB)
+    assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 300.00 MiB.")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_error_of_pytorch_is_left_as_it_is(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "empty", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        memory.allocate(MB)
+
+
+def test_when_it_is_closed_the_cap_is_gone_and_so_is_the_cache(torch: Any) -> None:
+    memory = CudaMemory(0, BUDGET)
+    memory.free(memory.allocate(100 * MB))
+    memory.close()
+    assert torch.cuda.mem_get_info(0)[0] == torch.cuda.TOTAL
+    torch.empty(500 * MB, dtype=torch.uint8, device=torch.device("cuda", 0))
+
+
+def test_a_second_one_counts_its_own_peak(torch: Any) -> None:
+    for size in (100 * MB, 10 * MB):
+        with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
+            memory.free(memory.allocate(size))
+            assert memory.peak() == size
+
+
+@pytest.mark.parametrize(("nbytes", "says", "hint"), [
+    (2048 * MB, r"2\.0 GB is more than cuda:0 has", "it has 1.0 GB"),
+    (16 * MB, "16 MB is too small a budget for cuda:0", "steps of 20 MB"),
+])  # fmt: skip
+def test_a_budget_that_cannot_be_kept_is_refused(torch: Any, nbytes: int, says: str, hint: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        CudaMemory(0, nbytes)
+    assert hint in str(caught.value.hint)
+
+
+def test_copies_come_from_pinned_memory_and_go_to_it(memory: CudaMemory, torch: Any) -> None:
+    pages = [memory.page(1 << 16) for _ in range(3)]
+    views = [pages[0][5:], pages[1], pages[2][:77]]
+    buffer = memory.allocate(sum(view.nbytes for view in views))
+    memory.upload(views, buffer)
+    memory.download(buffer, views)
+    assert torch.cuda.unpinned_copies == 0
+    memory.upload([memoryview(bytearray(10))], buffer)
+    assert torch.cuda.unpinned_copies == 1, "the stand-in sees the difference"
+
+
+def test_where_no_more_ram_can_be_pinned_any_other_does(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.empty
+
+    def refuse(*words: Any, pin_memory: bool = False, **named: Any) -> Any:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*words, **named)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    page = memory.page(4096)
+    page[:4] = b"sent"
+    buffer = memory.allocate(4)
+    memory.upload([page[:4]], buffer)
+    assert as_bytes(memory, buffer, 4).tolist() == list(b"sent")
+    assert torch.cuda.unpinned_copies == 1
+
+
+def test_an_array_that_a_renderer_kept_stays_whole_when_its_buffer_is_freed(memory: CudaMemory) -> None:
+    buffer = memory.allocate(4)
+    page = memory.page(4096)
+    page[:4] = b"kept"
+    memory.upload([page[:4]], buffer)
+    kept = as_bytes(memory, buffer, 4)
+    memory.free(buffer)
+    assert bytes(kept.tolist()) == b"kept"
+    assert memory.used() == 512, "and takes its room"
+    del kept
+    assert memory.used() == 0
+
+
+def test_an_upload_comes_after_what_pytorch_writes_into_new_memory(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.use_deterministic_algorithms` has `empty` fill what it makes, on the stream of the moment."""
+    empty = torch.empty
+
+    def filled(nbytes: int, **options: Any) -> Any:
+        made = empty(nbytes, **options)
+        if "device" in options:
+            torch.cuda.current_stream().queue(lambda: made.array.fill(0xFF))
+        return made
+
+    monkeypatch.setattr(torch, "empty", filled)
+    buffer = memory.allocate(4)
+    page = memory.page(4096)
+    page[:4] = b"here"
+    memory.upload([page[:4]], buffer)
+    torch.cuda.synchronize()
+    memory.download(buffer, [page[8:12]])
+    assert bytes(page[8:12]) == b"here"
+
+
+def test_an_array_must_begin_where_its_type_can(memory: CudaMemory) -> None:
+    buffer = memory.allocate(64)
+    with pytest.raises(ValueError, match="an array of f4 cannot begin at byte 6"):
+        memory.view(buffer, dtype="f4", shape=(2,), offset=6, strides=(1,))
+
+
+@pytest.mark.parametrize("dtype", ["u2", "S8", "m8"])
+def test_a_type_that_this_pytorch_does_not_have_is_named(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.delattr(torch, "uint16")
+    buffer = memory.allocate(64)
+    with pytest.raises(EnvironmentFault, match=rf"PyTorch 2\.9\.0\S* has no type for arrays of '{dtype}'"):
+        memory.view(buffer, dtype=dtype, shape=(2,), offset=0, strides=(1,))

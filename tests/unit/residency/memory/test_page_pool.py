@@ -1,0 +1,73 @@
+"""Pages of RAM: what lies on them comes back, and they are used again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.residency.memory.page_pool import LARGEST, SMALLEST, PagePool, page_size
+
+SIZE = 16
+
+
+def pool_of(made: list[int]) -> PagePool:
+    def make(nbytes: int) -> memoryview:
+        made.append(nbytes)
+        return memoryview(bytearray(nbytes))
+
+    return PagePool(make, SIZE)
+
+
+@given(st.binary(min_size=1, max_size=200), st.data())
+def test_any_run_of_bytes_is_seen_whole_and_in_order(content: bytes, data: st.DataObject) -> None:
+    pages = pool_of([]).take(len(content))
+    written = 0
+    for view in pages.views(0, len(content)):
+        view[:] = content[written : written + view.nbytes]
+        written += view.nbytes
+    assert written == len(content)
+    start = data.draw(st.integers(0, len(content)))
+    end = data.draw(st.integers(start, len(content)))
+    assert b"".join(pages.views(start, end - start)) == content[start:end]
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 41), (41, 0), (30, 11), (4, -1)])
+def test_bytes_that_are_not_its_own_cannot_be_seen(offset: int, nbytes: int) -> None:
+    with pytest.raises(ValueError, match="of 40"):
+        pool_of([]).take(40).views(offset, nbytes)
+
+
+def test_two_blobs_never_share_a_page() -> None:
+    pool = pool_of([])
+    first, second = pool.take(20), pool.take(20)
+    for blob, byte in ((first, 1), (second, 2)):
+        for view in blob.views(0, 20):
+            view[:] = bytes([byte]) * view.nbytes
+    assert {*b"".join(first.views(0, 20))} == {1}
+
+
+def test_pages_that_were_given_back_are_used_before_new_ones_are_made() -> None:
+    made: list[int] = []
+    pool = pool_of(made)
+    blob = pool.take(3 * SIZE)
+    pool.give_back(blob)
+    again = [pool.take(SIZE), pool.take(SIZE + 1)]
+    assert made == [SIZE] * 3
+    more = pool.take(2 * SIZE)
+    assert made == [SIZE] * 5
+    for each in (*again, more):
+        pool.give_back(each)
+    pool.take(5 * SIZE)
+    assert made == [SIZE] * 5
+
+
+def test_a_blob_takes_whole_pages() -> None:
+    pool = pool_of([])
+    assert [pool.rounded(nbytes) for nbytes in (1, SIZE, SIZE + 1)] == [SIZE, SIZE, 2 * SIZE]
+
+
+@pytest.mark.parametrize("ram", [1, 1 << 20, 1 << 30, 90 << 30, 1 << 40])
+def test_a_page_is_small_beside_the_budget_and_never_tiny_or_huge(ram: int) -> None:
+    size = page_size(ram)
+    assert SMALLEST <= size <= LARGEST
+    assert size == SMALLEST or size <= ram // 4096
+    assert size == LARGEST or 2 * size > ram // 4096

@@ -1,0 +1,54 @@
+"""The known future: what is handed out, and when each asset is needed next."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.residency.planning.render_units import Unit
+from gpuyard.residency.planning.upcoming_use import Future, keys_of, uses_of
+from tests.unit.residency.world import unit
+
+S0, S1, A0 = "scene:s0", "scene:s1", "actor:a0"
+numbers = st.none() | st.integers(0, 4)
+
+
+def soonest(units: list[Unit], handed: int) -> dict[str, int]:
+    """By looking at all that is left."""
+    found: dict[str, int] = {}
+    for number, each in enumerate(units):
+        for key, place in uses_of(number, each).items():
+            if number >= handed:
+                found.setdefault(key, place)
+    return found
+
+
+@given(st.lists(st.builds(unit, numbers, numbers), max_size=30))
+def test_units_are_handed_out_once_in_order_and_what_is_left_is_known(units: list[Unit]) -> None:
+    future = Future(units)
+    for number, each in enumerate(units):
+        assert future.needed == soonest(units, number)
+        assert future.ahead == sorted((place, key) for key, place in future.needed.items())
+        assert all(place >= future.now for place in future.needed.values())
+        assert future.hand_out() == (number, each)
+    assert (future.needed, future.ahead, future.hand_out()) == ({}, [], None)
+
+
+def test_a_units_scene_is_needed_before_its_actor_and_both_before_the_next_unit() -> None:
+    first, second = uses_of(0, unit(0, 0)), uses_of(1, unit(1, 1))
+    assert first[S0] < first[A0] < min(second.values())
+
+
+def test_what_is_of_no_use_is_forgotten_for_good() -> None:
+    future = Future([unit(0, 0), unit(1, 0), unit(0, 0)])
+    future.forget(A0)
+    future.forget(A0)
+    assert future.needed.keys() == {S0, S1}
+    future.hand_out()
+    assert future.needed.keys() == {S0, S1}
+    assert {key for _, key in future.ahead} == {S0, S1}
+
+
+def test_a_unit_may_need_a_scene_alone_an_actor_alone_or_nothing() -> None:
+    assert keys_of(unit(0, None)) == (S0,)
+    assert keys_of(unit(None, 0)) == (A0,)
+    assert keys_of(unit(None, None)) == ()
+    assert Future([unit(None, None)]).hand_out() == (0, unit(None, None))

@@ -1,0 +1,283 @@
+"""Whole runs: what becomes of each label, of its output, and of whatever goes wrong with it."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.residency import Coordinator
+from gpuyard.residency.loading.asset_loader import Loader, Source
+from gpuyard.residency.planning.render_units import Unit
+from tests.residency_runs import (
+    PAGE,
+    Shelf,
+    WatchedMemory,
+    check_all_told,
+    check_within_budgets,
+    in_time,
+    labels,
+    names_of,
+    opened,
+    play,
+    write_checksum,
+)
+
+ROOM = 1 << 20
+SCENES, ACTORS = (40, 60, 80), ((200, 100), (270,) * 4)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+
+
+@pytest.fixture
+def own_shelf(tmp_path: Path) -> Shelf:
+    """To be damaged."""
+    return Shelf(tmp_path / "assets", SCENES, ACTORS)
+
+
+# What is rendered
+
+
+def test_every_label_is_rendered_once_with_its_own_value(shelf: Shelf, tmp_path: Path) -> None:
+    units = shelf.products(labels=2)
+    seen: Counter[str] = Counter()
+
+    def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
+        seen[label["name"]] += 1
+        assert list(out_dir.iterdir()) == []
+        write_checksum(scene, frames, label, out_dir)
+
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
+    check_all_told(units, played, shelf)
+    check_within_budgets(played, ROOM, ROOM)
+    assert seen == Counter({label.name: 1 for unit in units for label in unit.labels})
+    assert (played.skipped, played.status.state) == ({}, "finished")
+
+
+def test_work_may_need_a_scene_alone_an_actor_alone_or_nothing(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(0, None), shelf.unit(None, 0), shelf.unit(None, None), shelf.unit(1, 1, labels=0)]
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
+    check_all_told(units, played, shelf)
+    assert not played.skipped
+
+
+def test_no_work_is_a_run_too(tmp_path: Path) -> None:
+    played = play([], tmp_path / "out", vram=ROOM, ram=ROOM)
+    assert (played.status.labels, played.status.state) == (0, "finished")
+
+
+def test_one_file_may_be_a_scene_and_an_actor(shelf: Shelf, tmp_path: Path) -> None:
+    path = shelf.scenes[0]
+    units = [Unit(scene=path, actor=path, labels=labels("both")), Unit(scene=path, labels=labels("scene"))]
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
+    check_all_told(units, played, shelf)
+    assert not played.skipped
+    assert played.status.moved.read_from_disk == 2 * shelf.nbytes(path)
+
+
+def test_streamed_and_resident_actors_give_the_same_output(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(None, 1, labels=2)]
+    resident = play(units, tmp_path / "resident", vram=ROOM, ram=ROOM)
+    from_ram = play(units, tmp_path / "ram", vram=10_000, ram=ROOM)
+    from_disk = play(units, tmp_path / "disk", vram=10_000, ram=3 * PAGE)
+    assert resident.outputs == from_ram.outputs == from_disk.outputs
+    assert len(resident.outputs) == 2
+    assert [each.status.counts.streams > 0 for each in (resident, from_ram, from_disk)] == [False, True, True]
+    assert from_ram.status.moved.read_from_disk < from_disk.status.moved.read_from_disk
+
+
+def test_the_given_order_is_kept_where_that_is_asked_for(shelf: Shelf, tmp_path: Path) -> None:
+    units = shelf.products(seed=5)
+    rendered: list[str] = []
+
+    def render(*args: Any) -> None:
+        rendered.append(args[2]["name"])
+
+    play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render, workers=1, order="manifest")
+    assert rendered == [label.name for unit in units for label in unit.labels]
+
+
+def test_what_a_renderer_does_to_a_label_does_not_reach_the_next_try(shelf: Shelf, tmp_path: Path) -> None:
+    seen = []
+
+    def render(*args: Any) -> None:
+        seen.append(dict(args[2]))
+        args[2]["name"] = "changed"
+        if len(seen) == 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    play([shelf.unit(0, None)], tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+
+
+# What is not
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: path.write_bytes(b""), "scene1.ply"),
+        (lambda path: os.truncate(path, 900), "scene1.ply"),
+        (lambda path: path.write_bytes(b"not a ply file"), "scene1.ply"),
+    ],
+    ids=["missing", "empty", "truncated", "no ply"],
+)
+def test_labels_of_a_broken_asset_are_reported_and_the_rest_is_rendered(
+    own_shelf: Shelf, tmp_path: Path, damage: Callable[[Path], object], says: str
+) -> None:
+    units = own_shelf.products()
+    damage(Path(own_shelf.scenes[1]))
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
+    check_all_told(units, played, own_shelf)
+    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == own_shelf.scenes[1])
+    for skip in played.skipped.values():
+        assert skip.kind == "asset"
+        assert says in skip.reason
+        assert skip.scene == own_shelf.scenes[1]
+
+
+class Breaking(Loader):
+    """A frame is gone as soon as its sequence was looked at."""
+
+    def actor(self, path: str) -> Source:
+        source = super().actor(path)
+        (Path(path) / "frame2.ply").unlink(missing_ok=True)
+        return source
+
+
+@pytest.mark.parametrize("ram", [ROOM, 3 * PAGE], ids=["resident", "from disk"])
+def test_an_asset_that_breaks_after_it_was_looked_at_is_reported_and_the_rest_is_rendered(
+    own_shelf: Shelf, tmp_path: Path, ram: int
+) -> None:
+    units = [own_shelf.unit(0, None), own_shelf.unit(None, 1, labels=2), own_shelf.unit(0, None)]
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ram, loader=Breaking())
+    check_all_told(units, played, own_shelf)
+    assert played.skipped.keys() == names_of([units[1]])
+    assert {skip.kind for skip in played.skipped.values()} == {"asset"}
+    assert all("frame2.ply" in skip.reason for skip in played.skipped.values())
+
+
+def fail(*_: Any) -> None:
+    raise ValueError("a mistake of mine")
+
+
+def leave(*_: Any) -> None:
+    sys.exit(3)
+
+
+def make_no_sense(*_: Any) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [(fail, "ValueError: a mistake of mine"), (leave, "SystemExit: 3"), (make_no_sense, "RuntimeError: CUDA error")],
+)
+def test_a_label_that_its_renderer_fails_at_is_reported_with_the_traceback(
+    shelf: Shelf, tmp_path: Path, mistake: Callable[..., None], says: str
+) -> None:
+    units = shelf.products(labels=2)
+    bad = {units[1].labels[0].name, units[4].labels[1].name}
+
+    def render(*args: Any) -> None:
+        write_checksum(*args)
+        if args[2]["name"] in bad:
+            mistake()
+
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
+    check_all_told(units, played, shelf)
+    assert played.skipped.keys() == bad
+    for skip in played.skipped.values():
+        assert skip.kind == "renderer"
+        assert skip.reason.startswith(says)
+        assert mistake.__name__ in (skip.traceback or "")
+        assert (skip.scene, skip.actor) in {(unit.scene, unit.actor) for unit in units}
+
+
+def test_an_output_that_cannot_be_kept_is_reported(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(0, None, labels=3)]
+    lost = units[0].labels[1].name
+
+    def render(*args: Any) -> None:
+        if args[2]["name"] == lost:
+            args[3].rmdir()
+        else:
+            write_checksum(*args)
+
+    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
+    check_all_told(units, played, shelf)
+    assert {name: skip.kind for name, skip in played.skipped.items()} == {lost: "output"}
+
+
+def test_what_can_never_fit_is_reported_with_its_sizes(shelf: Shelf, tmp_path: Path) -> None:
+    units = [shelf.unit(2, None, labels=2), shelf.unit(0, 0)]
+    played = play(units, tmp_path / "out", vram=17_000, ram=ROOM)
+    check_all_told(units, played, shelf)
+    assert played.skipped.keys() == names_of([units[0]])
+    for skip in played.skipped.values():
+        assert skip.kind == "too-large"
+        assert skip.sizes == {"scene": shelf.nbytes(shelf.scenes[2])}
+
+
+def test_what_does_not_fit_beside_others_is_rendered_alone_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
+    """Two frames of the large actor and the largest scene are more than the device has; each by itself is not."""
+    units = [shelf.unit(2, None), shelf.unit(None, 1), shelf.unit(0, 0)]
+    vram = shelf.nbytes(shelf.scenes[2]) + 64
+    played = play(units, tmp_path / "out", vram=vram, ram=ROOM)
+    check_all_told(units, played, shelf)
+    check_within_budgets(played, vram, ROOM)
+    assert not played.skipped
+
+
+# What is refused
+
+
+def test_two_labels_of_one_name_are_refused_before_anything_is_done(shelf: Shelf, tmp_path: Path) -> None:
+    units = [Unit(scene=shelf.scenes[0], labels=labels("a", "b")), Unit(scene=shelf.scenes[1], labels=labels("b"))]
+    with pytest.raises(UserError, match="two labels are named 'b'"):
+        play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_coordinator_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not open"):
+        Coordinator(vram=1, ram=1).run([], write_checksum, tmp_path)
+
+
+def test_a_coordinator_can_run_several_times(shelf: Shelf, tmp_path: Path) -> None:
+    with opened(WatchedMemory(ROOM), [], vram=1, ram=1) as coordinator:
+        for number in range(2):
+            units = [shelf.unit(number, 0)]
+            report = in_time(
+                lambda units=units, number=number: coordinator.run(units, write_checksum, tmp_path / str(number)),  # type: ignore[misc]
+                coordinator.stop,
+            )
+            assert (report.status.rendered, report.skipped) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"vram": 0}, "vram is 0"),
+        ({"vram": -1}, "vram is -1"),
+        ({"vram": float("nan")}, "vram is nan"),
+        ({"ram": "0"}, "ram is 0"),
+        ({"scene_slots": 0}, "scene_slots is 0"),
+        ({"workers": 0}, "workers is 0"),
+        ({"order": "best"}, "order is 'best'"),
+        ({"vram": "44 gigs"}, "44 gigs"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_their_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Coordinator(**{"vram": "1G", "ram": "1G", **settings})
+    assert says in caught.value.message

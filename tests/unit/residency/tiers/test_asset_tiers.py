@@ -1,0 +1,266 @@
+"""The tiers: copies are lent and kept for as long as they are lent, and those who wait are served or told why not."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuyard.errors import AssetError, DeviceFull
+from gpuyard.residency.loading.asset_loader import Loader
+from gpuyard.residency.loading.named_arrays import Arrays
+from gpuyard.residency.planning.assets import Kind
+from gpuyard.residency.planning.render_units import Unit
+from gpuyard.residency.tiers.asset_loans import Loan, Stopped, TooLarge
+from gpuyard.residency.tiers.asset_tiers import Tiers
+from gpuyard.residency.tiers.oom_fallback import climb
+from tests.residency_runs import Shelf, WatchedMemory, checksum, in_time, tiers_over
+
+ROOM = 1 << 20
+LATE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("assets"), (40, 50, 60, 70), ((300, 200), (250,) * 4))
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., "Future[Loan]"]]:
+    """Does something in another thread."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool.submit
+
+
+def begin(tiers: Tiers) -> tuple[int, Unit]:
+    handed = tiers.next_work()
+    assert handed is not None
+    return handed
+
+
+def take_scene(tiers: Tiers) -> Loan:
+    number, unit = begin(tiers)
+    assert unit.scene is not None
+    scene = unit.scene
+    return in_time(lambda: tiers.take(scene, number), tiers.stop)
+
+
+def content(tiers: Tiers, loan: Loan) -> str:
+    copies = loan.copies
+    return checksum(Arrays(tiers.memory, copies.buffer, layout, "") for layout in copies.layouts)
+
+
+def test_whoever_takes_an_asset_has_it_in_vram(shelf: Shelf) -> None:
+    units = [shelf.unit(0, 0)]
+    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        number, unit = begin(tiers)
+        assert unit.scene is not None
+        assert unit.actor is not None
+        loans = [tiers.take(unit.scene, number), tiers.take(unit.actor, number)]
+        assert not any(loan.is_streamed for loan in loans)
+        assert content(tiers, loans[0]) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
+        assert content(tiers, loans[1]) == shelf.right(Unit(actor=shelf.actors[0], labels=()))
+        assert tiers.vram_nbytes() == sum(loan.copies.asset.nbytes for loan in loans)
+        for loan in loans:
+            tiers.give_back(loan)
+        assert tiers.next_work() is None
+
+
+def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> None:
+    with tiers_over([shelf.unit(0, None), shelf.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
+        first, second = take_scene(tiers), take_scene(tiers)
+        assert first.copies.buffer is second.copies.buffer
+        tiers.give_back(first)
+        assert content(tiers, second) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
+        assert tiers.figures.uploaded == first.copies.asset.nbytes
+        figures = tiers.figures
+        assert figures.misses + figures.ram_hits + figures.vram_hits == 2
+        assert figures.vram_hits >= 1
+        tiers.give_back(second)
+
+
+def test_whoever_finds_all_slots_in_use_is_served_when_one_is_given_back(
+    shelf: Shelf, aside: Callable[..., "Future[Loan]"]
+) -> None:
+    with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
+        loans = [take_scene(tiers), take_scene(tiers)]
+        waiting = aside(take_scene, tiers)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        assert set(tiers.paths_in(Kind.SCENE)) == set(shelf.scenes[:2])
+        tiers.give_back(loans[0])
+        served = waiting.result(LATE_S)
+        assert content(tiers, served) == shelf.right(Unit(scene=shelf.scenes[2], labels=()))
+        assert content(tiers, loans[1]) == shelf.right(Unit(scene=shelf.scenes[1], labels=()))
+        assert tiers.figures.stalls_s["slot"] > 0
+        for loan in (loans[1], served):
+            tiers.give_back(loan)
+
+
+def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(shelf: Shelf) -> None:
+    units = [shelf.unit(number, None) for number in (0, 1, 2, 3, 0)]
+    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        for number in (0, 1, 2, 3, 0):
+            loan = take_scene(tiers)
+            assert content(tiers, loan) == shelf.right(Unit(scene=shelf.scenes[number], labels=()))
+            tiers.give_back(loan)
+        assert tiers.figures.read_from_disk == sum(map(shelf.nbytes, shelf.scenes))
+
+
+def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Callable[..., "Future[Loan]"]) -> None:
+    with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
+        loans = [take_scene(tiers), take_scene(tiers)]
+        waiting = aside(take_scene, tiers)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        tiers.stop()
+        with pytest.raises(Stopped):
+            waiting.result(LATE_S)
+        assert tiers.next_work() is None
+        for loan in loans:
+            tiers.give_back(loan)
+
+
+def test_a_broken_asset_is_an_error_for_all_who_ask_and_for_nobody_else(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "assets", (10, 20), ())
+    units = [shelf.unit(0, None), shelf.unit(0, None), shelf.unit(1, None)]
+    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        os.truncate(shelf.scenes[0], 600)
+        for _ in range(2):
+            with pytest.raises(AssetError, match=r"scene0\.ply"):
+                take_scene(tiers)
+        tiers.give_back(take_scene(tiers))
+
+
+def test_whatever_a_loader_dies_of_is_an_error_about_the_asset(shelf: Shelf) -> None:
+    def load(path: str) -> dict[str, Any]:
+        raise MemoryError("no more")
+
+    with (
+        tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM, loader=Loader(load)) as (tiers, _),
+        pytest.raises(AssetError, match="no more"),
+    ):
+        take_scene(tiers)
+
+
+def test_an_upload_that_finds_no_room_is_told_and_tried_again_when_it_is_asked_for(shelf: Shelf) -> None:
+    # The first may fail before anybody waits for it, and is tried again then.
+    memory = WatchedMemory(ROOM, lambda number, _: DeviceFull("full") if number <= 2 else None)
+    with tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM, memory=memory) as (tiers, _):
+        number, unit = begin(tiers)
+        assert unit.scene is not None
+        with pytest.raises(DeviceFull):
+            tiers.take(unit.scene, number)
+        while memory.allocations < 2:
+            with pytest.raises(DeviceFull):
+                tiers.take(unit.scene, number)
+        tiers.give_back(tiers.take(unit.scene, number))
+
+
+def test_the_ladder_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(shelf: Shelf) -> None:
+    units = [shelf.unit(0, 0), shelf.unit(1, 0), shelf.unit(1, None), shelf.unit(0, 0)]
+    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        number, unit = begin(tiers)
+        assert unit.scene is not None
+        assert unit.actor is not None
+        for key in (unit.scene, unit.actor):
+            tiers.give_back(tiers.take(key, number))
+        kept = take_scene(tiers)
+        seen: list[tuple[int, int]] = []
+
+        def act() -> None:
+            seen.append((len(tiers.paths_in(Kind.SCENE)), len(tiers.paths_in(Kind.ACTOR))))
+            raise DeviceFull("still full")
+
+        with pytest.raises(DeviceFull, match="still full"):
+            climb(tiers, act)
+        assert seen == [(2, 1), (2, 0), (1, 0)]
+        assert tiers.paths_in(Kind.SCENE) == (shelf.scenes[1],)
+        tiers.give_back(kept)
+
+
+def test_what_is_no_want_of_memory_is_not_tried_again(shelf: Shelf) -> None:
+    with tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
+        calls = []
+
+        def act() -> None:
+            calls.append(1)
+            raise RuntimeError("a mistake")
+
+        with pytest.raises(RuntimeError, match="a mistake"):
+            climb(tiers, act)
+        assert len(calls) == 1
+
+
+# Estimates
+
+
+def loader_of(nbytes: dict[str, int]) -> Loader:
+    """Of files that say nothing about what they are in memory."""
+    return Loader(lambda path: {"x": np.arange(nbytes[Path(path).name], dtype="u1")})
+
+
+def files(root: Path, sizes: dict[str, int]) -> list[str]:
+    for name, size in sizes.items():
+        (root / name).write_bytes(b"." * size)
+    return [str(root / name) for name in sizes]
+
+
+@pytest.mark.parametrize(("on_disk", "in_memory"), [(1_000, 50_000), (50_000, 1_000), (5_000, 5_000)])
+def test_an_estimate_may_be_wrong_as_long_as_there_is_room(tmp_path: Path, on_disk: int, in_memory: int) -> None:
+    (path,) = files(tmp_path, {"a": on_disk})
+    units = [Unit(scene=path, labels=())] * 2
+    with tiers_over(units, vram=ROOM, ram=ROOM, loader=loader_of({"a": in_memory})) as (tiers, _):
+        loan = take_scene(tiers)
+        assert content(tiers, loan) == checksum([{"x": np.arange(in_memory, dtype="u1")}])
+        assert tiers.vram_nbytes() == loan.copies.asset.nbytes == -(-in_memory // 16) * 16
+        tiers.give_back(loan)
+
+
+def test_what_turns_out_too_large_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    first, second = files(tmp_path, {"a": 100, "b": 100})
+    units = [Unit(scene=first, labels=()), Unit(scene=second, labels=())]
+    with tiers_over(units, vram=40_000, ram=ROOM, loader=loader_of({"a": 50_000, "b": 500})) as (tiers, _):
+        with pytest.raises(TooLarge, match="is larger than"):
+            take_scene(tiers)
+        tiers.give_back(take_scene(tiers))
+
+
+def test_a_scene_that_an_actor_leaves_no_room_for_after_all_is_told(
+    tmp_path: Path, aside: Callable[..., "Future[Loan]"]
+) -> None:
+    """The actor's frames turn out larger: what is kept for a stream grows, and the scene no longer fits beside it."""
+    (tmp_path / "actor").mkdir()
+    frames = [f"f{number}" for number in range(4)]
+    files(tmp_path / "actor", dict.fromkeys(frames, 2_000))
+    (scene,) = files(tmp_path, {"s": 30_000})
+    sizes = {"s": 30_000, **dict.fromkeys(frames, 20_000)}
+    units = [Unit(actor=str(tmp_path / "actor"), labels=()), Unit(scene=scene, labels=())]
+    with tiers_over(units, vram=60_000, ram=ROOM, loader=loader_of(sizes)) as (tiers, _):
+        number, unit = begin(tiers)
+        assert unit.actor is not None
+        loan = aside(tiers.take, unit.actor, number).result(LATE_S)
+        assert loan.is_streamed
+        with pytest.raises(TooLarge):
+            aside(take_scene, tiers).result(LATE_S)
+        tiers.give_back(loan)
+
+
+def test_what_the_renderer_takes_for_itself_is_left_to_it_from_then_on(shelf: Shelf) -> None:
+    units = [shelf.unit(0, None), shelf.unit(1, None)]
+    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        loan = take_scene(tiers)
+        own = tiers.memory.allocate(100_000)
+        tiers.learn_working()
+        tiers.memory.free(own)
+        assert 0 < tiers.budgets.working <= 100_000
+        largest = max(map(shelf.nbytes, shelf.scenes[:2]))
+        too_much = tiers.memory.allocate(ROOM - tiers.memory.used())
+        tiers.learn_working()
+        tiers.memory.free(too_much)
+        assert tiers.budgets.vram_for_assets >= largest
+        tiers.give_back(loan)
+        tiers.give_back(take_scene(tiers))

@@ -1,0 +1,40 @@
+"""Policies by their names, and varied."""
+
+import pytest
+
+from gpuyard.errors import UserError
+from gpuyard.simulator.policies import find_policies, find_policy
+from tests.unit.simulator.samples import trace_job
+
+
+def test_a_policy_can_be_varied() -> None:
+    policy = find_policy("gpuyard:load=120:settle=none:jobs=3")
+    assert policy.name == "gpuyard:load=120:settle=none:jobs=3"
+    assert policy.learns
+    assert policy.rules.settle_s is None
+    assert policy.rules.packing.max_load_percent == 120.0
+    assert policy.rules.packing.max_jobs_per_device == 3
+    assert find_policy("gpuyard:load=none").rules.packing.max_load_percent is None
+    assert find_policy("gpuyard:first=0.25").rules.first_run_part == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lifo", "there is no policy 'lifo'"),
+        ("gpuyard:colour=3", "cannot be varied by 'colour=3'"),
+        ("gpuyard:load=much", "'load=much' is not a figure"),
+        ("gpuyard:settle=-1", "'settle=-1' is not a figure"),
+        ("gpuyard:load=1.2.3", "'load=1.2.3' is not a figure"),
+    ],
+)
+def test_what_no_policy_knows_is_a_mistake(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find_policies(["fifo", text])
+
+
+def test_who_declares_nothing_has_a_gpu_alone_and_nobody_declares_more_than_there_is() -> None:
+    policy = find_policy("declared")
+    assert policy.need_of(trace_job(), 24_576.0).is_exclusive
+    shared = policy.need_of(trace_job(declared_mb=30_000.0), 24_576.0)
+    assert (shared.is_exclusive, shared.memory_mb) == (False, 24_576.0)

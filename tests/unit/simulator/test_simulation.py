@@ -1,0 +1,142 @@
+"""What the real controller makes of jobs in the simulated world."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulator.policies import find_policy
+from gpuyard.simulator.schedule_metrics import Passed, Run
+from gpuyard.simulator.sharing_slowdown import Sharing
+from gpuyard.simulator.simulation import Simulation
+from gpuyard.simulator.trace_file import TraceJob
+from tests.unit.simulator.samples import trace_job
+
+
+@contextlib.contextmanager
+def simulation(policy: str, devices: str = "1x24GB", quantum_s: float = 0.0) -> Iterator[Simulation]:
+    found = Simulation(parse_devices(devices), Sharing(), find_policy(policy), quantum_s)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def play(policy: str, jobs: Sequence[TraceJob], devices: str = "1x24GB") -> Passed:
+    with simulation(policy, devices) as found:
+        return found.play(jobs)
+
+
+def last_runs(passed: Passed) -> dict[int, Run]:
+    return {run.job: run for run in passed.runs}
+
+
+def outcomes(passed: Passed) -> list[tuple[int, OutcomeKind]]:
+    return [(run.job, run.outcome) for run in passed.runs]
+
+
+def test_one_job_per_gpu_runs_them_one_after_another() -> None:
+    runs = last_runs(play("fifo", [trace_job(duration_s=100.0), trace_job(5.0, duration_s=50.0)]))
+    assert (runs[0].started_s, runs[0].ended_s) == pytest.approx((0.0, 100.0))
+    assert (runs[1].started_s, runs[1].ended_s) == pytest.approx((100.0, 150.0))
+
+
+def test_declared_jobs_share_a_gpu_while_their_sum_fits() -> None:
+    jobs = [trace_job(float(place), declared_mb=10_000.0) for place in range(3)]
+    runs = last_runs(play("declared", jobs))
+    assert [runs[place].started_s for place in range(2)] == pytest.approx([0.0, 1.0])
+    assert runs[2].started_s == pytest.approx(min(runs[0].ended_s, runs[1].ended_s))
+
+
+def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
+    known = trace_job(1.0, program="python known.py")
+    for policy, started_s in (("gpuyard:first=1:settle=60", 75.0), ("gpuyard:first=1:settle=none", 600.0)):
+        with simulation(policy) as found:
+            found.play([known])
+            # The last of its memory comes when three quarters of the ramp are over.
+            runs = last_runs(found.play([trace_job(0.0, ramp_s=20.0), known]))
+        assert runs[1].started_s == pytest.approx(started_s, abs=0.1)
+
+
+def test_what_the_first_pass_taught_the_second_one_knows() -> None:
+    jobs = [trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0)]
+    with simulation("gpuyard:first=1:settle=none:load=none") as found:
+        first, second = found.play(jobs), found.play(jobs)
+    assert max(run.started_s for run in first.runs) > 500.0
+    assert [run.started_s for run in second.runs] == [0.0, 0.0, 0.0]
+
+
+def test_a_job_that_runs_out_of_memory_is_run_again_with_more() -> None:
+    small = trace_job(peak_mb=2000.0, program="python train.py --small")
+    large = trace_job(1000.0, peak_mb=20_000.0, program="python train.py --large", ramp_s=60.0)
+    beside = trace_job(999.0, peak_mb=9000.0, declared_mb=9000.0, program="python other.py", duration_s=5000.0)
+    with simulation("gpuyard") as found:
+        found.play([trace_job(program="python other.py", peak_mb=9000.0), small, small])
+        passed = found.play([beside, large])
+    assert outcomes(passed) == [
+        (1, OutcomeKind.OUT_OF_MEMORY),
+        (0, OutcomeKind.SUCCEEDED),
+        (1, OutcomeKind.SUCCEEDED),
+    ]
+
+
+def test_an_urgent_job_has_another_make_room_which_goes_on_later() -> None:
+    jobs = [
+        trace_job(0.0, peak_mb=16_000.0, duration_s=1000.0, ramp_s=10.0),
+        trace_job(300.0, peak_mb=20_000.0, duration_s=200.0, urgent=1, priority=10, program="python now.py"),
+    ]
+    runs = last_runs(play("gpuyard", jobs))
+    to_ram_s, back_s = 16_000.0 / (1.6 * 1024), 16_000.0 / (5 * 1024)
+    assert runs[1].started_s == pytest.approx(300.0 + to_ram_s, abs=0.1)
+    assert runs[0].suspensions == 1
+    assert runs[0].paused_s == pytest.approx(to_ram_s + 200.0 + back_s, abs=1.0)
+    assert runs[0].ended_s == pytest.approx(1000.0 + runs[0].paused_s, abs=0.1)
+
+
+def test_a_stranger_takes_memory_that_nobody_may_then_have() -> None:
+    jobs = [
+        trace_job(0.0, kind="foreign", peak_mb=20_000.0, duration_s=300.0),
+        trace_job(10.0, declared_mb=8000.0, peak_mb=8000.0),
+    ]
+    passed = play("declared", jobs)
+    assert outcomes(passed) == [(1, OutcomeKind.SUCCEEDED)]
+    assert passed.runs[0].started_s == pytest.approx(300.0)
+
+
+def test_a_job_on_two_gpus_takes_both() -> None:
+    runs = last_runs(play("fifo", [trace_job(gpus=2), trace_job(1.0)], devices="2x24GB"))
+    assert sorted(runs[0].devices) == [0, 1]
+    assert runs[1].started_s == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "declared", "gpuyard"])
+def test_the_same_trace_gives_the_same_story(policy: str) -> None:
+    jobs = [
+        trace_job(
+            7.0 * place,
+            peak_mb=1000.0 * (1 + place * 7 % 20),
+            program=f"python {place % 3}.py",
+            declared_mb=4000.0,
+            duration_s=50.0 + 13 * place % 400,
+        )
+        for place in range(40)
+    ]
+    assert play(policy, jobs, "2x24GB").runs == play(policy, jobs, "2x24GB").runs
+
+
+def test_a_quantum_sums_up_what_happens_within_it() -> None:
+    jobs = [trace_job(float(place), duration_s=100.0, declared_mb=1000.0, peak_mb=1000.0) for place in range(20)]
+    with simulation("declared") as exact, simulation("declared", quantum_s=10.0) as coarse:
+        fine, summed_up = exact.play(jobs), coarse.play(jobs)
+    assert len(summed_up.runs) == len(fine.runs) == 20
+    assert summed_up.steps < fine.steps / 2
+
+
+def test_progress_is_told_to_the_last_job() -> None:
+    told: list[int] = []
+    with simulation("fifo") as found:
+        found.play([trace_job(), trace_job()], told.append)
+    assert told[-1] == 2
+    assert told == sorted(told)

@@ -1,0 +1,73 @@
+"""The picture is an SVG with a bar for every run."""
+
+from xml.etree import ElementTree as ET
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.simulator.makespan_bound import Bound
+from gpuyard.simulator.schedule_metrics import Passed, Run, measure_pass
+from gpuyard.simulator.timeline_picture import Panel, draw_timeline, program_name
+from gpuyard.simulator.trace_file import TraceJob
+from tests.unit.simulator.samples import trace_job
+
+SVG = "{http://www.w3.org/2000/svg}"
+BOUND = Bound(longest_s=100.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
+
+
+def run(job: int, started_s: float, *devices: int, outcome: OutcomeKind = OutcomeKind.SUCCEEDED) -> Run:
+    ended_s = started_s + 100.0
+    return Run(job=job, started_s=started_s, ended_s=ended_s, devices=devices, outcome=outcome, peak_mb=9000.0)
+
+
+def panel(jobs: list[TraceJob], runs: list[Run], name: str = "gpuyard", cards: int = 2) -> Panel:
+    passed = Passed(jobs=jobs, runs=runs, devices_mb=(24_576.0,) * cards, memory_mb_s=1.0, compute_s=1.0)
+    return Panel(passed=passed, figures=measure_pass(name, 1, passed, BOUND))
+
+
+def bars(svg: str) -> list[ET.Element]:
+    return [rect for rect in ET.fromstring(svg).iter(f"{SVG}rect") if "bar" in rect.get("class", "")]
+
+
+def test_there_is_a_bar_for_each_run_on_each_of_its_devices() -> None:
+    jobs = [trace_job(program='python "<a&b>.py"'), trace_job(), trace_job(gpus=2)]
+    runs = [run(0, 0.0, 0), run(1, 50.0, 0), run(2, 200.0, 0, 1)]
+    assert len(bars(draw_timeline([panel(jobs, runs)], "three & a <title>"))) == 4
+
+
+def test_bars_beside_each_other_in_time_stand_above_each_other() -> None:
+    both = bars(draw_timeline([panel([trace_job()] * 2, [run(0, 0.0, 0), run(1, 50.0, 0)])], "t"))
+    spans = sorted((float(bar.get("y", "")), float(bar.get("height", ""))) for bar in both)
+    assert spans[0][0] + spans[0][1] <= spans[1][0] + 0.1
+
+
+def test_a_run_that_failed_looks_different() -> None:
+    runs = [run(0, 0.0, 0, outcome=OutcomeKind.OUT_OF_MEMORY), run(0, 100.0, 0)]
+    assert sorted(bar.get("class", "") for bar in bars(draw_timeline([panel([trace_job()], runs)], "t"))) == [
+        "bar",
+        "bar failed",
+    ]
+
+
+def test_each_policy_has_its_panel_with_its_makespan() -> None:
+    jobs, runs = [trace_job()], [run(0, 0.0, 0)]
+    svg = draw_timeline([panel(jobs, runs, "fifo"), panel(jobs, runs, "gpuyard")], "t")
+    texts = [text.text or "" for text in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert {"fifo", "gpuyard"} <= set(texts)
+    assert sum("makespan 1m 40s" in text for text in texts) == 2
+
+
+def test_of_many_devices_the_first_are_shown_and_the_picture_says_so() -> None:
+    svg = draw_timeline([panel([trace_job()] * 100, [run(n, 0.0, n) for n in range(100)], cards=100)], "t")
+    assert len(bars(svg)) == 32
+    assert "the first 32 of 100 devices" in svg
+
+
+def test_programs_with_most_work_have_colours_of_their_own() -> None:
+    jobs = [trace_job(program=f"python {number}.py", duration_s=100.0 + number) for number in range(30)]
+    svg = draw_timeline([panel(jobs, [run(number, 0.0, 0) for number in range(30)])], "t")
+    assert ">others<" in svg
+    assert len({bar.get("fill") for bar in bars(svg)}) == 12
+
+
+def test_a_program_is_named_after_its_script() -> None:
+    assert program_name(trace_job(program="python src/train.py --lr 1.5")) == "train"
+    assert program_name(trace_job(program="nvidia-smi")) == "nvidia-smi"

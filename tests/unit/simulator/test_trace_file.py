@@ -1,0 +1,111 @@
+"""Traces are read as they were written, and a mistake in one is named with its line."""
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.simulator.trace_file import TraceJob, parse_trace, phases_of, read_trace, write_trace
+from tests.unit.simulator.samples import trace_job
+
+HEADER = "at_s,program,duration_s,peak_mb,load_percent"
+LINE = "0,python train.py,60,1000,50"
+
+figures = st.floats(0, 1e6, allow_nan=False, width=32)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> TraceJob:
+    duration_s = draw(st.floats(1, 1e5, width=32))
+    peak_mb = draw(figures)
+    has_late = draw(st.booleans()) and peak_mb > 0
+    return TraceJob(
+        at_s=draw(figures),
+        program=draw(st.sampled_from(["python a.py", "sh -c \"echo, 'hm'\"", "träne"])),
+        duration_s=duration_s,
+        peak_mb=peak_mb,
+        load_percent=draw(st.floats(0, 100)),
+        gpus=draw(st.integers(1, 8)),
+        declared_mb=draw(st.none() | figures),
+        ramp_s=duration_s / 4 if draw(st.booleans()) else 0.0,
+        late_s=duration_s / 2 if has_late else None,
+        late_mb=peak_mb / 3 if has_late else 0.0,
+        priority=draw(st.integers(-5, 5)),
+        urgent=draw(st.integers(0, 1)),
+        kind=draw(st.sampled_from(["", "foreign", "BERT/SQuAD/32"])),
+    )
+
+
+@given(st.lists(jobs(), max_size=5))
+def test_what_is_written_is_read_again(written: list[TraceJob]) -> None:
+    file = io.StringIO()
+    write_trace(written, file)
+    assert list(parse_trace(io.StringIO(file.getvalue()), "trace")) == written
+
+
+def test_columns_beyond_the_first_five_may_be_left_out_or_empty() -> None:
+    lines = [f"{HEADER},declared_mb,gpus", f"{LINE},,2"]
+    assert list(parse_trace(lines, "t")) == [
+        TraceJob(at_s=0, program="python train.py", duration_s=60, peak_mb=1000, load_percent=50, gpus=2)
+    ]
+
+
+def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{HEADER}\n9,b,60,1000,50\n1,a,60,1000,50\n")
+    assert [job.program for job in read_trace(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{HEADER},gpu\n{LINE},1", "columns nobody knows: gpu"),
+        ("at_s,program\n0,a", "lacks the columns duration_s, peak_mb, load_percent"),
+        (f"{HEADER},gpus,gpus\n{LINE},1,1", "a column twice"),
+        (f"{HEADER}\n{LINE}\n0,a,60,1000", "line 3: 4 values for 5 columns"),
+        (f"{HEADER}\n0,a,soon,1000,50", "line 2: duration_s is 'soon', which is no number"),
+        (f"{HEADER}\n0,,60,1000,50", "line 2: program is empty"),
+        (f"{HEADER}\n0,a,60,-1,50", "line 2: peak_mb is -1, which cannot be"),
+        (f"{HEADER}\n0,a,60,nan,50", "line 2: peak_mb is nan, which cannot be"),
+        (f"{HEADER}\n0,a,0,1000,50", "line 2: duration_s has to be more than 0"),
+        (f"{HEADER}\n0,a,60,1000,101", "line 2: load_percent has to be from 0 to 100"),
+        (f"{HEADER},gpus\n{LINE},0", "line 2: gpus has to be at least 1"),
+        (f"{HEADER},ramp_s\n{LINE},61", "line 2: ramp_s is longer than duration_s"),
+        (f"{HEADER},late_s\n{LINE},30", "line 2: late_s and late_mb go together"),
+        (f"{HEADER},late_s,late_mb\n{LINE},30,2000", "line 2: what comes late is a part of the peak"),
+        (f'{HEADER}\n0,"a,60,1000,50', "line 2: unexpected end of data"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        list(parse_trace(io.StringIO(text), "trace.csv"))
+
+
+def test_a_trace_without_jobs_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{HEADER}\n")
+    with pytest.raises(UserError, match=r"trace\.csv has no job in it"):
+        read_trace(path)
+
+
+def test_a_trace_that_cannot_be_read_is_the_environments_fault(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        read_trace(tmp_path / "missing.csv")
+
+
+@given(jobs())
+def test_memory_only_grows_and_ends_at_the_peak(job: TraceJob) -> None:
+    phases = phases_of(job)
+    held = [phase.memory_mb for phase in phases]
+    assert held == sorted(held)
+    assert held[-1] == pytest.approx(job.peak_mb)
+    assert phases[0].from_s == 0.0
+    assert all(phase.from_s < job.duration_s for phase in phases)
+
+
+def test_what_comes_late_is_held_from_then_on() -> None:
+    phases = phases_of(trace_job(peak_mb=1000.0, duration_s=100.0, late_s=50.0, late_mb=300.0))
+    assert [(phase.from_s, phase.memory_mb) for phase in phases] == [(0.0, 700.0), (50.0, 1000.0)]

@@ -1,0 +1,72 @@
+"""Runs that are over, by the time in which they ran."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Outcome, OutcomeKind, Parked
+from gpuyard.core.job.submission import Element
+from gpuyard.store.database import open_database, open_reader
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.past_runs import Run, runs_between
+from tests.data.make_queue_schema import SPEC, SUCCEEDED, attempt, like, submit
+
+
+class Queue:
+    def __init__(self, store: JobStore, path: Path) -> None:
+        self.store = store
+        self._path = path
+
+    def run(self, begins: float, ends: float, *elements: Element, outcome: Outcome = SUCCEEDED) -> int:
+        spec = replace(SPEC, command=("train", "--lr", "{lr}"), name="big")
+        with self.store.transaction():
+            job_id = submit(self.store, like(spec), elements or (Element(),))
+            self.store.begin_attempt(replace(attempt(job_id), started_at=begins, reserved_mb=512.0))
+            self.store.end_attempt(job_id, 1, outcome, ends)
+        return job_id
+
+    def between(self, since: float, until: float, limit: int = 100) -> tuple[list[Run], int]:
+        with closing(open_reader(self._path)) as reader:
+            return runs_between(reader, since, until, limit)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    database, _ = open_database(tmp_path / "queue.db")
+    with closing(database):
+        yield Queue(JobStore(database), database.path)
+
+
+def test_those_are_found_that_ran_at_any_moment_in_between(queue: Queue) -> None:
+    first, second, third = queue.run(10, 20), queue.run(15, 40), queue.run(30, 35)
+    queue.run(50, 60)
+    assert [run.job for run in queue.between(20, 45)[0]] == [second, third]
+    assert [run.job for run in queue.between(12, 16)[0]] == [second, first]
+    assert [run.job for run in queue.between(60, 100)[0]] == []
+
+
+def test_where_there_are_too_many_the_last_are_told_and_the_others_counted(queue: Queue) -> None:
+    jobs = [queue.run(begins, begins + 1) for begins in range(6)]
+    found, left_out = queue.between(0, 100, limit=4)
+    assert ([run.job for run in found], left_out) == (jobs[:1:-1], 2)
+    assert queue.between(0, 100, limit=6)[1] == 0
+
+
+def test_a_run_is_told_with_its_own_words_its_devices_and_how_it_ended(queue: Queue) -> None:
+    queue.run(1, 2, Element(values={"lr": "0.1"}), outcome=Outcome(kind=OutcomeKind.TIMED_OUT))
+    ((run,), _) = queue.between(0, 9)
+    assert (run.command, run.name, run.user, run.outcome) == ("train --lr 0.1", "big", "me", OutcomeKind.TIMED_OUT)
+    assert (run.devices, run.reserved_mb, run.attempt, run.moves) == (("GPU-a", "GPU-b"), 512.0, 1, ())
+
+
+def test_one_that_was_suspended_tells_when_it_was_and_when_it_went_on(queue: Queue) -> None:
+    job_id = queue.run(1, 9)
+    with queue.store.transaction():
+        for at, kind in ((2.0, "suspending"), (3.0, "suspended"), (4.0, "priority"), (5.0, "resumed")):
+            queue.store.tell(job_id, at, kind)
+        queue.store.update_attempt(replace(attempt(job_id), parked=Parked.FOR_ROOM, suspended_s=3.0))
+    ((run,), _) = queue.between(0, 99)
+    assert run.moves == ((2.0, "suspending"), (5.0, "resumed"))

@@ -1,0 +1,61 @@
+import os
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuyard.system.process_identity import boot_id, is_alive, start_time, this_process, tidy_label, user_name
+
+
+def test_this_process_is_alive_and_known_by_more_than_its_pid() -> None:
+    me = this_process("train")
+    assert (me.uid, me.pid, me.label) == (os.getuid(), os.getpid(), "train")
+    assert me.user == user_name(os.getuid())
+    assert is_alive(me)
+
+
+def test_a_pid_that_was_used_again_is_another_process() -> None:
+    me = this_process()
+    assert me.pid_started is not None
+    assert not is_alive(msgspec.structs.replace(me, pid_started=me.pid_started - 100))
+
+
+def test_a_pid_of_another_boot_or_of_another_user_is_another_process() -> None:
+    me = this_process()
+    assert not is_alive(msgspec.structs.replace(me, boot_id="the one before"))
+    assert not is_alive(msgspec.structs.replace(me, uid=me.uid + 1))
+    assert is_alive(msgspec.structs.replace(me, boot_id=None, pid_started=None))
+
+
+def test_a_process_that_has_ended_is_not_alive() -> None:
+    program = subprocess.Popen(["true"])
+    program.wait()
+    ended = msgspec.structs.replace(this_process(), pid=program.pid)
+    assert start_time(program.pid) is None
+    assert not is_alive(ended)
+    assert not is_alive(msgspec.structs.replace(ended, pid=10**30))
+
+
+def test_a_user_without_a_name_goes_by_number() -> None:
+    assert user_name(3_999_999_999) == "3999999999"
+
+
+def test_a_label_is_cut_and_loses_what_a_terminal_would_obey() -> None:
+    assert tidy_label("two\nlines\x1b[31m\x07 ünï") == "two?lines?[31m? ünï"
+    assert len(tidy_label("x" * 1000) or "") == 200
+    assert tidy_label(None) is None
+
+
+def test_where_the_system_has_no_boot_id_a_process_is_known_by_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    boot_id.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_text", missing)
+            assert boot_id() is None
+        assert is_alive(this_process())
+    finally:
+        boot_id.cache_clear()

@@ -1,0 +1,217 @@
+"""How far a batch is, and how it came out, in words and as a picture."""
+
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from gpuyard.recipes.batch.finish import Summary
+from gpuyard.recipes.batch.plan import Plan
+from gpuyard.ui.views.batch_progress import (
+    LiveScreen,
+    Outlook,
+    PlainScreen,
+    Progress,
+    hold_of,
+    line_of,
+    picture_of,
+    progress_of,
+)
+from gpuyard.ui.views.batch_summary import summary_lines
+
+PROGRESS = Progress(
+    name="city", total=400, succeeded=140, failed=2, cancelled=0, running=6, gate="gpu",
+    held_by="GPU 91% > 80% on GPU 0", elapsed_s=725.0, left_s=1320.0,
+)  # fmt: skip
+PLAN = Plan(name="city", command=("./make",), count=400, root="/data/out", pruned_root="/data/empty")
+SUMMARY = Summary(
+    name="city", command=("./make",), root="/data/out", runs=400, succeeded=400, failed=0, cancelled=0, pruned=31,
+    attempts=400, frames=47520, waits_s={"stagger": 0.4, "cpu": 61.0, "gpu": 1330.0}, unknown=(), started_at=None,
+    ended_at=None, seconds=4321.0, failures=(), left=(),
+)  # fmt: skip
+
+
+def drawn(progress: Progress, width: int = 80) -> str:
+    out = Console(file=io.StringIO(), width=width, highlight=False)
+    out.print(picture_of(progress))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def failure(index: int, state: str = "failed") -> dict[str, Any]:
+    log = f"/logs/{index}.log"
+    return {"index": index, "seed": 7 + index, "id": 18 + index, "state": state, "reason": "exit status 3", "log": log}
+
+
+def test_the_picture_says_how_far_it_is_and_which_gate_holds_the_next_run_with_its_figure() -> None:
+    head, counts, hold = drawn(PROGRESS).splitlines()
+    assert head.startswith("city ")
+    assert head.endswith("142 of 400 done")
+    assert counts.split("   ") == ["6 running", "252 waiting", "2 failed", "12m 5s, about 22m left"]
+    assert hold == "held by GPU 91% > 80% on GPU 0"
+
+
+def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_terminal() -> None:
+    def length(finished: int) -> int:
+        lines = drawn(replace(PROGRESS, total=20, succeeded=finished, failed=0, running=0), width=60).splitlines()
+        return lines[0].count("━")
+
+    assert length(0) == 0
+    assert abs(length(20) - 2 * length(10)) <= 2 < length(10)
+    lines = drawn(replace(PROGRESS, name="a-very-long-name-of-a-program"), width=40).splitlines()
+    assert [len(line) <= 40 for line in lines] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"gate": "concurrency", "held_by": "6 runs"}, "as many run as may at once (--concurrency)"),
+        ({"gate": "stagger", "held_by": "runs start 2 s apart"}, "runs start 2 s apart"),
+        ({"gate": "room", "held_by": "1 GB free, 2 GB needed"}, "waits for a GPU: 1 GB free, 2 GB needed"),
+        ({"gate": None, "held_by": None}, "the next one is about to start"),
+        ({"succeeded": 392}, "the last ones are running"),
+        ({"succeeded": 398, "running": 0, "gate": None}, "all runs are over; summing up"),
+        ({"succeeded": 398, "running": 0, "gate": "pause", "held_by": "the queue is paused"}, "the queue is paused"),
+        ({"held_by": "GPU \x1b[2J"}, "held by GPU ?[2J"),
+    ],
+)
+def test_what_the_next_run_waits_for_is_told_in_words(change: dict[str, Any], told: str) -> None:
+    assert hold_of(replace(PROGRESS, **change)) == told
+
+
+def test_a_standing_of_the_queue_is_counted_by_what_people_ask_for() -> None:
+    counts = {"succeeded": 5, "failed": 1, "rejected": 1, "cancelled": 2, "running": 3, "stopping": 1, "delayed": 1}
+    standing = {
+        "count": 20, "counts": {**counts, "queued": 6}, "gate": "gpu", "held_by": "GPU 91% > 80%", "device": "SIM-1",
+        "device_index": 1, "now": "2026-01-02T03:05:05.000Z",
+    }  # fmt: skip
+    found = progress_of("city", standing, "2026-01-02T03:04:05.000Z")
+    assert (found.finished, found.running, found.waiting, found.failed, found.elapsed_s) == (9, 4, 7, 2, 60.0)
+    assert hold_of(found) == "held by GPU 91% > 80% on GPU 1"
+
+
+def test_nothing_is_said_of_the_end_before_as_many_have_finished_as_run_at_once() -> None:
+    outlook = Outlook()
+    outlook.note(0.0, 10, 4)
+    for now, finished in ((10.0, 11), (11.0, 12), (12.0, 13)):
+        outlook.note(now, finished, 4)
+        assert outlook.left_s(now, 8) is None
+    outlook.note(16.0, 14, 4)
+    assert outlook.left_s(16.0, 8) == pytest.approx(8 * 16 / 4)
+
+
+def test_the_end_is_told_by_the_runs_that_finished_last_and_moves_away_while_none_does() -> None:
+    outlook = Outlook()
+    for done in range(101):  # one a second
+        outlook.note(float(done), done, 2)
+    for done in range(101, 141):  # then one in ten
+        outlook.note(100.0 + 10 * (done - 100), done, 2)
+    assert outlook.left_s(500.0, 10) == pytest.approx(100.0, rel=0.1)
+    soon, later = outlook.left_s(500.0, 10), outlook.left_s(600.0, 10)
+    assert soon is not None
+    assert later is not None
+    assert later > soon + 20
+
+
+def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    screen = PlainScreen(lambda: now)
+    shown = [(0.0, 1), (1.0, 2), (4.9, 3), (5.0, 3), (60.0, 3), (61.0, 4)]
+    for now, done in shown:
+        screen.show(replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%"))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["3", "5", "6"]  # two have failed
+
+
+class Teletype(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def shows_cursor(self) -> bool:
+        return self.getvalue().rfind("\x1b[?25h") > self.getvalue().rfind("\x1b[?25l")
+
+
+@pytest.fixture
+def terminated() -> Iterator[None]:
+    """As by Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    sys.setprofile(None)
+    signal.signal(signal.SIGTERM, before)
+
+
+def interrupt(signum: int, nth: int) -> None:
+    """As rich's console lets go of what it has gathered, for the nth time from now."""
+    left = nth
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event == "call" and frame.f_code is Console.__exit__.__code__:
+            left -= 1
+            if not left:
+                signal.raise_signal(signum)
+
+    sys.setprofile(look)
+
+
+@pytest.mark.usefixtures("terminated")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was(
+    signum: int, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, stdout = Teletype(), sys.stdout
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(KeyboardInterrupt), LiveScreen() as screen:  # noqa: PT012 - also where it begins and ends
+        interrupt(signum, nth)
+        screen.show(PROGRESS)
+        assert not terminal.shows_cursor()
+        screen.show(PROGRESS)
+    assert terminal.shows_cursor()
+    assert sys.stdout is stdout
+
+
+def test_a_line_says_all_that_the_picture_does() -> None:
+    assert line_of(PROGRESS) == (
+        "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; held by GPU 91% > 80% on GPU 0; "
+        "12m 5s, about 22m left"
+    )
+
+
+def test_a_summary_says_what_came_of_it_and_what_was_waited_for_the_longest_first() -> None:
+    first, *others = summary_lines(SUMMARY, PLAN)
+    assert first == "city: all 400 runs succeeded, in 1h 12m"
+    assert [line.strip() for line in others] == [
+        "",
+        "frames  47,520",
+        "pruned  31 runs without a frame, in /data/empty",
+        "waited  22m 10s for a GPU to be less busy (--max-gpu)",
+        "1m 1s for the CPU to be less busy (--max-cpu)",
+        "files   /data/out",
+    ]
+
+
+def test_a_summary_names_twenty_of_those_that_failed_and_counts_those_that_were_cancelled() -> None:
+    failures = (*(failure(index) for index in range(25)), *(failure(index, "cancelled") for index in range(30, 40)))
+    bad = replace(SUMMARY, succeeded=365, failed=25, cancelled=10, attempts=420, failures=failures)
+    text = "\n".join(summary_lines(bad, replace(PLAN, pruned_root=None)))
+    assert text.startswith("city: 365 of 400 runs succeeded, 25 failed, 10 cancelled, in 1h 12m\n")
+    assert "failed    run 0, seed 7: exit status 3  /logs/0.log\n" in text
+    assert text.count("exit status 3") == 20
+    assert "and 5 more: see summary.json" in text
+    assert "attempts  420\n" in text
+    assert "pruned" not in text
+
+
+def test_a_summary_says_what_could_not_be_pruned_and_which_bounds_nobody_kept() -> None:
+    left = ({"run": "run-000003", "why": "No space left on device"},)
+    text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
+    assert "left       run-000003: No space left on device\n" in text
+    assert "unchecked  --max-gpu: no probe gives the figure\n" in text

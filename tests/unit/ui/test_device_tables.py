@@ -1,0 +1,138 @@
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
+from gpuyard.probes.common.process_info import ProcessInfo
+from gpuyard.ui.views.device_tables import Extras, device_label, snapshot_view
+
+CARD = Device(
+    id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Yard", memory_total_mb=24576.0, memory_used_mb=12288.0,
+    utilization_percent=37.0, power_draw_w=201.5, power_limit_w=350.0, temperature_c=61.0, processes=(Process(pid=1),),
+)  # fmt: skip
+BARE = Device(id="intel-0", vendor=Vendor.INTEL, index=0)
+HOST = Host(name="box", cpu_count=8.0, cpu_percent=5.0, memory_total_mb=65536.0, memory_available_mb=32768.0)
+
+
+def shown(
+    *devices: Device,
+    width: int = 80,
+    encoding: str = "utf-8",
+    problems: tuple[Problem, ...] = (),
+    extras: Extras = Extras(),  # noqa: B008
+) -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    out = Console(file=file, width=width, highlight=False)
+    snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
+    out.print(snapshot_view(snapshot, out, extras))
+    file.seek(0)
+    return file.read()
+
+
+def test_a_row_has_all_figures_within_80_columns() -> None:
+    text = shown(CARD)
+    for figure in ("NVIDIA Yard", "12.0/24.0 GB", "37%", "202/350 W", "61°C"):
+        assert figure in text
+    assert "RAM 32.0/64.0 GB" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_unknown_is_a_dash_and_never_a_zero() -> None:
+    row = shown(BARE).splitlines()[-1]
+    assert row.split() == ["0", "intel-0", "-", "-", "-", "-", "-", "-"]
+
+
+def test_half_full_is_half_a_bar() -> None:
+    row = shown(CARD).splitlines()[-1]
+    assert abs(row.count("█") - row.count("░")) <= 1 < row.count("█")
+
+
+def test_a_little_is_not_nothing_and_nearly_full_is_not_full() -> None:
+    little = Device(id="a", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=1.0)
+    much = Device(id="b", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=999.0)
+    first, second = shown(little, much).splitlines()[-2:]
+    assert first.count("█") == 1
+    assert second.count("░") == 1
+
+
+def test_a_terminal_without_unicode_gets_plain_letters() -> None:
+    text = shown(CARD, encoding="ascii", extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}))
+    assert text.isascii()
+    assert "#" * 3 in text
+
+
+def test_a_history_is_drawn_oldest_first() -> None:
+    assert "▁▅█" in shown(CARD, extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}), width=120)
+
+
+def test_labels_tell_parts_and_vendors_apart() -> None:
+    part = Device(id="MIG-1", vendor=Vendor.NVIDIA, index=1, parent="GPU-a")
+    assert [device_label(device, (CARD, part)) for device in (CARD, part)] == ["0", "0:1"]
+    assert [device_label(device, (CARD, BARE)) for device in (CARD, BARE)] == ["nvidia:0", "intel:0"]
+
+
+def test_an_unhealthy_device_says_so() -> None:
+    ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Yard", fault="GPU is lost")
+    problem = Problem(source="GPU-b", kind="unhealthy", message="Yard: GPU is lost")
+    text = shown(ill, problems=(problem,))
+    assert "unhealthy: Yard" in text
+    assert "! GPU-b: Yard: GPU is lost" in text
+
+
+@pytest.mark.parametrize(("expected", "told"), [((), False), ((Vendor.AMD,), True)])
+def test_a_missing_tool_is_told_only_where_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, told: bool) -> None:
+    missing = Problem(source="amd-smi", kind="missing", message="not installed", vendor=Vendor.AMD)
+    assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is told
+
+
+def test_without_devices_it_says_where_to_look() -> None:
+    assert "gpuyard doctor" in shown()
+
+
+@given(name=st.text(max_size=60), width=st.integers(1, 200))
+def test_no_name_and_no_width_breaks_it(name: str, width: int) -> None:
+    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, extras=Extras(history={}, people={}))
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60])
+def test_in_little_room_the_least_needed_columns_go_and_the_others_stay_whole(width: int) -> None:
+    lines = shown(CARD, width=width, extras=Extras(history={})).splitlines()[-2:]
+    assert max(map(len, lines)) <= width
+    assert lines[1].startswith("0  ")
+    assert "12.0/24.0 GB" in lines[1]
+    assert "37%" in lines[1]
+    assert "procs" not in lines[0]
+
+
+def test_who_uses_a_device_is_listed_greediest_first() -> None:
+    processes = (Process(pid=7, memory_mb=1024.0), Process(pid=8, memory_mb=10240.0, name="Xorg"), Process(pid=9))
+    card = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, processes=processes)
+    lines = shown(card, extras=Extras(people={7: ProcessInfo(user="ada", command="python train.py")})).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["0", "8", "-", "10.0", "GB", "Xorg"],
+        ["0", "7", "ada", "1.0", "GB", "python", "train.py"],
+        ["0", "9", "-", "-", "-"],
+    ]
+
+
+def test_more_rows_than_fit_are_counted() -> None:
+    cards = [Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, index=n) for n in range(40)]
+    lines = shown(*cards, extras=Extras(people={}, height=24)).splitlines()
+    assert len(lines) <= 24
+    assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: the window is too low"
+
+
+def test_processes_are_counted_where_they_do_not_fit() -> None:
+    card = Device(id="a", vendor=Vendor.AMD, processes=tuple(Process(pid=n) for n in range(40)))
+    lines = shown(card, extras=Extras(people={}, height=24)).splitlines()
+    assert len(lines) <= 24
+    assert "more processes" in lines[-1]
+
+
+def test_problems_stand_above_the_table_where_they_are_seen() -> None:
+    problem = Problem(source="nvml", kind="timeout", message="no answer")
+    assert shown(CARD, problems=(problem,)).splitlines()[1] == "! nvml: no answer"
+    assert "No GPU answered in time." in shown(problems=(problem,))

@@ -1,0 +1,141 @@
+"""How far a render is, and how it came out, in words and as a picture."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gpuyard.recipes.render.manifest import Bad
+from gpuyard.residency.running.status_file import Report, Skip, Status
+from gpuyard.ui.views.render_progress import Pace, PlainScreen, bytes_text, line_of, picture_of
+from gpuyard.ui.views.render_summary import summary_lines
+from tests.unit.recipes.render.standing import STATUS, status, worker
+
+
+def drawn(now: Status, pace: float | None = None, width: int = 80) -> list[str]:
+    out = Console(file=io.StringIO(), width=width, highlight=False)
+    out.print(picture_of(now, pace))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue().splitlines()
+
+
+# While it goes on
+
+
+def test_the_picture_says_how_far_it_is_how_full_memory_is_and_what_is_there() -> None:
+    head, counts, memory, assets, waits = drawn(STATUS, 1.66)
+    assert head.rstrip().endswith("1,303 of 2,000 labels")
+    assert counts.split("   ") == ["100 were there", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
+    assert "VRAM" in memory
+    assert "33.0/44.0 GB" in memory
+    assert "45.0/90.0 GB" in memory
+    assert assets == "2 of 5 scene slots taken, 1 actor in VRAM, 90% of those asked for were there"
+    assert waits == "no worker waits"
+
+
+def test_the_picture_says_what_workers_wait_for() -> None:
+    workers = (worker("waiting", "disk"), worker("rendering"), worker("waiting", "disk"), worker("waiting", "slot"))
+    assert drawn(status(workers=workers))[-1] == "3 of 4 workers waiting: 2 for the disk, 1 for a scene slot"
+
+
+def test_bars_grow_with_what_they_stand_for_and_all_fits_into_a_narrow_terminal() -> None:
+    def length(rendered: int) -> int:
+        return drawn(status(labels=20, rendered=rendered, already=0, skipped=0), width=60)[0].count("━")
+
+    assert length(0) == 0
+    assert abs(length(20) - 2 * length(10)) <= 2 < length(10)
+    assert all(len(line) <= 44 for line in drawn(STATUS, 1.0, width=44))
+
+
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_a_narrow_terminal_has_a_line_for_each_memory_with_its_name_and_all_figures(width: int) -> None:
+    vram, ram = (line for line in drawn(STATUS, 1.0, width=width) if "/" in line and "GB" in line)
+    assert (vram.split()[0], vram.rstrip().endswith("33.0/44.0 GB")) == ("VRAM", True)
+    assert (ram.split()[0], ram.rstrip().endswith("45.0/90.0 GB")) == ("RAM", True)
+    assert vram.count("━") >= ram.count("━") > 0
+
+
+def test_a_line_says_the_same_where_there_is_no_terminal() -> None:
+    assert line_of(status(workers=(worker("waiting", "ram"),)), 0.05) == (
+        "gpuyard: 1,303 of 2,000 labels, 100 were there, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
+        "VRAM 33.0/44.0 GB, RAM 45.0/90.0 GB; "
+        "2 of 5 scene slots taken, 1 actor in VRAM, 90% of those asked for were there; "
+        "1 of 1 worker waiting: 1 for room in RAM"
+    )
+
+
+def test_the_first_line_says_no_rate_and_no_time_that_are_not_known() -> None:
+    first = status(labels=10, rendered=0, already=0, skipped=0, left_s=None, elapsed_s=0.2)
+    assert line_of(first, None).startswith("gpuyard: 0 of 10 labels, 0s; ")
+
+
+def test_the_pace_is_that_of_late() -> None:
+    pace = Pace()
+    told = [
+        pace.note(status(elapsed_s=float(at), rendered=rendered)) for at, rendered in [(0, 0), (10, 100), (20, 200)]
+    ]
+    assert told == [None, 10.0, 10.0]
+    for at in range(30, 120, 10):
+        last = pace.note(status(elapsed_s=float(at), rendered=200 + (at - 20)))
+    assert last == 1.0
+
+
+def test_a_pipe_is_told_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with PlainScreen(lambda: now[0]) as screen:
+        for second in range(25):
+            now[0] = float(second)
+            screen.show(status(elapsed_s=float(second)))
+        screen.note("gpuyard: heard")
+    lines = capsys.readouterr().err.splitlines()
+    assert [", 10s" in lines[0], ", 20s" in lines[1], lines[2]] == [True, True, "gpuyard: heard"]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (5 << 20, "5.0 MB"), (3 << 30, "3.0 GB")]
+)
+def test_sizes_are_told_in_the_unit_that_fits(nbytes: int, text: str) -> None:
+    assert bytes_text(nbytes) == text
+
+
+# When it is over
+
+
+def summed_up(report: Report, *bad: Bad) -> list[str]:
+    return list(summary_lines(report, bad, "/out"))
+
+
+def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
+    done = status(state="finished", rendered=1900, skipped=0, stalls_s={"disk": 61.0, "slot": 0.2, "vram": 700.0})
+    assert summed_up(Report(status=done, skipped=())) == [
+        "1,900 of 2,000 labels rendered, 100 were there already, in 12m 5s",
+        "",
+        "  moved   60.0 GB read, 80.0 GB uploaded, 1.0 GB brought back to RAM",
+        "  assets  90 found in VRAM, 6 in RAM, 4 on disk",
+        "  peak    VRAM 43.0 GB of 44.0 GB, RAM 89.0 GB of 90.0 GB",
+        "  waited  11m 40s for room in VRAM (--vram-budget)",
+        "          1m 1s for the disk",
+        "  files   /out",
+    ]
+
+
+def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None:
+    skipped = [Skip(label=f"l{number}", kind="asset", reason="/b.ply: it is empty") for number in range(7)]
+    skipped.append(Skip(label="x", kind="renderer", reason="ValueError: no\nway"))
+    lines = summed_up(Report(status=status(skipped=8, rendered=1892), skipped=tuple(skipped)))
+    assert lines[2:10] == [
+        "  skipped  7: a scene or an actor cannot be read",
+        "             l0: /b.ply: it is empty",
+        *(f"             l{number}: /b.ply: it is empty" for number in range(1, 5)),
+        "             and 2 more: see /out/skipped.jsonl",
+        "  skipped  1: the renderer failed",
+    ]
+    assert lines[10] == "             x: ValueError: no way"
+
+
+def test_the_summary_says_what_is_left_and_what_of_the_manifest_was_left_out() -> None:
+    stopped = status(state="interrupted", rendered=1000, already=0, skipped=0)
+    lines = summed_up(Report(status=stopped, skipped=()), Bad(place="line 3", reason="it is not JSON"))
+    assert lines[0] == "1,000 of 2,000 labels rendered, 1,000 left, in 12m 5s"
+    assert lines[2] == "  left out  1 place of the manifest that cannot be understood"

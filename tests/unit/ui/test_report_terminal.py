@@ -1,0 +1,160 @@
+"""A report on a terminal and as a page: what people read, and that names are text whatever they are."""
+
+import io
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gpuyard.core.report.hourly import HOUR_S, Window
+from gpuyard.core.report.usage_report import Ran, Reporter
+from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.ui.views.report_html import report_page
+from gpuyard.ui.views.report_terminal import report_view
+
+UNTIL = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
+DAYS = ("Mon  9", "Tue 10", "Wed 11", "Thu 12", "Fri 13", "Sat 14", "Sun 15", "Mon 16")
+HOSTILE = "<script>alert('x')</script>\x1b[31m&\"[red]"
+
+
+def answer(*attempts: Ran, days: int = 7, devices: int = 2) -> dict[str, Any]:
+    """As the daemon gives it."""
+    window = Window(UNTIL - days * 24 * HOUR_S, UNTIL)
+    cards = [Device(id=f"G{at}", vendor=Vendor.SIMULATED, index=at, memory_total_mb=1024.0) for at in range(devices)]
+    reporter = Reporter(window, cards, lambda at: datetime.fromtimestamp(at, UTC))
+    for each in attempts:
+        reporter.add(each)
+    shape = msgspec.to_builtins(reporter.report())
+    groups = [{**group["figures"], **group} for group in shape["groups"]]
+    since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in (window.since, window.until))
+    return {**shape, "groups": groups, "by": "user", "host": "box", "since": since, "until": until}
+
+
+def ran(hours_ago: float, **said: Any) -> Ran:
+    """Two hours on one card."""
+    started_at = UNTIL - hours_ago * HOUR_S
+    usual: dict[str, Any] = {"job": 1, "group": "ada", "started_at": started_at, "ended_at": started_at + 2 * HOUR_S,
+                             "queued_at": started_at - 90, "devices": ("G0",), "gpus": 1, "is_alone": True,
+                             "peaks_mb": {"G0": 256.0}, "outcome": "succeeded"}  # fmt: skip
+    return Ran(**{**usual, **said})
+
+
+def some() -> dict[str, Any]:
+    return answer(
+        ran(50),
+        ran(40, job=2, outcome="out-of-memory", lacked="device", is_healed=True),
+        ran(30, job=3, group="a name that is a good deal longer than there is room for", outcome="failed", status=137),
+        ran(20, job=4, devices=("G1",), peaks_mb={}, suspended=((UNTIL - 19 * HOUR_S, UNTIL - 18.5 * HOUR_S),)),
+    )
+
+
+def shown(report: dict[str, Any], columns: int = 80, *, is_unicode: bool = True) -> str:
+    out = Console(file=io.StringIO(), width=columns, highlight=False)
+    out.print(report_view(report, columns, is_unicode=is_unicode))
+    assert isinstance(out.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+
+
+class Page(HTMLParser):
+    """The texts of a page, and its tags; whether each is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("src", "href")]
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_figures_are_told_in_words() -> None:
+    text = shown(some(), 120)
+    assert "GPU-hours         7.5  2% of the time of 2 GPUs was in use" in text
+    assert "4 attempts: 2 succeeded, 2 ended otherwise" in text
+    assert "median; 9 of 10 jobs started within 1m 30s" in text
+    assert "75%  of the memory reserved was never used: 4.5 of 6.0 GB-hours; not measured for 1.5 GPU-hours" in text
+    assert "Out of memory       1  all of those jobs succeeded later" in text
+    assert "Suspended      0.50 h" in text
+    assert "exit 137 (SIGKILL)         1" in text
+
+
+def test_hours_are_drawn_where_gpus_were_in_use() -> None:
+    report = some()
+    rows = {line[:10]: line[12:60] for line in shown(report).splitlines() if line.endswith(("0", "5"))}
+    assert rows["Sat 14 Nov"] == "· · · · · · · · · · ▅ ▅ · · · · · · · · ▅ ▅ · · "
+    plain = shown(report, is_unicode=False)
+    assert plain.isascii()
+    assert "Sat 14 Nov  . . . . . . . . . . * * . ." in plain
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_it_fits_the_terminal_and_cuts_names_rather_than_figures(columns: int) -> None:
+    lines = shown(some(), columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    (cut,) = [line for line in lines if line.startswith("a name ")]
+    assert "…" in cut.split("  ")[0]
+    assert " 2.0 " in cut
+    assert [line[:10] for line in lines if " Nov  " in line] == [f"{day} Nov" for day in DAYS]
+
+
+def test_rows_that_stand_for_weeks_of_years_have_their_year() -> None:
+    years = answer(ran(50), days=1000)
+    assert "\n20 Feb 2024 ·" in shown(years)
+    assert ">20 Feb 2024<" in report_page(years)
+
+
+def test_a_time_in_which_nothing_ran_is_told_in_a_sentence() -> None:
+    assert "Nothing ran in this time." in shown(answer())
+    assert "Nothing ran in this time." in report_page(answer())
+
+
+def test_a_machine_without_a_gpu_has_no_picture() -> None:
+    report = answer(ran(5, devices=(), gpus=0, peaks_mb={}), devices=0)
+    assert "no GPU is here now" in shown(report)
+    assert "BY THE HOUR" not in shown(report)
+    assert "by the hour" not in report_page(report)
+
+
+def test_names_are_text_whatever_they_are() -> None:
+    report = {**answer(ran(5, group=HOSTILE)), "host": HOSTILE}
+    page = Page(report_page(report))
+    assert "script" not in page.tags
+    assert "<script>alert('x')</script>?[31m&\"[red]" in page.texts
+    assert "<script>alert('x')</script>?[31m&\"[red]" in shown(report, 200)
+    assert "\n[red]x " in shown(answer(ran(5, group="[red]x")))
+    assert "\x1b" not in report_page(report) + shown(report, 200)
+
+
+def test_a_page_needs_no_other_file_and_runs_nothing() -> None:
+    text = report_page(some())
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert "url(" not in text
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_tells_each_hour_that_is_drawn() -> None:
+    page = Page(report_page(some()))
+    assert "Sat 14 Nov, 10:00: 50% of the GPUs in use" in page.texts
+    assert "out of GPU memory" in page.texts
+    assert "1 of jobs that succeeded later" in page.texts

@@ -1,0 +1,387 @@
+"""What `gpuyard top` shows, as functions from the daemon's answers: bars, histories, rows, logs, the room for each."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from gpuyard.ui.cli.jobs.queue import STATES
+from gpuyard.ui.tui import header_view, job_pages
+from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Letters, has_colour, letters_for
+from gpuyard.ui.tui.job_actions import ACTS, Notice, told
+from gpuyard.ui.tui.log_text import LogText
+from gpuyard.ui.tui.memory_bar import Memory, draw, figures, memory_of, split
+from gpuyard.ui.tui.panel_heights import share_out
+from gpuyard.ui.tui.row_window import Page, Window, choose, move, page_of, settle, wanted
+from gpuyard.ui.tui.screen_state import Board
+from gpuyard.ui.tui.sparkline import COLUMN_S, Series, sparkline
+
+SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 200_000)), min_size=1, max_size=6)
+NOW = "2026-11-16T02:00:00.000Z"
+NOW_S = 1_794_794_400.0
+
+
+def a_row(job_id: int, state: str = "queued", **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": job_id, "name": None, "state": state, "tag": None, "priority": 0, "user": "ann", "command": "python t.py",
+        "gpus": 1, "vram_mb": 4096.0, "reserved_mb": None, "estimated_mb": 4096.0, "gpu_indexes": [], "attempt": 0,
+        "ended_at": None, "elapsed_s": None, "waited_s": 65.0, "status": None, "outcome": None, "reason": None,
+        "index": None, "place": None,
+    }  # fmt: skip
+    return {**row, **more}
+
+
+def a_device(index: int, **more: Any) -> dict[str, Any]:
+    memory = {"capacity_mb": 24576, "own_mb": 12288, "own_used_mb": 9216, "others_mb": 2048, "others_used_mb": 1024,
+              "foreign_mb": 3072, "free_mb": 7168}  # fmt: skip
+    device = {
+        "id": f"GPU-{index}", "index": index, "vendor": "nvidia", "name": "NVIDIA H200", "parent": None,
+        "memory_total_mb": 24576.0, "memory_used_mb": 13312.0, "utilization_percent": 45.0, "power_draw_w": 350.0,
+        "power_limit_w": 700.0, "temperature_c": 61.0, "fault": None, "healthy": True, "memory": memory,
+    }  # fmt: skip
+    return {**device, **more}
+
+
+def an_answer(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"jobs": list(rows), "counts": {"queued": len(rows)}, "next": None, "total": len(rows), **more}
+
+
+def a_board(devices: int = 2, letters: Letters = UNICODE, width: int = 80, height: int = 24) -> Board:
+    board = Board(letters)
+    board.status, board.trouble = {"paused": False, "notices": []}, None
+    board.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
+    board.resize(width, height)
+    return board
+
+
+def plain(lines: list[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
+
+
+# Bars
+
+
+@given(SIZES, st.integers(0, 200))
+def test_a_bar_is_as_wide_as_its_room_and_shows_every_part_that_is_there(parts: list[float], width: int) -> None:
+    widths = split(parts, width)
+    there = sum(part > 0 for part in parts)
+    assert sum(widths) == (width if there else 0)
+    assert all((count > 0) <= (part > 0) for count, part in zip(widths, parts, strict=True))
+    assert sum(map(bool, widths)) == min(there, width)
+
+
+def test_parts_of_a_bar_are_as_wide_as_they_are_large() -> None:
+    assert split([6, 3, 0, 1], 20) == [12, 6, 0, 2]
+    assert split([1000, 1], 10) == [9, 1]
+
+
+def test_a_bar_tells_its_parts_apart_without_colour() -> None:
+    memory = memory_of(a_device(0))
+    assert memory == Memory(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
+    assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
+    assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
+
+
+def test_what_is_not_known_of_memory_is_not_drawn() -> None:
+    assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
+    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == Memory(foreign=25.0, free=75.0)
+
+
+def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
+    memory = Memory(own=10240, free=2048)
+    assert figures(memory, 30, ASCII).plain == "own 10.0  free 2.0 GB"
+    assert figures(memory, 15, ASCII).plain == "#10.0 .2.0 GB"
+
+
+# Histories
+
+
+def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known() -> None:
+    series = Series()
+    for at, value in ((0.0, 100.0), (1.0, 0.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
+        series.note(at, value)
+    assert series.last(4, 2 * COLUMN_S + 2) == [None, 100.0, None, 50.0]
+    assert sparkline(series.last(4, 2 * COLUMN_S), 100.0, UNICODE) == " █ ▅"
+
+
+def test_what_is_heard_of_the_past_comes_before_what_was_seen_meanwhile() -> None:
+    series = Series()
+    series.note(10 * COLUMN_S, 7.0)
+    series.note_all([(8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)])
+    assert series.last(3, 10 * COLUMN_S) == [1.0, None, 7.0]
+
+
+# The window
+
+
+def test_a_window_over_a_long_queue_asks_for_a_few_rows_around_what_is_seen() -> None:
+    window = Window(height=8)
+    page = page_of({"jobs": [a_row(n) for n in range(24)], "next": 24, "total": 100_000}, 0)
+    after, limit = wanted(window, (0, 0))
+    assert (after, limit) == (0, 24)
+    assert wanted(move(window, 10, page), (after, limit)) == (after, limit), "the rows are there already"
+    far = move(window, 10**9, page)
+    assert (far.at, far.top) == (99_999, 99_992)
+    after, limit = wanted(far, (after, limit))
+    assert after <= far.top
+    assert far.top + far.height <= after + limit <= after + 24
+
+
+def test_a_job_that_was_chosen_stays_so_wherever_it_moves() -> None:
+    page = Page(rows=tuple(map(a_row, (1, 2, 3))), total=3)
+    window = choose(Window(height=2), 1, page)
+    moved = settle(window, Page(rows=tuple(map(a_row, (3, 1, 2))), total=3))
+    assert (moved.job_id, moved.at, moved.top) == (2, 2, 1)
+    gone = settle(moved, Page(rows=tuple(map(a_row, (3, 1))), total=2))
+    assert (gone.job_id, gone.at) == (1, 1)
+
+
+def test_until_somebody_chooses_it_is_whatever_comes_first() -> None:
+    window = settle(Window(height=5), Page(rows=tuple(map(a_row, (1, 2))), total=2))
+    assert window.job_id == 1
+    assert settle(window, Page(rows=tuple(map(a_row, (2, 1))), total=2)).job_id == 2
+
+
+def test_an_empty_queue_has_no_chosen_job() -> None:
+    window = settle(Window(height=5), Page())
+    assert (window.job_id, window.top, move(window, 1, Page()).at) == (None, 0, 0)
+
+
+# The room
+
+
+@given(st.integers(1, 200), st.integers(0, 64))
+def test_panels_share_the_height_and_the_queue_always_has_some(height: int, devices: int) -> None:
+    heights = share_out(height, devices)
+    assert heights.devices + heights.queue + heights.log == max(0, height - 3)
+    assert heights.queue >= min(4, height - 3)
+
+
+def test_at_80x24_two_gpus_have_two_lines_each_and_eight_have_one() -> None:
+    two, eight = share_out(24, 2), share_out(24, 8)
+    assert (two.each, two.devices) == (2, 5)
+    assert (eight.each, eight.devices) == (1, 9)
+    assert two.log >= 5
+    assert eight.queue >= 7
+    assert eight.log >= 4
+
+
+@pytest.mark.parametrize("letters", [UNICODE, ASCII])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5), (132, 43)])
+@pytest.mark.parametrize("devices", [0, 1, 2, 8, 16])
+def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
+    letters: Letters, width: int, height: int, devices: int
+) -> None:
+    board = a_board(devices, letters, width, height)
+    rows = [a_row(n, state, reason="GPU 0: 4.0 GB are free, 10.0 GB needed") for n, state in enumerate(STATES)]
+    board.hear_jobs(an_answer(*rows), 0)
+    board.log.feed("a line\n" * 50)
+    heights = board.heights()
+    for lines, most in (
+        (board.devices(), heights.devices), (board.queue(), heights.queue), (board.head(), 1), (board.keys(), 1),
+    ):  # fmt: skip
+        assert len(lines) <= max(1, most)
+        assert max(line.cell_len for line in lines) <= max(width, 48)
+    if letters is ASCII:
+        assert plain([*board.devices(), *board.queue(), *board.keys()]).isascii()
+
+
+# Devices
+
+
+def test_a_device_is_told_with_its_bar_its_figures_and_its_past() -> None:
+    board = a_board(letters=ASCII)
+    board.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
+    heading, first, second, *_ = board.devices()
+    assert "# own  = reserved  + others  x foreign  . free" in heading.plain
+    assert first.plain.startswith("0 NVIDIA H200 ####")
+    assert first.plain.endswith("13.0/24.0 GB  45%         #=")
+    assert "#9.0 =3.0 +2.0 x3.0 .7.0 GB" in second.plain
+    assert second.plain.endswith("61C 350/700 W         #+")
+
+
+def test_more_devices_than_there_is_room_for_are_scrolled() -> None:
+    board = a_board(16)
+    assert "1-8 of 16" in board.devices()[0].plain
+    assert board.devices()[-1].plain.startswith(" 7 ")
+    board.scroll_devices(100)
+    assert board.devices()[-1].plain.startswith("15 ")
+
+
+def test_a_wide_terminal_has_devices_beside_each_other() -> None:
+    lines = a_board(8, width=200, height=24).devices()
+    assert lines[1].plain.startswith("0 NVIDIA H200")
+    assert "4 NVIDIA H200" in lines[1].plain
+
+
+def test_a_device_that_is_unhealthy_says_why() -> None:
+    board = a_board(0)
+    board.hear_devices({"taken_at": NOW, "devices": [a_device(0, healthy=False, fault="fell off the bus")]})
+    assert "unhealthy: fell off the bus" in plain(board.devices())
+
+
+# The queue
+
+
+def test_a_row_says_its_state_in_words_and_what_it_waits_for() -> None:
+    board = a_board(letters=ASCII, width=120)
+    held_up = a_row(17, name="train", index=3, priority=5, reason="every GPU is taken", tag="night")
+    board.hear_jobs(an_answer(held_up, a_row(18, "running", gpu_indexes=[1], attempt=1, elapsed_s=5.0, user="bob")), 0)
+    heading, columns, first, second = board.queue()
+    assert columns.plain.split() == ["ID", "STATE", "JOB", "USER", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
+    assert first.plain.startswith(">  17 queued     train[3]")
+    assert first.plain.rstrip().endswith("every GPU is taken")
+    assert "1m 5s" in first.plain
+    assert "running" in second.plain
+    assert "2 queued" in heading.plain
+
+
+def test_names_and_reasons_cannot_give_the_terminal_orders() -> None:
+    board = a_board()
+    board.hear_jobs(an_answer(a_row(1, name="a\x1b[2Jb", reason="c\x07d\n")), 0)
+    assert plain([*board.queue(), *board.log_lines()]).replace("\n", "").isprintable()
+
+
+def test_a_search_is_part_of_what_is_asked_and_may_hold_any_letters() -> None:
+    board = a_board()
+    board.search, board.finished = "lr=1 &", "none"
+    target, after = board.jobs_wanted()
+    assert target.startswith("/jobs?limit=")
+    assert "search=lr%3D1%20%26" in target
+    assert "state=running," in target
+    assert " " not in target
+    assert after == 0
+
+
+def test_an_empty_queue_says_how_to_fill_it() -> None:
+    board = a_board()
+    board.hear_jobs(an_answer(), 0)
+    assert "gpuyard submit" in plain(board.queue())
+    board.search = "x"
+    assert "no job has 'x'" in plain(board.queue())
+
+
+def test_the_head_says_what_keeps_jobs_from_starting() -> None:
+    assert "paused" in header_view.head_line({}, {"paused": True}, None, 80).plain
+    assert "draining" in header_view.head_line({}, {"paused": True, "draining": True}, None, 80).plain
+    assert "reconnecting" in header_view.head_line({}, {"paused": True}, "reconnecting: no daemon runs", 80).plain
+
+
+def test_the_last_keys_are_always_told() -> None:
+    assert header_view.keys_line(20).plain == "? help  q quit"
+    assert header_view.keys_line(300).plain.startswith("Enter show")
+
+
+# What happened
+
+
+def test_an_act_is_told_by_what_changed_or_why_not() -> None:
+    hold = ACTS["hold"]
+    assert told(hold, {"count": 1, "changed": "17", "unchanged": []}) == Notice("held 17")
+    refused = told(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
+    assert refused == Notice("17 is not held: it runs", is_bad=True)
+    assert told(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
+
+
+def test_what_the_daemon_has_to_say_is_told_when_nothing_else_is() -> None:
+    board = a_board()
+    board.status = {"notices": ["the disk is full"]}
+    assert plain(board.notices()) == "! the disk is full"
+    board.notice = Notice("held 17")
+    assert plain(board.notices()) == "held 17"
+
+
+# Logs
+
+
+def test_a_log_keeps_colours_and_nothing_else_that_a_terminal_would_obey() -> None:
+    log = LogText()
+    log.feed("\x1b[31mred\x1b[0m plain\x1b[2J\x07\x1b]0;title\x07\n")
+    (line,) = log.lines(0, 5)
+    assert line.plain == "red plain"
+    assert next((span.start, span.end, str(span.style)) for span in line.spans) == (0, 3, "color(1)")
+    log.feed("a\x9b2Jb\n\x1b[32mab\x1b[0m\tc")
+    assert plain(log.lines(1, 2)) == "a?2Jb\nab      c"
+
+
+def test_a_line_that_was_written_over_shows_what_was_written_last() -> None:
+    log = LogText()
+    for part in ("10%\r", "20%\r", "30", "%\r\nnext"):
+        log.feed(part)
+    assert plain(log.lines(0, 9)) == "30%\nnext"
+
+
+def test_a_log_without_end_is_kept_to_its_end() -> None:
+    log = LogText()
+    log.feed("".join(f"{number}\n" for number in range(20_000)))
+    assert len(log) < 20_000
+    assert log.lines(len(log) - 1, 1)[0].plain == "19999"
+
+
+def test_a_link_in_a_log_is_text() -> None:
+    log = LogText()
+    log.feed("\x1b]8;;http://x\x1b\\here\x1b]8;;\x1b\\")
+    (line,) = log.lines(0, 1)
+    assert line.plain == "here"
+    assert not line.spans
+
+
+# Pages
+
+
+def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
+    paper = job_pages.Paper([Text("  reason: " + "word " * 20)], 40)
+    lines = paper.lines(0, 99)
+    assert len(lines) == len(paper) > 2
+    assert all(line.cell_len <= 40 for line in lines)
+    assert lines[1].plain.startswith("    word")
+    assert " ".join(plain(lines).split()) == ("reason: " + "word " * 20).strip()
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
+def test_a_command_however_long_is_wrapped_whole(text: str) -> None:
+    paper = job_pages.Paper([Text(f"command: {text}")], 80)
+    lines = paper.lines(0, len(paper))
+    assert max(line.cell_len for line in lines) <= 80
+    assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")
+
+
+def test_the_help_names_every_key_of_the_bottom_line() -> None:
+    text = plain(job_pages.help_lines(ASCII))
+    for key in (key for keys, _ in header_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):
+        assert key in text
+
+
+# The terminal
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_unicode"),
+    [
+        ({"TERM": "xterm-256color", "LANG": "en_US.UTF-8"}, True),
+        ({"TERM": "screen", "LANG": "C.utf8"}, True),
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "LANG": "C"}, False),
+        ({"TERM": "xterm", "LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"TERM": "xterm", "LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, False),
+        ({"TERM": "xterm", "LANG": "de_DE.ISO-8859-1"}, False),
+        ({"TERM": "linux", "LANG": "en_US.UTF-8"}, False),
+        ({"TERM": "vt100", "LANG": "en_US.UTF-8"}, False),
+    ],
+)
+def test_a_terminal_gets_letters_that_it_has(environment: dict[str, str], is_unicode: bool) -> None:
+    assert letters_for(environment, "utf-8").is_unicode == is_unicode
+    assert not letters_for(environment, "latin-1").is_unicode
+
+
+def test_colour_is_for_those_who_want_it_and_have_it() -> None:
+    assert has_colour({"TERM": "xterm"})
+    assert not has_colour({"TERM": "xterm", "NO_COLOR": ""})
+    assert not has_colour({"TERM": "vt220"})
+
+
+def test_letters_that_a_terminal_lacks_become_question_marks() -> None:
+    assert ASCII.spell("größe █") == "gr??e ?"
+    assert UNICODE.spell("größe █") == "größe █"

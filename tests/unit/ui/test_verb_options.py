@@ -1,0 +1,137 @@
+"""A queue verb's table, as it is read without click and with it: both understand the same."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.ui.cli import QUEUE_VERBS, import_verb
+from gpuyard.ui.cli.click_group import click_command
+from gpuyard.ui.cli.fast_parser import parse
+from gpuyard.ui.cli.verb_options import ONE, Option, Typed, Verb, Words
+
+TABLE = (
+    Option("flag", None, "A flag.", short="f"),
+    Option("lines", "N", "A value.", short="n"),
+    Option("env", "NAME=VALUE", "Many values.", is_repeatable=True),
+    Option("two-words", "X", "A value."),
+)
+MANY = Verb("Many words.", TABLE, Words("IDS...", is_many=True))
+PROGRAM = Verb("A program.", TABLE, Words("-- CMD...", is_program=True))
+CHOICE = Verb("One of them.", TABLE, Words("start|stop", choices=("start", "stop")))
+SINGLE = Verb("One word.", TABLE, ONE)
+NONE = Verb("No word.", TABLE)
+
+
+def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
+    typed = parse(verb, list(arguments))
+    return None if typed is None else (typed.options, typed.words)
+
+
+def read_with_click(verb: Verb, arguments: list[str]) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
+    seen: list[Typed] = []
+
+    def run(typed: Typed) -> int:
+        seen.append(typed)
+        return 0
+
+    try:
+        click_command("verb", verb, run).main(arguments, standalone_mode=False)
+    except click.ClickException:
+        return None
+    return (seen[0].options, seen[0].words) if seen else None
+
+
+def test_values_flags_and_words_may_come_in_any_order() -> None:
+    assert read(MANY, "17", "--lines", "5", "-f", "18", "--two-words=a=b") == (
+        {"lines": "5", "flag": True, "two-words": "a=b"},
+        ["17", "18"],
+    )
+
+
+def test_an_option_that_may_be_repeated_gathers_its_values_and_another_takes_the_last() -> None:
+    assert read(MANY, "--env", "A=1", "--env=B=2", "-n", "1", "-n", "2") == ({"env": ["A=1", "B=2"], "lines": "2"}, [])
+
+
+def test_two_dashes_end_the_options() -> None:
+    assert read(MANY, "--flag", "--", "--lines", "-f") == ({"flag": True}, ["--lines", "-f"])
+
+
+def test_a_program_takes_all_that_follows_it_as_its_own() -> None:
+    assert read(PROGRAM, "-f", "python", "--lines", "3", "--", "-x") == (
+        {"flag": True},
+        ["python", "--lines", "3", "--", "-x"],
+    )
+    assert read(PROGRAM, "--lines", "3", "--", "-x", "--", "y") == ({"lines": "3"}, ["-x", "--", "y"])
+
+
+def test_a_negative_number_is_a_word_but_no_program() -> None:
+    assert read(MANY, "17", "-5") == ({}, ["17", "-5"])
+    assert read(PROGRAM, "-5") is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        (MANY, ["--help"]),
+        (MANY, ["-h"]),
+        (MANY, ["--unknown"]),
+        (MANY, ["--lines"]),
+        (MANY, ["--flag=yes"]),
+        (MANY, ["-n5"]),
+        (MANY, ["-fn", "5"]),
+        (MANY, ["--line", "5"]),
+        (CHOICE, []),
+        (CHOICE, ["restart"]),
+        (CHOICE, ["start", "stop"]),
+        (SINGLE, []),
+        (SINGLE, ["1", "2"]),
+        (NONE, ["1"]),
+    ],
+)
+def test_what_is_not_plainly_right_is_left_to_click(verb: Verb, arguments: list[str]) -> None:
+    assert read(verb, *arguments) is None
+
+
+def test_click_understands_what_was_left_to_it() -> None:
+    assert read_with_click(MANY, ["-fn5", "17"]) == ({"flag": True, "lines": "5"}, ["17"])
+    assert read_with_click(CHOICE, ["restart"]) is None
+
+
+WORDS = st.sampled_from(
+    ["--flag", "-f", "--lines", "-n", "--lines=", "--lines=3", "--env", "--env=A=1", "--two-words", "--flag=1", "--",
+     "-", "", "17", "start", "stop", "a b", "é", "--help", "--unknown", "-x", "-fn"]
+)  # fmt: skip
+
+
+@given(verb=st.sampled_from([MANY, PROGRAM, CHOICE, SINGLE, NONE]), arguments=st.lists(WORDS, max_size=7))
+def test_what_is_understood_without_click_is_what_click_understands(verb: Verb, arguments: list[str]) -> None:
+    fast = read(verb, *arguments)
+    if fast is not None:
+        assert fast == read_with_click(verb, arguments)
+
+
+@pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
+def test_every_queue_verb_has_a_help_that_begins_with_its_line_in_the_overview(verb: str) -> None:
+    module = import_verb(verb)
+    command = click_command(verb, module.VERB, module.run)
+    said = command.get_help(click.Context(command, info_name=verb))
+    first_words = QUEUE_VERBS[verb].replace(".", "").split()[:2]
+    assert " ".join(first_words) in said
+    assert "--help" in said
+
+
+@pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
+@pytest.mark.usefixtures("unmeasured")
+def test_a_queue_verb_is_there_without_what_costs_time(verb: str) -> None:
+    heavy = {"click", "rich", "msgspec", "psutil", "platformdirs", "asyncio", "socket", "subprocess", "json"}
+    program = (
+        "import sys, gpuyard.ui.cli.fast_parser\n"
+        f"gpuyard.ui.cli.import_verb('{verb}')\n"
+        f"print(sorted({heavy!r} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+    assert result.stdout == "[]\n"
