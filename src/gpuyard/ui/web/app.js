@@ -8,7 +8,7 @@ import {JobPage} from "./job.js";
 import {Queue} from "./queue.js";
 import {SubmitForm} from "./submit.js";
 import {Timeline} from "./timeline.js";
-import {Live, get, queryOf} from "./wire.js";
+import {Live, get, queryOf} from "./api.js";
 
 class App {
   constructor(session) {

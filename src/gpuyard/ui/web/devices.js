@@ -5,7 +5,7 @@ import {noteRefusal} from "./dialogs.js";
 import {byId, el, keep, remember, remembered, say, set} from "./dom.js";
 import {degrees, memory, percent, watts} from "./format.js";
 import {History, SPANS, usedOf} from "./history.js";
-import {makeSpans} from "./spans.js";
+import {makeSpans} from "./range_picker.js";
 
 /** Parts of a card's memory: class, word, and how much of it that is. */
 const PARTS = [

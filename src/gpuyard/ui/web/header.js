@@ -1,6 +1,6 @@
 /** The page's head: the host, the connection, jobs by state as filters, and what holds the whole queue up. */
 
-import {unpause} from "./acting.js";
+import {unpause} from "./actions.js";
 import {announce} from "./dialogs.js";
 import {byId, el, keep, remember, say, set} from "./dom.js";
 import {count} from "./format.js";

@@ -1,6 +1,6 @@
 /** The last minutes and hours of each device: asked for once, then gone on with by what the stream tells. */
 
-import {get} from "./wire.js";
+import {get} from "./api.js";
 
 const SERIES = ["own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent", "power_w"];
 export const SPANS = ["10m", "1h", "24h"];

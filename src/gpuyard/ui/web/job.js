@@ -1,14 +1,14 @@
 /** A job's page: how it stands and why, its memory, its log, its attempts, its story, and what can be done about it. */
 
-import {act} from "./acting.js";
-import {Again} from "./again.js";
+import {act} from "./actions.js";
+import {Again} from "./resubmit.js";
 import {elapsed, setElapsed} from "./clock.js";
 import {Curve} from "./curve.js";
 import {byId, el, keep, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {ACTS, FINISHED, TICKING, WAITING, attemptTone, setState, stateChip, stateWord} from "./states.js";
-import {get} from "./wire.js";
+import {get} from "./api.js";
 
 const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "What it says"];
 

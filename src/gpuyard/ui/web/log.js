@@ -4,7 +4,7 @@
  */
 
 import {el, say} from "./dom.js";
-import {Stream, queryOf} from "./wire.js";
+import {Stream, queryOf} from "./api.js";
 
 const MOST_LINES = 5000;
 const LONGEST_LINE = 20000;

@@ -1,11 +1,11 @@
 /** The queue: a page of it from the daemon, filtered and searched there, whose rows are updated where they stand. */
 
-import {Choosing} from "./choosing.js";
+import {Choosing} from "./selection.js";
 import {elapsed, setElapsed} from "./clock.js";
 import {byId, el, keep, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
 import {TICKING, WAITING, setState, stateChip, stateWord, toneOf} from "./states.js";
-import {queryOf} from "./wire.js";
+import {queryOf} from "./api.js";
 
 const PAGE = 50;
 const TYPING_MS = 250;

@@ -5,7 +5,7 @@ import {byId, el, remember, remembered, say} from "./dom.js";
 import {Fields, complain, makeComplaint, makeField} from "./fields.js";
 import {plural} from "./format.js";
 import {asWords, needsShell} from "./shell.js";
-import {post} from "./wire.js";
+import {post} from "./api.js";
 
 const PLAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag", "after"];
 const MORE = ["array", "sweep", "env"];

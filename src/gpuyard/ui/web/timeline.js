@@ -7,10 +7,10 @@ import {hideTip, noteRefusal, showTip} from "./dialogs.js";
 import {byId, el, keep, remember, remembered, say, set, setAll, svg} from "./dom.js";
 import {plural} from "./format.js";
 import {eachSecond} from "./clock.js";
-import {makeSpans} from "./spans.js";
+import {makeSpans} from "./range_picker.js";
 import {attemptTone} from "./states.js";
-import {LEGEND, describe, makeStretch, makeTick, open} from "./stretch.js";
-import {get} from "./wire.js";
+import {LEGEND, describe, makeStretch, makeTick, open} from "./bar.js";
+import {get} from "./api.js";
 
 const SPANS = {
   "10m": 600,

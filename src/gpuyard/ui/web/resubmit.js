@@ -4,7 +4,7 @@ import {note} from "./dialogs.js";
 import {el} from "./dom.js";
 import {Fields, complain, makeComplaint, makeField} from "./fields.js";
 import {asSize, asTime} from "./format.js";
-import {post} from "./wire.js";
+import {post} from "./api.js";
 
 const NAMES = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag"];
 

@@ -1,6 +1,6 @@
 /** Which jobs are chosen for what is done to many: these, or all that match. The bar that shows it and acts. */
 
-import {act} from "./acting.js";
+import {act} from "./actions.js";
 import {byId, el, say} from "./dom.js";
 import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";

@@ -3,7 +3,7 @@
 import {askPriority, confirm, note, noteRefusal} from "./dialogs.js";
 import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";
-import {post} from "./wire.js";
+import {post} from "./api.js";
 
 /** So many are done without asking, but for cancelling. */
 const SOME = 50;
