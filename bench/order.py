@@ -10,7 +10,7 @@ from random import Random
 
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.unit_order import Moved, choose_order, moved
+from gpuyard.residency.planning.unit_order import MovedBytes, choose_order, moved
 
 _GB = 1 << 30
 _SCENE_GB, _ACTOR_GB = 3, 2
@@ -87,7 +87,7 @@ def _row(name: str, pairs: Pairs, size: Callable[[str], int], workers: int = 1) 
     plain = sorted(units, key=lambda unit: (unit.scene, unit.actor))
     figures = [_told(moved(order, assets, _BUDGETS, workers=workers)) for order in (units, plain, chosen)]
     once = sum(asset.nbytes for asset in assets.values())
-    figures.append(_told(Moved(read_bytes=once, uploaded_bytes=once)))
+    figures.append(_told(MovedBytes(read_bytes=once, uploaded_bytes=once)))
     print(f"{name:<40} {len(units):>6}  {'  '.join(figures)}  {taken:5.2f}", flush=True)
 
 
@@ -95,5 +95,5 @@ def _asset(key: str, nbytes: int) -> Asset:
     return Asset(key=key, kind=Kind.SCENE if key.startswith("scene") else Kind.ACTOR, nbytes=nbytes)
 
 
-def _told(figures: Moved) -> str:
+def _told(figures: MovedBytes) -> str:
     return f"{figures.read_bytes / _GB:>6.0f} + {figures.uploaded_bytes / _GB:>6.0f}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.yard import GPUYARD, Yard, yard
-from gpuyard.connect.fast_http import Connection
+from gpuyard.connect.fast_http import DaemonConnection
 
 _TIMES = 30
 _WITHIN_S = 10.0
@@ -41,7 +41,7 @@ def bench_seen() -> None:
 
 def _measure(ours: Yard, page: Callable[[], str], terminal: Callable[[], str]) -> None:
     taken: dict[str, list[float]] = {"in the browser": [], "in the terminal": []}
-    with Connection(str(ours.socket), may_start=False) as client:
+    with DaemonConnection(str(ours.socket), may_start=False) as client:
         _await(lambda: "held 1" in page() and "1 held" in terminal())
         for number in range(_TIMES):
             is_held = number % 2 == 1

@@ -19,7 +19,7 @@ from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb, us
 from gpuyard.simulator.makespan_bound import lower_bound
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_programs
-from gpuyard.simulator.schedule_metrics import Figures, measure_pass
+from gpuyard.simulator.schedule_metrics import PolicyMetrics, measure_pass
 from gpuyard.simulator.sharing_slowdown import Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.trace_file import TraceJob
@@ -57,7 +57,7 @@ def _mixes(folder: Path, seed: int, *, is_hard: bool) -> None:
             print(_row("+".join(mix), cards, fifo[0], ours), flush=True)
 
 
-def _row(mix: str, cards: str, fifo: Figures, ours: Sequence[Figures]) -> str:
+def _row(mix: str, cards: str, fifo: PolicyMetrics, ours: Sequence[PolicyMetrics]) -> str:
     """`at best` is what the bound itself would gain."""
     cells = [f"{mix:<12} {cards:<7} {fifo.jobs:>4}  {fifo.makespan_s / 3600:>5.1f}h"]
     for each in ours:
@@ -67,7 +67,9 @@ def _row(mix: str, cards: str, fifo: Figures, ours: Sequence[Figures]) -> str:
     return "  ".join([*cells, f"{sum(each.lost for each in ours):>4}", f"{1 - fifo.bound_s / fifo.makespan_s:>7.0%}"])
 
 
-def _passes(policy: str, jobs: Sequence[TraceJob], devices: tuple[Device, ...], sharing: Sharing) -> list[Figures]:
+def _passes(
+    policy: str, jobs: Sequence[TraceJob], devices: tuple[Device, ...], sharing: Sharing
+) -> list[PolicyMetrics]:
     bound = lower_bound(jobs, sizes_mb(devices), sharing)
     simulation = Simulation(devices, sharing, find_policy(policy))
     figures = [measure_pass(policy, number, simulation.play(jobs), bound) for number in (1, 2)]

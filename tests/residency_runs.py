@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.host_memory import Bytes, HostMemory
 from gpuyard.residency.memory.page_pool import PagePool, Pages
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of, parts_of
@@ -29,7 +29,7 @@ from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.planning.upcoming_use import Future, keys_of
 from gpuyard.residency.running import coordinator
 from gpuyard.residency.running.coordinator import Coordinator
-from gpuyard.residency.running.status_file import Report, Skip, Status
+from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from tests.residency_files import Table, points, splats, write_ply
@@ -177,10 +177,10 @@ class WatchedPool(PagePool):
 
 
 @contextlib.contextmanager
-def opened(memory: Memory, pools: list[WatchedPool], **settings: Any) -> Iterator[Coordinator]:
+def opened(memory: DeviceMemory, pools: list[WatchedPool], **settings: Any) -> Iterator[Coordinator]:
     """A coordinator on this memory."""
 
-    def device(*_: object, **__: object) -> contextlib.AbstractContextManager[Memory]:
+    def device(*_: object, **__: object) -> contextlib.AbstractContextManager[DeviceMemory]:
         return contextlib.nullcontext(memory)
 
     def pool(make: Callable[[int], memoryview], size: int) -> WatchedPool:
@@ -224,14 +224,14 @@ def in_time(act: Callable[[], T], stop: Callable[[], None]) -> T:
 
 @dataclass(kw_only=True)
 class Played:
-    report: Report
+    report: RenderReport
     outputs: dict[str, str]
     skipped: dict[str, Skip]
     memory: WatchedMemory
     pool: WatchedPool
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RenderStatus:
         return self.report.status
 
 
@@ -319,7 +319,7 @@ def with_keys(unit: Unit) -> Unit:
     return Unit(scene=scene, actor=actor, labels=unit.labels)
 
 
-def _copies(key: str, loader: Loader, memory: Memory, pool: PagePool) -> Copies:
+def _copies(key: str, loader: Loader, memory: DeviceMemory, pool: PagePool) -> Copies:
     kind, path = parts_of(key)
     source = loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
     asset = Asset(key=key, kind=kind, nbytes=source.nbytes, frame_nbytes=source.frame_nbytes)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeAlias, overload
 
 from gpuyard.connect.config_digest import digest_of
-from gpuyard.connect.transports import Answer, OwnSocket, PagePort, Patient, Way
+from gpuyard.connect.transports import Answer, SocketTransport, Transport, WaitingTransport, WebTransport
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
 
@@ -29,7 +29,7 @@ class Client:
     web` prints it is asked over the page's port, from here or through a forwarded one."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, start: bool = True) -> None:
-        self._way: Way = OwnSocket(may_start=start) if url is None else PagePort(url, token)
+        self._way: Transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +223,7 @@ def _from_here(command: tuple[str, ...], options: Mapping[str, Any], cwd: str | 
     }
 
 
-def _wait(patient: Patient, selection: str, within_s: float) -> Answer:
+def _wait(patient: WaitingTransport, selection: str, within_s: float) -> Answer:
     return patient.get("/wait", {"ids": selection, "timeout": f"{within_s:.3f}"}, within_s)
 
 

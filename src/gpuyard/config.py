@@ -72,7 +72,7 @@ from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 
 
-class Devices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     banned: tuple[int | str, ...] = ()
     banned_names: tuple[str, ...] = ()
     visible: str = "index"
@@ -86,11 +86,11 @@ class Devices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.visible == "uuid"
 
 
-class Leases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: str | None = None
 
 
-class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_jobs: Annotated[int, Meta(ge=1)] | None = None
     max_cpu_percent: Annotated[float, Meta(gt=0)] | None = None
     min_free_memory_mb: Annotated[float, Meta(ge=0)] = 512.0
@@ -99,18 +99,18 @@ class Queue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str = "local"
 
 
-class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_jobs_per_device: Annotated[int, Meta(ge=1)] | None = None
     max_load_percent: Annotated[float, Meta(ge=0)] = 200.0
     first_run_part: Annotated[float, Meta(gt=0, le=1)] = 0.5
     settle_s: Annotated[float, Meta(ge=0)] = 60.0
 
 
-class Suspend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SuspendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ram_reserve_mb: Annotated[float, Meta(ge=0)] = 2048.0
 
 
-class Notify(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NotifyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on: tuple[str, ...] = ("failed", "queue-empty")
     to: tuple[str, ...] = ()
     per_minute: Annotated[int, Meta(ge=1, le=1000)] = 6
@@ -126,14 +126,14 @@ class Notify(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
 
 
-class Web(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: bool = True
     address: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     read_only: bool = False
 
 
-class Elsewhere(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all engines have that place work themselves."""
 
     folder: str | None = None
@@ -153,7 +153,7 @@ class Elsewhere(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return None if self.gpu_memory is None else parse_size(self.gpu_memory)
 
 
-class Slurm(Elsewhere, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SlurmConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -163,25 +163,25 @@ class Slurm(Elsewhere, frozen=True, kw_only=True, forbid_unknown_fields=True):
     most_jobs: Annotated[int, Meta(ge=1)] = 5000
 
 
-class Ray(Elsewhere, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RayConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     address: str | None = None
     most_jobs: Annotated[int, Meta(ge=1)] = 1000
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    devices: Devices = Devices()
-    leases: Leases = Leases()
-    queue: Queue = Queue()
-    packing: Packing = Packing()
-    suspend: Suspend = Suspend()
-    notify: Notify = Notify()
-    slurm: Slurm = Slurm()
-    ray: Ray = Ray()
-    web: bool | Web = False
+    devices: DeviceConfig = DeviceConfig()
+    leases: LeaseConfig = LeaseConfig()
+    queue: QueueConfig = QueueConfig()
+    packing: PackingConfig = PackingConfig()
+    suspend: SuspendConfig = SuspendConfig()
+    notify: NotifyConfig = NotifyConfig()
+    slurm: SlurmConfig = SlurmConfig()
+    ray: RayConfig = RayConfig()
+    web: bool | WebConfig = False
 
     @property
-    def page(self) -> Web:
-        return self.web if isinstance(self.web, Web) else Web(enabled=self.web)
+    def page(self) -> WebConfig:
+        return self.web if isinstance(self.web, WebConfig) else WebConfig(enabled=self.web)
 
 
 def load_config() -> Config:
@@ -260,7 +260,18 @@ def _nearest(complaint: str) -> str | None:
     """For a key that is not known, the one that was probably meant."""
     _, found, rest = complaint.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    sections = (Config, Devices, Leases, Queue, Packing, Suspend, Notify, Web, Slurm, Ray)
+    sections = (
+        Config,
+        DeviceConfig,
+        LeaseConfig,
+        QueueConfig,
+        PackingConfig,
+        SuspendConfig,
+        NotifyConfig,
+        WebConfig,
+        SlurmConfig,
+        RayConfig,
+    )
     known = [name for section in sections for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

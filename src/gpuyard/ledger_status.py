@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Ticket
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.placement import View, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementView, choose, in_line
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoads
@@ -17,29 +17,29 @@ from gpuyard.leases.measured_usage import measure, owners
 from gpuyard.system.process_identity import is_stopped
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
+class WaitingTicket(Struct, frozen=True, kw_only=True):
     ticket: Ticket
     reasons: tuple[Reason, ...]
 
 
-class Stranger(Struct, frozen=True, kw_only=True):
+class ForeignUse(Struct, frozen=True, kw_only=True):
     """A process on a device that belongs to no lease there."""
 
     device_id: str
     process: Process
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class LedgerStatus(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     leases: tuple[Lease, ...]
     measured: Mapping[tuple[str, str], float | None]
-    waiting: tuple[Waiting, ...]
-    strangers: tuple[Stranger, ...]
+    waiting: tuple[WaitingTicket, ...]
+    strangers: tuple[ForeignUse, ...]
 
 
-def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> Standing:
+def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
     leases, tickets = ledger.leases(), in_line(ledger.tickets())
-    view = View(
+    view = PlacementView(
         now=time.time(),
         snapshot=snapshot,
         leases=leases,
@@ -47,7 +47,7 @@ def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: 
         foreign=ForeignLoads().follow(snapshot, leases, 0.0, max_foreign_load_percent),
         packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
     )
-    return Standing(
+    return LedgerStatus(
         snapshot=snapshot,
         leases=leases,
         measured=view.measured,
@@ -56,15 +56,15 @@ def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: 
     )
 
 
-def _waiting(line: list[Ticket], view: View) -> Iterator[Waiting]:
+def _waiting(line: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
     for place, ticket in enumerate(line):
         ahead = tuple(other for other in line[:place] if not is_stopped(other.holder))
-        yield Waiting(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
+        yield WaitingTicket(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
 
 
-def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[Stranger]:
+def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
     for device in snapshot.devices:
         find = owners([lease for lease in leases if lease.on(device.id)])
         for process in device.processes or ():
             if find(process.pid) is None:
-                yield Stranger(device_id=device.id, process=process)
+                yield ForeignUse(device_id=device.id, process=process)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Offer, Terms
+from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.job.job import Attempt, Outcome, Usage
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Lease, Need, Ticket
@@ -61,7 +61,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     task: Task | None = None
     place: str = ""
     engine: str = ""
-    terms: Terms | None = None
+    terms: ClusterTerms | None = None
 
     def __repr__(self) -> str:
         return f"Launch({self.job_id}.{self.attempt})"
@@ -172,7 +172,7 @@ class HeldClaim(Protocol):
         """Ends the lease for all."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class WantedClaim(Struct, frozen=True, kw_only=True):
     """A new lease; or, where it `amends` one of ours, what that one is for from now on: without shares, nothing."""
 
     claim: Claim
@@ -180,10 +180,12 @@ class Wanted(Struct, frozen=True, kw_only=True):
     amends: str | None = None
 
 
-class LeaseBook(Protocol):
+class LeaseLedger(Protocol):
     """The ledger as the queue uses it."""
 
-    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldClaim]:
+    def grant(
+        self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
+    ) -> Sequence[HeldClaim]:
         """Leases for all that `decide` wants of what is live, before anybody else can ask; those that it amends, which
         may have ended by now, are not among them."""
 
@@ -203,7 +205,7 @@ class LeaseBook(Protocol):
     def my_ticket(self) -> str | None: ...
 
 
-class Moved(Struct, frozen=True, kw_only=True):
+class SuspendResult(Struct, frozen=True, kw_only=True):
     """How a suspension or a resumption came out. Where it could not be, the attempt is as it was before, unless it
     `is_ruined`: then it can never go on, and has to be ended. `held_mb` is what it held on each device when it was
     suspended, as far as anybody can tell."""
@@ -230,5 +232,5 @@ class Suspender(Protocol):
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
         """Begins. So much has to be free on each device at the last moment; the ledger holds it already."""
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[SuspendResult]:
         """Those that came out since it was last asked; never blocks."""

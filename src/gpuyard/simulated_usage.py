@@ -28,7 +28,7 @@ _GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _LARGEST_FILE = 65536
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class SimulatedShare(Struct, frozen=True, kw_only=True):
     """What one process takes, by device id; `suspended_mb` is what it took, and waits in host memory to be put back."""
 
     pid: int
@@ -62,7 +62,7 @@ class SharesFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             return _open_for_all(self.lock_path, os.O_RDONLY)
 
-    def add(self, share: Share) -> int:
+    def add(self, share: SimulatedShare) -> int:
         """The file of a new one, for its owner to keep open. Only while locked."""
         path = self.path / f"{share.pid}-{os.urandom(4).hex()}.share"
         descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
@@ -70,9 +70,9 @@ class SharesFolder:
         write(descriptor, share)
         return descriptor
 
-    def live(self) -> dict[Path, Share]:
+    def live(self) -> dict[Path, SimulatedShare]:
         """Those of living processes; what the dead left behind is cleared away. Only while locked."""
-        found: dict[Path, Share] = {}
+        found: dict[Path, SimulatedShare] = {}
         for path in self.path.glob("*.share"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -87,16 +87,16 @@ class SharesFolder:
         return found
 
 
-def read(descriptor: int) -> Share:
-    return msgspec.json.decode(os.pread(descriptor, _LARGEST_FILE, 0), type=Share)
+def read(descriptor: int) -> SimulatedShare:
+    return msgspec.json.decode(os.pread(descriptor, _LARGEST_FILE, 0), type=SimulatedShare)
 
 
-def write(descriptor: int, share: Share) -> None:
+def write(descriptor: int, share: SimulatedShare) -> None:
     """In one call and never shorter than before, so that whoever is killed here leaves the old share or the new one."""
     os.pwrite(descriptor, msgspec.json.encode(share).ljust(os.fstat(descriptor).st_size), 0)
 
 
-def free_mb(device: Device, shares: Iterable[Share]) -> float:
+def free_mb(device: Device, shares: Iterable[SimulatedShare]) -> float:
     used = sum((share.memory_mb.get(device.id, 0.0) for share in shares), 0.0)
     return max(0.0, round((device.memory_total_mb or 0.0) - used, 3))
 

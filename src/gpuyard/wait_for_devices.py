@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import Choice, View, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_line
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import UserError, WaitedTooLong
-from gpuyard.leases.file_watch import Notice
+from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoads
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
@@ -92,7 +92,7 @@ class Acquisition:
         if held is not None:
             return held
         with contextlib.ExitStack() as stack:
-            notice = Notice(self._ledger.folder)
+            notice = FileWatch(self._ledger.folder)
             stack.callback(notice.give_back)
             ticket = self._ticket = self._enter_line()
             stack.callback(ticket.release)
@@ -131,7 +131,7 @@ class Acquisition:
         assert self._snapshot is not None
         bound = self._packing.max_foreign_load_percent
         self._loads = self._foreign.follow(self._snapshot, leases, time.monotonic(), bound)
-        view = View(
+        view = PlacementView(
             now=time.time(),
             snapshot=self._snapshot,
             leases=leases,
@@ -140,7 +140,7 @@ class Acquisition:
             packing=self._packing,
             ahead=self._ahead(tickets),
         )
-        choice: Choice = choose(self._need, view)
+        choice: PlacementChoice = choose(self._need, view)
         self.reasons = choice.reasons
         return choice.claim
 

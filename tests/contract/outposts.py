@@ -17,17 +17,17 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import engine as outpost
-from gpuyard.engines.cluster.engine import Outpost
+from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from tests.contract.engine import DEADLINE_S, Programs, until
 from tests.fakes.distant_site import SiteServer
 from tests.fakes.site import ProcessSite
 
-TERMS = Terms(need=Need(devices=0), name="contract")
+TERMS = ClusterTerms(need=Need(devices=0), name="contract")
 ROOT = Path(__file__).parents[2]
 # What a daemon does that is killed: all that it handed over was seen at the site, or nothing was handed over.
 DAEMON = """
@@ -63,10 +63,10 @@ def hasten() -> Callable[[], None]:
     return lambda: put(before)
 
 
-def open_outpost(folder: str, maker: str, word: str, on_news: Callable[[], None] = lambda: None) -> Outpost:
+def open_outpost(folder: str, maker: str, word: str, on_news: Callable[[], None] = lambda: None) -> ClusterEngine:
     module, _, name = maker.partition(":")
     site: Site = getattr(importlib.import_module(module), name)(word)
-    return Outpost(site, Path(folder), on_news, poll_s=0.1)
+    return ClusterEngine(site, Path(folder), on_news, poll_s=0.1)
 
 
 class OutpostPlace(Programs):
@@ -80,10 +80,10 @@ class OutpostPlace(Programs):
         self._maker = maker
         self._word = word
         self._news = threading.Event()
-        self._engines: list[Outpost] = []
+        self._engines: list[ClusterEngine] = []
         self._orphans: list[psutil.Process] = []
 
-    def engine(self) -> Outpost:
+    def engine(self) -> ClusterEngine:
         self._engines.append(open_outpost(str(self.queue), self._maker, self._word, self._news.set))
         return self._engines[-1]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuyard.errors import DeviceFull
-from gpuyard.residency.memory.device_memory import Buffer, Memory
+from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 
 MB = 1048576
 BUDGET = 256 * MB
@@ -22,7 +22,7 @@ SLACK = 24 * MB
 TYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 
 
-def paged(memory: Memory, content: bytes, splits: Sequence[int] = ()) -> list[memoryview]:
+def paged(memory: DeviceMemory, content: bytes, splits: Sequence[int] = ()) -> list[memoryview]:
     """The bytes on pages, as views that end at these places."""
     ends = [0, *splits, len(content)]
     views = []
@@ -33,13 +33,13 @@ def paged(memory: Memory, content: bytes, splits: Sequence[int] = ()) -> list[me
     return views
 
 
-def uploaded(memory: Memory, content: bytes) -> Buffer:
+def uploaded(memory: DeviceMemory, content: bytes) -> Buffer:
     buffer = memory.allocate(len(content))
     memory.upload(paged(memory, content), buffer)
     return buffer
 
 
-def downloaded(memory: Memory, buffer: Buffer, nbytes: int) -> bytes:
+def downloaded(memory: DeviceMemory, buffer: Buffer, nbytes: int) -> bytes:
     views = paged(memory, bytes(nbytes))
     memory.download(buffer, views)
     return b"".join(views)
@@ -50,14 +50,16 @@ def some_bytes(nbytes: int, seed: int = 0) -> bytes:
 
 
 class MemoryContract:
-    def test_a_page_can_be_written_and_is_as_large_as_asked_for(self, memory: Memory) -> None:
+    def test_a_page_can_be_written_and_is_as_large_as_asked_for(self, memory: DeviceMemory) -> None:
         page = memory.page(PAGE)
         assert (page.nbytes, page.itemsize, page.readonly) == (PAGE, 1, False)
         page[:3] = b"abc"
         assert bytes(page[:3]) == b"abc"
 
     @pytest.mark.parametrize("splits", [(), (1,), (7, 7, 4096), (1, 2, 3, 40_001)])
-    def test_bytes_come_back_as_they_went_however_they_are_split(self, memory: Memory, splits: tuple[int, ...]) -> None:
+    def test_bytes_come_back_as_they_went_however_they_are_split(
+        self, memory: DeviceMemory, splits: tuple[int, ...]
+    ) -> None:
         content = some_bytes(50_003)
         buffer = memory.allocate(len(content))
         memory.upload(paged(memory, content, splits), buffer)
@@ -65,26 +67,26 @@ class MemoryContract:
         memory.download(buffer, back)
         assert b"".join(back) == content
 
-    def test_an_upload_of_less_than_the_buffer_fills_its_beginning(self, memory: Memory) -> None:
+    def test_an_upload_of_less_than_the_buffer_fills_its_beginning(self, memory: DeviceMemory) -> None:
         buffer = uploaded(memory, b"0123456789")
         memory.upload(paged(memory, b"abc"), buffer)
         assert downloaded(memory, buffer, 10) == b"abc3456789"
 
-    def test_a_buffer_of_nothing_takes_nothing(self, memory: Memory) -> None:
+    def test_a_buffer_of_nothing_takes_nothing(self, memory: DeviceMemory) -> None:
         buffer = memory.allocate(0)
         memory.upload([], buffer)
         memory.download(buffer, [])
         assert memory.view(buffer, dtype="f4", shape=(0, 3), offset=0, strides=(3, 1)).tolist() == []
         memory.free(buffer)
 
-    def test_an_array_lies_in_the_buffer_at_its_offset(self, memory: Memory) -> None:
+    def test_an_array_lies_in_the_buffer_at_its_offset(self, memory: DeviceMemory) -> None:
         numbers = np.arange(12, dtype=np.float32)
         buffer = uploaded(memory, numbers.tobytes() + b"odd")
         array = memory.view(buffer, dtype="f4", shape=(4, 2), offset=16, strides=(2, 1))
         assert tuple(array.shape) == (4, 2)
         assert array.tolist() == numbers[4:].reshape(4, 2).tolist()
 
-    def test_columns_of_rows_are_arrays_with_strides(self, memory: Memory) -> None:
+    def test_columns_of_rows_are_arrays_with_strides(self, memory: DeviceMemory) -> None:
         rows = np.arange(30, dtype=np.int16).reshape(10, 3)
         buffer = uploaded(memory, rows.tobytes())
         column = memory.view(buffer, dtype="i2", shape=(10,), offset=2, strides=(3,))
@@ -93,12 +95,12 @@ class MemoryContract:
         assert two.tolist() == rows[:, 1:].tolist()
 
     @pytest.mark.parametrize("dtype", TYPES)
-    def test_an_array_is_of_the_type_it_was_written_as(self, memory: Memory, dtype: str) -> None:
+    def test_an_array_is_of_the_type_it_was_written_as(self, memory: DeviceMemory, dtype: str) -> None:
         values = np.array([0, 1, 1], dtype)
         array = memory.view(uploaded(memory, values.tobytes()), dtype=dtype, shape=(3,), offset=0, strides=(1,))
         assert array.tolist() == values.tolist()
 
-    def test_a_clone_is_the_callers_own(self, memory: Memory) -> None:
+    def test_a_clone_is_the_callers_own(self, memory: DeviceMemory) -> None:
         buffer = uploaded(memory, b"before")
         with memory.lane() as lane:
             clone = memory.clone(memory.view(buffer, dtype="u1", shape=(6,), offset=0, strides=(1,)))
@@ -107,7 +109,7 @@ class MemoryContract:
             memory.free(buffer)
             assert bytes(clone.tolist()) == b"before"
 
-    def test_what_does_not_fit_is_refused_and_leaves_all_as_it_was(self, memory: Memory) -> None:
+    def test_what_does_not_fit_is_refused_and_leaves_all_as_it_was(self, memory: DeviceMemory) -> None:
         first, second = memory.allocate(100 * MB), memory.allocate(100 * MB)
         used = memory.used()
         with pytest.raises(DeviceFull):
@@ -119,11 +121,11 @@ class MemoryContract:
         for buffer in (second, third):
             memory.free(buffer)
 
-    def test_nearly_all_of_the_budget_can_be_had_again_and_again(self, memory: Memory) -> None:
+    def test_nearly_all_of_the_budget_can_be_had_again_and_again(self, memory: DeviceMemory) -> None:
         for size in (BUDGET - SLACK, 60 * MB, BUDGET - SLACK, MB, BUDGET - SLACK):
             memory.free(memory.allocate(size))
 
-    def test_what_is_used_is_what_was_made_and_not_freed(self, memory: Memory) -> None:
+    def test_what_is_used_is_what_was_made_and_not_freed(self, memory: DeviceMemory) -> None:
         assert memory.used() == 0
         buffers = [memory.allocate(30 * MB), memory.allocate(5 * MB)]
         assert memory.used() == 35 * MB
@@ -132,25 +134,25 @@ class MemoryContract:
         assert memory.used() == 0
         assert memory.peak() == 35 * MB
 
-    def test_the_peak_is_the_most_at_once_and_not_all_together(self, memory: Memory) -> None:
+    def test_the_peak_is_the_most_at_once_and_not_all_together(self, memory: DeviceMemory) -> None:
         for _ in range(3):
             memory.free(memory.allocate(10 * MB))
         assert memory.peak() == 10 * MB
 
-    def test_a_freed_buffer_is_free_though_somebody_still_knows_it(self, memory: Memory) -> None:
+    def test_a_freed_buffer_is_free_though_somebody_still_knows_it(self, memory: DeviceMemory) -> None:
         buffer = memory.allocate(BUDGET - SLACK)
         memory.free(buffer)
         again = memory.allocate(BUDGET - SLACK)
         assert again is not buffer
         memory.free(again)
 
-    def test_an_emptied_cache_leaves_what_is_used(self, memory: Memory) -> None:
+    def test_an_emptied_cache_leaves_what_is_used(self, memory: DeviceMemory) -> None:
         buffer = uploaded(memory, b"still here")
         memory.free(memory.allocate(50 * MB))
         memory.empty_cache()
         assert downloaded(memory, buffer, 10) == b"still here"
 
-    def test_work_of_a_lane_is_done_when_it_is_finished(self, memory: Memory) -> None:
+    def test_work_of_a_lane_is_done_when_it_is_finished(self, memory: DeviceMemory) -> None:
         source, target = uploaded(memory, b"new"), uploaded(memory, b"old")
         with memory.lane() as lane:
             for_bytes = {"dtype": "u1", "shape": (3,), "offset": 0, "strides": (1,)}
@@ -158,7 +160,7 @@ class MemoryContract:
             lane.finish()
         assert downloaded(memory, target, 3) == b"new"
 
-    def test_an_upload_waits_for_what_a_lane_still_does_with_the_buffer(self, memory: Memory) -> None:
+    def test_an_upload_waits_for_what_a_lane_still_does_with_the_buffer(self, memory: DeviceMemory) -> None:
         """A stream's two buffers: the next frame must not come over one that is still drawn."""
         nbytes = 8 * MB
         buffer, drawn = memory.allocate(nbytes), memory.allocate(nbytes)
@@ -178,7 +180,7 @@ class MemoryContract:
         memory.download(buffer, [back])
         assert bytes(back) == b"2" * nbytes
 
-    def test_several_threads_move_bytes_at_once(self, memory: Memory) -> None:
+    def test_several_threads_move_bytes_at_once(self, memory: DeviceMemory) -> None:
         begin = threading.Barrier(4)
 
         def move(seed: int) -> bool:

@@ -16,8 +16,8 @@ from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import prepare
-from gpuyard.leases.queue_ledger import Book
-from gpuyard.ports import HeldClaim, LeaseBook, Wanted
+from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
 from gpuyard.system.process_identity import start_time
 from tests.in_time import wait_until_gone
 from tests.simulation.leases import SimulatedBook
@@ -31,11 +31,11 @@ _DAEMON = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from gpuyard.core.lease import Claim, Holder, Need, Share
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.leases.ledger import Ledger
-from gpuyard.ports import Wanted
-book = Book(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))
-wanted = [Wanted(claim=Claim(shares=(Share(device_id=device),)), label=device) for device in ("SIM-0", "SIM-1")]
+from gpuyard.ports import WantedClaim
+book = QueueLedger(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))
+wanted = [WantedClaim(claim=Claim(shares=(Share(device_id=device),)), label=device) for device in ("SIM-0", "SIM-1")]
 kept, left = book.grant(lambda leases, tickets: wanted)
 book.enter_line(Need(devices=2), 3, "job 9")
 os.set_inheritable(left.descriptor, True)
@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Place(Protocol):
-    def book(self) -> LeaseBook:
+    def book(self) -> LeaseLedger:
         """That of one more daemon."""
 
     def inherit(self, held: HeldClaim) -> int:
@@ -67,9 +67,9 @@ class FolderPlace:
         self._children: list[subprocess.Popen[bytes]] = []
         self._others: list[int] = []
 
-    def book(self) -> Book:
+    def book(self) -> QueueLedger:
         me = Holder(uid=os.getuid(), user="me", pid=os.getpid(), pid_started=start_time(os.getpid()))
-        return Book(Ledger(self._folder), me)
+        return QueueLedger(Ledger(self._folder), me)
 
     def inherit(self, held: HeldClaim) -> int:
         child = subprocess.Popen(["sleep", "3600"], pass_fds=[held.descriptor])
@@ -151,15 +151,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     folder.close()
 
 
-def wanted(*device_ids: str, label: str = "job 1") -> Wanted:
-    return Wanted(claim=Claim(shares=tuple(Share(device_id=device_id) for device_id in device_ids)), label=label)
+def wanted(*device_ids: str, label: str = "job 1") -> WantedClaim:
+    return WantedClaim(claim=Claim(shares=tuple(Share(device_id=device_id) for device_id in device_ids)), label=label)
 
 
-def look(book: LeaseBook) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+def look(book: LeaseLedger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
     """What is live, as one who decides is shown it."""
     seen: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
 
-    def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[Wanted]:
+    def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[WantedClaim]:
         seen.append((leases, tickets))
         return []
 
@@ -167,7 +167,7 @@ def look(book: LeaseBook) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
     return seen[0]
 
 
-def leased(book: LeaseBook) -> list[str]:
+def leased(book: LeaseLedger) -> list[str]:
     return sorted(share.device_id for lease in look(book)[0] for share in lease.shares)
 
 
@@ -195,7 +195,7 @@ def test_one_who_decides_is_shown_what_was_granted_before(place: Place) -> None:
 
 
 def test_a_decision_that_fails_grants_nothing(place: Place) -> None:
-    def fail(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[Wanted]:
+    def fail(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[WantedClaim]:
         raise RuntimeError("no")
 
     book = place.book()
@@ -294,7 +294,7 @@ def test_a_lease_that_is_amended_is_for_something_else_from_then_on(place: Place
     mine, other = place.book(), place.book()
     [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     shares = (part("SIM-0", 512.0),)
-    assert not mine.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=shares), amends=held.lease.id)])
+    assert not mine.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=shares), amends=held.lease.id)])
     [seen] = look(other)[0]
     assert (seen.id, seen.shares, seen.holder.label) == (held.lease.id, shares, "job 7")
     held.release()
@@ -306,11 +306,11 @@ def test_a_lease_for_nothing_is_nobodys_until_it_is_for_something_again(place: P
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.leave()
-    book.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=()), amends=held.lease.id)])
+    book.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=()), amends=held.lease.id)])
     assert look(book)[0] == ()
     [beside] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 2")])
     beside.release()
-    book.grant(lambda leases, tickets: [Wanted(claim=Claim(shares=(part("SIM-1", 512.0),)), amends=held.lease.id)])
+    book.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=(part("SIM-1", 512.0),)), amends=held.lease.id)])
     assert [lease.id for lease in look(book)[0]] == [held.lease.id]
     assert leased(book) == ["SIM-1"]
     place.kill(pid)
@@ -320,7 +320,7 @@ def test_a_lease_for_nothing_is_nobodys_until_it_is_for_something_again(place: P
 def test_what_is_amended_and_what_is_new_come_with_one_decision(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
-    amended = Wanted(claim=Claim(shares=()), amends=held.lease.id)
+    amended = WantedClaim(claim=Claim(shares=()), amends=held.lease.id)
     [fresh] = book.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
     [seen] = look(book)[0]
     assert seen.id == fresh.lease.id
@@ -332,6 +332,6 @@ def test_to_amend_a_lease_that_has_ended_changes_nothing(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.release()
-    again = Wanted(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
+    again = WantedClaim(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
     assert not book.grant(lambda leases, tickets: [again])
     assert leased(book) == []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuyard.residency.memory.cuda_memory import CudaMemory
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.host_memory import HostMemory
 from tests.contract.residency_memory import BUDGET, MemoryContract
 from tests.fakes import torch_stand_in
@@ -14,14 +14,14 @@ from tests.fakes import torch_stand_in
 
 class TestHost(MemoryContract):
     @pytest.fixture
-    def memory(self) -> Iterator[Memory]:
+    def memory(self) -> Iterator[DeviceMemory]:
         with contextlib.closing(HostMemory(BUDGET)) as memory:
             yield memory
 
 
 class TestCudaOnAStandIn(MemoryContract):
     @pytest.fixture
-    def memory(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    def memory(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMemory]:
         torch_stand_in.install(monkeypatch)
         with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
             yield memory

@@ -18,8 +18,8 @@ from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.ports import Launch, Moved, Suspender
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.ports import Launch, Suspender, SuspendResult
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.system.process_identity import boot_id
 from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.natures import Nature
@@ -37,7 +37,7 @@ class Place(Protocol):
     def suspender(self) -> Suspender:
         """That of one more daemon."""
 
-    def told(self, suspender: Suspender) -> Moved:
+    def told(self, suspender: Suspender) -> SuspendResult:
         """The next that comes out."""
 
     def used_mb(self) -> float: ...
@@ -57,7 +57,7 @@ class LocalPlace:
         self._devices = SimulatedDevices()
         self._suspenders: list[LocalSuspender] = []
         self._attempts: list[Attempt] = []
-        self._other: Usage | None = None
+        self._other: SimulatedUse | None = None
 
     def attempt(self) -> Attempt:
         ours = {name: value for name, value in os.environ.items() if name.startswith("GPUYARD_")}
@@ -76,7 +76,7 @@ class LocalPlace:
         self._suspenders.append(LocalSuspender(self._folder / "suspending", str(self._folder)))
         return self._suspenders[-1]
 
-    def told(self, suspender: Suspender) -> Moved:
+    def told(self, suspender: Suspender) -> SuspendResult:
         assert isinstance(suspender, LocalSuspender)
         deadline = time.monotonic() + DEADLINE_S
         while not (news := suspender.moved()):
@@ -90,7 +90,7 @@ class LocalPlace:
     def fill(self, megabytes: float) -> None:
         if self._other is not None:
             self._other.close()
-        self._other = Usage()
+        self._other = SimulatedUse()
         self._other.allocate("SIM-0", megabytes)
 
     def kill(self, attempt: Attempt) -> None:
@@ -126,7 +126,7 @@ class SimulatedPlace:
     def suspender(self) -> SimulatedSuspender:
         return SimulatedSuspender(self._world)
 
-    def told(self, suspender: Suspender) -> Moved:
+    def told(self, suspender: Suspender) -> SuspendResult:
         until = self._world.now + DEADLINE_S
         while not (news := suspender.moved()):
             assert self._world.now < until, "nothing came out"

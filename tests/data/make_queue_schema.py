@@ -16,21 +16,21 @@ from gpuyard.core.job.job import (
     Growth,
     Job,
     JobSpec,
-    Lack,
+    MemoryLack,
     OnPreempt,
     OnReboot,
     Outcome,
     OutcomeKind,
-    Parked,
+    SuspendedBy,
     Usage,
 )
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.queue_order import Use
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.store.database import Database, migrations, open_database
 from gpuyard.store.job_store import JobStore
@@ -63,7 +63,7 @@ PACED = replace(
     need=Need(memory_mb=2048.0, is_exclusive=False),
     name="batch",
     is_array=True,
-    pace=Pace(
+    pace=BatchPace(
         max_cpu_percent=85.0,
         min_free_memory_mb=2048.0,
         max_gpu_percent=80.0,
@@ -92,7 +92,7 @@ def like(spec: JobSpec = SPEC, state: JobState = JobState.QUEUED) -> Job:
     return Job(id=0, spec=spec, state=state, priority=0, user="me", submitted_at=1000.0)
 
 
-def submit(store: JobStore, job: Job, elements: Sequence[Element] = (Element(),), token: str = "") -> int:
+def submit(store: JobStore, job: Job, elements: Sequence[ArrayElement] = (ArrayElement(),), token: str = "") -> int:
     number, first = store.begin_submission(token, len(elements))
     job = replace(job, id=first, group=first if job.spec.is_array else None)
     store.add_jobs(job, store.add_spec(job.spec), store.lane_id(lane_of(job)), first, elements)
@@ -144,9 +144,13 @@ def fill(store: JobStore) -> None:
     store.change(cancelled, JobState.CANCELLED, reason="cancelled", ended_at=1040.0)
     rejected = submit(store, replace(like(state=JobState.REJECTED), reason="in vain", ended_at=1001.0))  # 10
     store.add_dependencies([rejected], [Dependency(job_id=7, kind=DependencyKind.FAILED)])
-    swept = [Element(values={"lr": "1e-3"}), Element(index=7), Element(command=("/bin/sh", "-c", "a | b"))]
+    swept = [
+        ArrayElement(values={"lr": "1e-3"}),
+        ArrayElement(index=7),
+        ArrayElement(command=("/bin/sh", "-c", "a | b")),
+    ]
     submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
-    store.learned.set_use(("me", "night"), Use(seconds=120.0, at=1030.0))
+    store.learned.set_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
     store.learned.set_profile("0123", Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
     store.set_setting("paused", "1")
 
@@ -158,12 +162,14 @@ def add_suspended(store: JobStore) -> None:
         job_id = submit(store, like(LEARNING))
         begun = replace(attempt(job_id), reserved_mb=8192.0, predicted_mb=7000.0)
         store.begin_attempt(begun)
-        store.update_attempt(replace(begun, parked=Parked.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE))
+        store.update_attempt(
+            replace(begun, parked=SuspendedBy.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE)
+        )
         store.change(job_id, state, reason="it makes room for job 17")
     short = submit(store, like(LEARNING))  # 17
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="out of memory: CUDA out of memory")
     store.begin_attempt(attempt(short))
-    lack = Lack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
+    lack = MemoryLack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
     store.update_attempt(replace(attempt(short), usage=USAGE, lack=lack))
     store.end_attempt(short, 1, outcome, 1020.0)
     store.change(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
@@ -174,7 +180,7 @@ def add_suspended(store: JobStore) -> None:
 
 def add_batch(store: JobStore) -> None:
     """What came with schema 3: a batch with one run done, one at work and one to come, and what was noted of it."""
-    seeds = [Element(values={"index": str(index), "seed": str(70 + index)}) for index in range(3)]
+    seeds = [ArrayElement(values={"index": str(index), "seed": str(70 + index)}) for index in range(3)]
     first = submit(store, replace(like(PACED), group_limit=2), seeds, token="batch")  # 18 to 20
     store.begin_attempt(attempt(first))
     store.end_attempt(first, 1, SUCCEEDED, 1040.0)

@@ -24,7 +24,8 @@ import msgspec
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.connect.fast_http import API
-from gpuyard.daemon.server.connection import Handler, Limits, Request, Response, Server, serve
+from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server, serve
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import GpuyardError
 
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
@@ -66,7 +67,7 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(path: Path, handler: Handler | None = None, limits: Limits | None = None) -> Iterator[Served]:
+def served(path: Path, handler: Handler | None = None, limits: ConnectionLimits | None = None) -> Iterator[Served]:
     runner = asyncio.Runner()
     loop = runner.get_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from gpuyard.engines.cluster.site import Parcel, Report, Sighting, Site, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, Site, SiteReport, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
 
 
@@ -66,13 +66,13 @@ class DistantSite:
         self._dies = dies
         self._asking: Connection[Any, Any] | None = None
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         self._ask("submit", parcel)
         return ""
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         report = self._ask("look", list(live))
-        assert isinstance(report, Report)
+        assert isinstance(report, SiteReport)
         return report
 
     def cancel(self, ids: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class DistantSite:
             answer: object = self._asking.recv()
         except (EOFError, OSError) as error:
             self._asking = None
-            raise Unreachable(f"nobody answers at {self._path}") from error
+            raise SiteUnreachable(f"nobody answers at {self._path}") from error
         if isinstance(answer, EnvironmentFault):
             raise answer
         self._may_die(f"after {name}")

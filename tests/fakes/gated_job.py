@@ -11,7 +11,7 @@ import time
 import zlib
 from pathlib import Path
 
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
@@ -23,7 +23,7 @@ def main() -> None:
     options = parse()
     devices = SimulatedDevices()
     device_id = visible_device_ids(devices, dict(os.environ))[0]
-    with Usage(devices) as usage:
+    with SimulatedUse(devices) as usage:
         usage.set_load(device_id, options.load)
         usage.allocate(device_id, options.vram)
         print(f"{device_id}: holding", flush=True)  # noqa: T201 - a test waits for it
@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def work(usage: Usage, gate: Path) -> int:
+def work(usage: SimulatedUse, gate: Path) -> int:
     checksum = 0
     for piece in range(_PIECES):
         while piece == _PIECES // 2 and not gate.exists():
@@ -49,7 +49,7 @@ def work(usage: Usage, gate: Path) -> int:
     return checksum
 
 
-def do_piece(usage: Usage) -> None:
+def do_piece(usage: SimulatedUse) -> None:
     usage.work()
     time.sleep(_PIECE_S)
 

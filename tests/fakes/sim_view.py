@@ -63,11 +63,11 @@ def parse() -> argparse.Namespace:
 
 
 def take(options: argparse.Namespace, taken: ExitStack) -> None:
-    from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
+    from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 
     devices = SimulatedDevices()
     device_id = visible_device_ids(devices, os.environ)[0]
-    usage = taken.enter_context(Usage(devices))
+    usage = taken.enter_context(SimulatedUse(devices))
     usage.set_load(device_id, options.load)
     usage.allocate(device_id, options.vram)
 

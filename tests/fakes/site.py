@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 
 from gpuyard.core.cluster.offer import Amount, Offer
-from gpuyard.engines.cluster.site import At, Mark, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.engines.cluster.site import (
+    ClusterSubmission,
+    Mark,
+    Sighting,
+    SiteRefused,
+    SiteReport,
+    SiteState,
+    SiteUnreachable,
+)
 
 
 class ProcessSite:
@@ -28,30 +36,32 @@ class ProcessSite:
         self.refuses: str | None = None
         self.free = free
         self._most = most
-        self._waiting: list[tuple[Mark, Parcel]] = []
+        self._waiting: list[tuple[Mark, ClusterSubmission]] = []
         self._running: dict[Mark, subprocess.Popen[bytes]] = {}
         self._over: dict[Mark, Sighting] = {}
         self._strays: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         self.calls.append(f"submit {parcel.count}")
         self._answer()
         if self.refuses is not None:
-            raise Refused(self.refuses)
+            raise SiteRefused(self.refuses)
         self._waiting += [((parcel.token, number), parcel) for number in range(parcel.count)]
         if self.loses_answer:
-            raise Unreachable("the answer was lost")
+            raise SiteUnreachable("the answer was lost")
         return ""
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self.calls.append("look")
         self._answer()
         self._turn()
         wanted = {parcel.token for parcel in live}
-        pending = {mark: Sighting(id=_id(mark), at=At.PENDING, reason="its turn comes") for mark, _ in self._waiting}
-        running = {mark: Sighting(id=_id(mark), at=At.RUNNING, place="here") for mark in self._running}
+        pending = {
+            mark: Sighting(id=_id(mark), at=SiteState.PENDING, reason="its turn comes") for mark, _ in self._waiting
+        }
+        running = {mark: Sighting(id=_id(mark), at=SiteState.RUNNING, place="here") for mark in self._running}
         found = {**pending, **running, **self._over}
-        return Report(
+        return SiteReport(
             sightings={mark: each for mark, each in found.items() if mark[0] in wanted},
             offer=Offer(free=self.free, most_jobs=1000),
         )
@@ -61,7 +71,7 @@ class ProcessSite:
         self._answer()
         for mark, _ in list(self._waiting):
             if _id(mark) in ids:
-                self._over[mark] = Sighting(id=_id(mark), at=At.CANCELLED)
+                self._over[mark] = Sighting(id=_id(mark), at=SiteState.CANCELLED)
         self._waiting = [each for each in self._waiting if _id(each[0]) not in ids]
         for mark, process in self._running.items():
             if _id(mark) in ids:
@@ -91,7 +101,7 @@ class ProcessSite:
 
     def _answer(self) -> None:
         if self.down:
-            raise Unreachable("nobody is there", hint="wait")
+            raise SiteUnreachable("nobody is there", hint="wait")
 
     def _turn(self) -> None:
         for mark, process in list(self._running.items()):
@@ -99,7 +109,10 @@ class ProcessSite:
             if status is not None:
                 del self._running[mark]
                 self._over[mark] = Sighting(
-                    id=_id(mark), at=At.FAILED if status else At.SUCCEEDED, status=status, ended_at=time.time()
+                    id=_id(mark),
+                    at=SiteState.FAILED if status else SiteState.SUCCEEDED,
+                    status=status,
+                    ended_at=time.time(),
                 )
         while self._waiting and len(self._running) < self._most:
             mark, parcel = self._waiting.pop(0)

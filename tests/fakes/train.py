@@ -85,10 +85,10 @@ def memory_held(megabytes: float | None) -> Iterator[None]:
         yield
         return
     from gpuyard.errors import SimulatedOutOfMemory
-    from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
+    from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 
     devices = SimulatedDevices()
-    with Usage(devices) as usage:
+    with SimulatedUse(devices) as usage:
         try:
             usage.allocate(visible_device_ids(devices, os.environ)[0], megabytes)
         except SimulatedOutOfMemory as error:

@@ -273,7 +273,7 @@ FAULTS = (
     Fault(
         id="engines-failed-submission-is-forgotten",
         file=f"{_CLUSTER}/engine.py",
-        old="        except Unreachable as error:\n            self._suffer(error)\n        except Env",
+        old="        except SiteUnreachable as error:\n            self._suffer(error)\n        except Env",
         new="        except Env",
         breaks="A parcel that a cluster took without an answer is told as not begun, and runs twice.",
         near=(f"{_TESTS}/test_outpost.py",),

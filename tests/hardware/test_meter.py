@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.submission_dir import Parcels
+from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.ports import Launch
 from gpuyard.probes.local_machine import snapshot
 
@@ -28,7 +28,7 @@ def _card() -> None:
 
 
 def test_the_peak_of_a_program_on_a_card_is_told_with_its_end(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SubmissionDirs(tmp_path)
     log = tmp_path / "1.1.log"
     launch = Launch(
         job_id=1,

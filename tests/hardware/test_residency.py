@@ -15,7 +15,7 @@ import pytest
 from gpuyard.errors import DeviceFull
 from gpuyard.probes.nvidia.nvml import Nvml
 from gpuyard.residency.memory.cuda_memory import CudaMemory
-from gpuyard.residency.memory.device_memory import Memory, as_device_full
+from gpuyard.residency.memory.device_memory import DeviceMemory, as_device_full
 from gpuyard.residency.memory.open_memory import open_device
 from gpuyard.residency.memory.page_pool import LARGEST
 from tests.contract.residency_memory import BUDGET, MemoryContract
@@ -37,7 +37,7 @@ def torch() -> Any:
 
 class TestCard(MemoryContract):
     @pytest.fixture
-    def memory(self) -> Iterator[Memory]:
+    def memory(self) -> Iterator[DeviceMemory]:
         with open_device(BUDGET, "cuda") as memory:
             yield memory
 

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpuyard.core.cluster.offer import Amount, Terms
+from gpuyard.core.cluster.offer import Amount, ClusterTerms
 from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.engine import Outpost
-from gpuyard.engines.cluster.site import Parcel, Report, Site
+from gpuyard.engines.cluster.engine import ClusterEngine
+from gpuyard.engines.cluster.site import ClusterSubmission, Site, SiteReport
 from gpuyard.ports import Ended, Launch, Seen
 from tests.contract.engine import DEADLINE_S, until
 from tests.fakes.site import ProcessSite
 
-TERMS = Terms(need=Need(devices=0), name="job")
+TERMS = ClusterTerms(need=Need(devices=0), name="job")
 SUCCEEDED = (OutcomeKind.SUCCEEDED, 0)
 UNBEGUN = (OutcomeKind.UNBEGUN, None)
 
@@ -28,7 +28,7 @@ class GatedSite(ProcessSite):
         self.gate, self.came = threading.Event(), threading.Event()
         self.gate.set()
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self.came.set()
         assert self.gate.wait(DEADLINE_S)
         return super().look(live)
@@ -52,18 +52,18 @@ class Post:
         self.seen: list[Seen] = []
         self.ends: dict[int, Ended] = {}
         (folder / "runs").mkdir(exist_ok=True)
-        self.engine = Outpost(site, folder / "shared", lambda: None, poll_s=0.05)
+        self.engine = ClusterEngine(site, folder / "shared", lambda: None, poll_s=0.05)
 
     def succeed(self, *attempts: Attempt) -> None:
         """As the next daemon does, which knows what was recorded."""
         self.close()
-        self.engine = Outpost(self.site, self.folder / "shared", lambda: None, poll_s=0.05)
+        self.engine = ClusterEngine(self.site, self.folder / "shared", lambda: None, poll_s=0.05)
         self.engine.adopt(attempts)
 
     def close(self) -> None:
         self.engine.close()
 
-    def launch(self, job_id: int, script: str = "true", terms: Terms = TERMS) -> Launch:
+    def launch(self, job_id: int, script: str = "true", terms: ClusterTerms = TERMS) -> Launch:
         return Launch(
             job_id=job_id,
             attempt=1,
@@ -74,7 +74,7 @@ class Post:
             terms=terms,
         )
 
-    def waiting(self, job_id: int, terms: Terms = TERMS) -> Launch:
+    def waiting(self, job_id: int, terms: ClusterTerms = TERMS) -> Launch:
         """Of one that waits until it is let go."""
         pipe = self.folder / f"pipe{job_id}"
         if not pipe.exists():

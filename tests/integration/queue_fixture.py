@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import Connection
+from gpuyard.connect.fast_http import DaemonConnection
 from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.leases.ledger import open_ledger
 from tests.fakes.queue_command import run
@@ -99,7 +99,7 @@ class Yard:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.client = Connection(str(home / "daemon.sock"), may_start=False)
+        self.client = DaemonConnection(str(home / "daemon.sock"), may_start=False)
         self.daemon: Daemon | None = None
         self._scratch = home.parent
 

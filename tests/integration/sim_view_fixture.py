@@ -75,8 +75,8 @@ QUIET_DAEMON = quiet_daemon()
 # Each takes something when it is told to, and keeps it until it is ended.
 GPU_HOG = """
 import sys
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
-with Usage(SimulatedDevices()) as usage:
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
+with SimulatedUse(SimulatedDevices()) as usage:
     sys.stdin.readline()
     usage.set_load(sys.argv[1], float(sys.argv[2]))
     usage.allocate(sys.argv[1], float(sys.argv[3]))

@@ -17,7 +17,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.ports import Moved
+from gpuyard.ports import SuspendResult
 from tests.integration.engine_fixture import DEADLINE_S, attempt_of, launch_of, log_of, wait_for
 
 _begun: list[Attempt] = []
@@ -63,7 +63,7 @@ def wait_for_line(folder: Path, job_id: int, line: str) -> None:
     wait_for(is_there, f"'{line}' in the log of job {job_id}")
 
 
-def told(suspender: LocalSuspender) -> Moved:
+def told(suspender: LocalSuspender) -> SuspendResult:
     """The next that comes out; there must be no other with it."""
     deadline = time.monotonic() + DEADLINE_S
     while not (news := suspender.moved()):
@@ -73,12 +73,12 @@ def told(suspender: LocalSuspender) -> Moved:
     return one
 
 
-def suspended(suspender: LocalSuspender, attempt: Attempt) -> Moved:
+def suspended(suspender: LocalSuspender, attempt: Attempt) -> SuspendResult:
     suspender.suspend(attempt)
     return told(suspender)
 
 
-def resumed(suspender: LocalSuspender, attempt: Attempt, needs_mb: float) -> Moved:
+def resumed(suspender: LocalSuspender, attempt: Attempt, needs_mb: float) -> SuspendResult:
     """With so much needed on each of its devices."""
     suspender.resume(attempt, dict.fromkeys(attempt.devices, needs_mb))
     return told(suspender)

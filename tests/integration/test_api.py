@@ -17,7 +17,7 @@ from gpuyard.config import lease_dir
 from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.probes.simulated_devices import Usage
+from gpuyard.probes.simulated_devices import SimulatedUse
 from gpuyard.scripting.gpu_scheduler import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
@@ -87,7 +87,7 @@ def test_a_script_that_is_killed_holds_nothing(script: Script) -> None:
 def test_waiting_too_long_says_what_was_free_and_what_was_missing(script: Script) -> None:
     other = script(label="nightly", specific_gpus=[0])
     said(other)
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-1", 10240)
         with pytest.raises(WaitedTooLong) as complaint:
             GPUScheduler(max_wait_time=0.2).acquire()
@@ -108,7 +108,7 @@ def test_a_shared_lease_takes_memory_beside_others(script: Script) -> None:
 
 
 def test_busy_and_hungry_gpus_are_left_alone() -> None:
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.set_load("SIM-0", 50)
         with GPUScheduler() as gpu_ids:
             assert gpu_ids == [1]
@@ -121,7 +121,7 @@ def test_busy_and_hungry_gpus_are_left_alone() -> None:
 
 
 def test_debug_mode_takes_leases_without_health_checks() -> None:
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.set_load("SIM-0", 100)
         usage.allocate("SIM-0", 24000)
         with GPUScheduler(specific_gpus=["SIM-0"], debug_mode=True) as gpu_ids:
@@ -242,7 +242,7 @@ def test_a_script_may_put_a_new_list_in_the_old_place(monkeypatch: pytest.Monkey
 
 
 def test_the_helpers_have_the_shapes_that_scripts_know() -> None:
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-1", 8192)
         usage.set_load("SIM-1", 40)
         info = get_gpu_info()

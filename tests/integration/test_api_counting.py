@@ -8,7 +8,7 @@ from gpuyard import GPUScheduler
 from gpuyard.config import lease_dir
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated_devices import Usage
+from gpuyard.probes.simulated_devices import SimulatedUse
 from gpuyard.scripting.gpu_scheduler import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
@@ -44,7 +44,7 @@ def test_every_number_is_that_of_this_process(
 def test_what_is_found_free_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-0", 20480)
         free = find_free_gpus()
         with GPUScheduler(specific_gpus=free) as gpu_ids:

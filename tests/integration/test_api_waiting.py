@@ -16,7 +16,7 @@ from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.probes.simulated_devices import Usage
+from gpuyard.probes.simulated_devices import SimulatedUse
 from tests.integration.conftest import HOLD, Script
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
@@ -154,7 +154,7 @@ def test_it_looks_at_the_gpus_once_in_each_poll_interval(looks: Queue[float], po
     taken: list[list[int]] = []
     scheduler = GPUScheduler(specific_gpus=[0], poll_interval=poll_interval, quiet=True)
     waiting = threading.Thread(target=lambda: taken.append(scheduler.acquire()), daemon=True)
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-0", 20480)
         waiting.start()
         times = [looks.get(timeout=DEADLINE_S) for _ in range(QUICK_LOOKS + 6)]

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from gpuyard.config import state_dir
 from gpuyard.connect import autostart, paths
 from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import Connection, NoDaemon, connect, decode, encode
-from gpuyard.daemon.server.connection import Limits, Refused, Request, Response
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect, decode, encode
+from gpuyard.daemon.server.connection import ConnectionLimits
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
 
@@ -88,7 +89,7 @@ def test_long_answers_and_long_bodies_come_whole(own_home: Path) -> None:
 )  # fmt: skip
 def test_an_error_is_raised_as_the_daemon_put_it(own_home: Path, status: int, kind: type[UserError]) -> None:
     def refuse(request: Request) -> Response:
-        raise Refused(status, "there is no job 17", hint="see `gpuyard queue`")
+        raise HttpError(status, "there is no job 17", hint="see `gpuyard queue`")
 
     with served(own_home / "daemon.sock", refuse), connect(start=False) as client:
         with pytest.raises(kind, match="there is no job 17") as raised:
@@ -105,7 +106,7 @@ def test_a_body_that_is_too_long_is_told_so_though_it_could_not_all_be_sent(own_
 
 
 def test_a_daemon_that_is_full_says_so(own_home: Path) -> None:
-    with served(own_home / "daemon.sock", limits=Limits(connections=1)), connect(start=False) as first:
+    with served(own_home / "daemon.sock", limits=ConnectionLimits(connections=1)), connect(start=False) as first:
         first.request("GET", "/")
         with connect(start=False) as second, pytest.raises(EnvironmentFault, match="takes no more"):
             second.request("GET", "/")
@@ -254,7 +255,7 @@ def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path
 
 def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: Path, stand_in: None) -> None:
     connect(start=True).close()
-    with Connection(paths.socket_path(), may_start=False) as client:
+    with DaemonConnection(paths.socket_path(), may_start=False) as client:
         die(client.request("GET", "/")["pid"])
         with pytest.raises(NoDaemon):
             client.request("GET", "/")

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.server.connection import Limits, Refused, Request, Response
-from gpuyard.daemon.server.http_parser import Parser
+from gpuyard.daemon.server.connection import ConnectionLimits
+from gpuyard.daemon.server.http_parser import HttpError, Parser, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, hear_all, served, status_of, wait_until
 from tests.in_time import in_time
@@ -121,7 +121,7 @@ def test_what_is_too_long_or_of_unknown_length_is_refused(daemon: Served, oversi
 
 
 def test_half_a_request_is_given_up_when_its_time_is_up(path: Path) -> None:
-    with served(path, limits=Limits(half_request_s=0.1)) as daemon:
+    with served(path, limits=ConnectionLimits(half_request_s=0.1)) as daemon:
         for half in (b"G", GET[:-2], b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfour", GET + b"GET /b"):
             answers = daemon.say(half)
             assert b"HTTP/1.1 408 " in answers
@@ -145,7 +145,7 @@ def test_silent_clients_hold_nobody_up(daemon: Served) -> None:
 
 
 def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
-    with served(path, limits=Limits(silent_s=0.1)) as daemon:
+    with served(path, limits=ConnectionLimits(silent_s=0.1)) as daemon:
         silent = [daemon.dial() for _ in range(10)]
         for connection in silent:
             assert hear_all(connection) == b""
@@ -153,7 +153,7 @@ def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
 
 
 def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) -> None:
-    with served(path, limits=Limits(silent_s=2.0, half_request_s=2.0)) as daemon, daemon.dial() as connection:
+    with served(path, limits=ConnectionLimits(silent_s=2.0, half_request_s=2.0)) as daemon, daemon.dial() as connection:
         connection.sendall(GET)
         assert status_of(connection.recv(65536)) == 200
         with daemon.dial() as silent:
@@ -163,7 +163,7 @@ def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) 
 
 
 def test_one_client_too_many_is_told_so(path: Path) -> None:
-    with served(path, limits=Limits(connections=2)) as daemon:
+    with served(path, limits=ConnectionLimits(connections=2)) as daemon:
         first, second = daemon.dial(), daemon.dial()
         answer = daemon.say(LAST)
         assert status_of(answer) == 503
@@ -179,7 +179,7 @@ def test_one_client_too_many_is_told_so(path: Path) -> None:
     [
         (UserError("there is no such thing", hint="try another"), 400, "there is no such thing"),
         (EnvironmentFault("the disk is full"), 503, "the disk is full"),
-        (Refused(404, "there is no job 17"), 404, "there is no job 17"),
+        (HttpError(404, "there is no job 17"), 404, "there is no job 17"),
         (EnvironmentFault("b\udcffd"), 503, "b?d"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_read_is_dropped(path: Path) -> None:
     def handle(request: Request) -> Response:
         return echo(request) if request.path == "/last" else Response(body=b"x" * 8_000_000)
 
-    with served(path, handle, Limits(unread_answer_s=0.1)) as daemon, daemon.dial() as connection:
+    with served(path, handle, ConnectionLimits(unread_answer_s=0.1)) as daemon, daemon.dial() as connection:
         wait_until(lambda: daemon.server.connections == 1)
         connection.sendall(GET * 100)
         assert status_of(daemon.say(LAST)) == 200

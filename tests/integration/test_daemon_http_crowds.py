@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.server.connection import Limits, Request, Response, Stream
-from gpuyard.daemon.server.http_parser import Viewer
+from gpuyard.daemon.server.connection import ConnectionLimits
+from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream, StreamClient
 from tests.fakes.daemon import DEADLINE_S, served, wait_until
 from tests.integration.web_fixture import hear_until
 
@@ -26,28 +26,28 @@ def path(own_home: Path) -> Path:
     return own_home / "daemon.sock"
 
 
-def streaming(begin: Callable[[Viewer], None]) -> Stream:
-    def begun(viewer: Viewer) -> Callable[[], None]:
+def streaming(begin: Callable[[StreamClient], None]) -> ResponseStream:
+    def begun(viewer: StreamClient) -> Callable[[], None]:
         begin(viewer)
         return lambda: None
 
-    return Stream(begin=begun)
+    return ResponseStream(begin=begun)
 
 
 def test_what_is_longer_than_may_be_left_unread_reaches_a_viewer_that_reads(path: Path) -> None:
     long = b"x" * 3_000_000 + b"its end"
-    begun, limits = streaming(lambda viewer: viewer.send(long)), Limits(unread_bytes=1000)
+    begun, limits = streaming(lambda viewer: viewer.send(long)), ConnectionLimits(unread_bytes=1000)
     with served(path, lambda _: begun, limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
         assert hear_until(viewer, b"its end").endswith(b"its end")
 
 
 def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
-    def begin(viewer: Viewer) -> None:
+    def begin(viewer: StreamClient) -> None:
         viewer.send(b"x" * 3_000_000 + b"all that was")
         asyncio.get_running_loop().call_later(2.5, viewer.send, b"what comes later")
 
-    limits = Limits(unread_answer_s=1.0, unread_bytes=4_000_000)
+    limits = ConnectionLimits(unread_answer_s=1.0, unread_bytes=4_000_000)
     with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
         hear_until(viewer, b"all that was")
@@ -57,11 +57,11 @@ def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
 def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> None:
     """And not only when it has had its time to read."""
 
-    def begin(viewer: Viewer) -> None:
+    def begin(viewer: StreamClient) -> None:
         viewer.send(b"x" * 3_000_000)
         asyncio.get_running_loop().call_soon(viewer.send, b"one thing more")
 
-    limits = Limits(unread_answer_s=10 * DEADLINE_S, unread_bytes=1_000_000)
+    limits = ConnectionLimits(unread_answer_s=10 * DEADLINE_S, unread_bytes=1_000_000)
     with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
         wait_until(lambda: bool(viewer.recv(1, socket.MSG_PEEK)))
@@ -95,7 +95,7 @@ def test_who_vanishes_while_they_are_refused_leaves_nothing_in_the_log(
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", vanished)
-    with served(path, limits=Limits(connections=1)) as daemon, daemon.dial():
+    with served(path, limits=ConnectionLimits(connections=1)) as daemon, daemon.dial():
         wait_until(lambda: daemon.server.connections == 1)
         with daemon.dial() as vanishing, contextlib.suppress(ConnectionResetError):
             hear_until(vanishing, b"nothing ends so")

@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 # It hands over to processes on this machine, and need not be slow about it.
 MINE = """
 from gpuyard.engines.cluster import engine as outpost
-from gpuyard.engines.cluster.engine import Outpost
+from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.registry import Context
 from gpuyard.ports import Engine
 from tests.fakes.site import ProcessSite
 
 def open_mine(context: Context) -> Engine:
     outpost._FIRST_PAUSE_S = outpost._SOON_S = outpost._TICK_S = 0.05
-    return Outpost(ProcessSite(), context.folder, context.on_news, poll_s=0.2)
+    return ClusterEngine(ProcessSite(), context.folder, context.on_news, poll_s=0.2)
 """
 BROKEN = "import a_package_that_is_not_there"
 CROOKED = """

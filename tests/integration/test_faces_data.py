@@ -16,7 +16,7 @@ from gpuyard.connect import paths
 from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.system.process_identity import this_process
 from tests.integration.queue_fixture import DEADLINE_S, Yard, until
 
@@ -47,7 +47,7 @@ def until_devices(yard: Yard, is_so: Callable[[list[Any]], object]) -> list[Any]
 
 def test_devices_tell_own_leases_others_and_strangers_apart(yard: Yard) -> None:
     job_id, _ = yard.start_gated(vram="4G", device="0")
-    with lease_of_a_script("SIM-1", 6144.0), Usage(SimulatedDevices()) as usage:
+    with lease_of_a_script("SIM-1", 6144.0), SimulatedUse(SimulatedDevices()) as usage:
         usage.allocate("SIM-1", 2048.0)  # of the script, whose process this is
         usage.allocate("SIM-0", 1024.0)  # where nobody has given it a lease
         first, second = until_devices(yard, lambda found: found[1]["leases"] and found[0]["memory"]["foreign_mb"])

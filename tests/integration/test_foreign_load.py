@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard import GPUScheduler
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
 from tests.integration.queue_fixture import DEADLINE_S, Yard
@@ -24,13 +24,13 @@ SEES = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 
 
 @pytest.fixture
-def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Usage]]:
+def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SimulatedUse]]:
     """Have this process keep a simulated GPU busy, without a lease on it."""
-    usages: list[Usage] = []
+    usages: list[SimulatedUse] = []
 
-    def keep(devices: str, percent: float = 100.0, memory_mb: float = 2048) -> Usage:
+    def keep(devices: str, percent: float = 100.0, memory_mb: float = 2048) -> SimulatedUse:
         monkeypatch.setenv("GPUYARD_SIMULATE", devices)
-        usages.append(Usage(SimulatedDevices(devices)))
+        usages.append(SimulatedUse(SimulatedDevices(devices)))
         usages[-1].allocate("SIM-0", memory_mb)
         usages[-1].set_load("SIM-0", percent)
         return usages[-1]
@@ -40,7 +40,7 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Usage]]
         usage.close()
 
 
-def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[..., Usage]) -> None:
+def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[..., SimulatedUse]) -> None:
     keep_busy("2x24GB")
     own_yard.start()
     job_id = own_yard.submit(sys.executable, "-c", SEES)
@@ -57,7 +57,7 @@ def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[...
 
 
 def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
-    own_yard: Yard, keep_busy: Callable[..., Usage]
+    own_yard: Yard, keep_busy: Callable[..., SimulatedUse]
 ) -> None:
     stranger = keep_busy("1x24GB", 98.0)
     own_yard.start()
@@ -107,7 +107,9 @@ def test_a_task_of_a_workspace_starts_when_the_process_ends(
 
 
 @pytest.mark.needs("tmux")
-def test_a_task_of_a_workspace_goes_to_the_idle_gpu(workspaces: Workspaces, keep_busy: Callable[..., Usage]) -> None:
+def test_a_task_of_a_workspace_goes_to_the_idle_gpu(
+    workspaces: Workspaces, keep_busy: Callable[..., SimulatedUse]
+) -> None:
     keep_busy("2x24GB", percent=40.0)
     workspace = workspaces.make(sessions="none")
     workspace.add("exp")
@@ -118,7 +120,7 @@ def test_a_task_of_a_workspace_goes_to_the_idle_gpu(workspaces: Workspaces, keep
 
 @pytest.mark.needs("tmux")
 def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
-    workspaces: Workspaces, keep_busy: Callable[..., Usage]
+    workspaces: Workspaces, keep_busy: Callable[..., SimulatedUse]
 ) -> None:
     keep_busy("1x24GB", percent=5.0, memory_mb=1536)
     workspace = workspaces.make(sessions="none", max_jobs_per_gpu=2)
@@ -131,7 +133,7 @@ def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
     workspace.until_over()
 
 
-def test_the_bound_can_be_turned_off(own_yard: Yard, keep_busy: Callable[..., Usage], own_home: Path) -> None:
+def test_the_bound_can_be_turned_off(own_yard: Yard, keep_busy: Callable[..., SimulatedUse], own_home: Path) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text("[queue]\nmax_foreign_load_percent = 100\n")
     keep_busy("1x24GB")

@@ -27,7 +27,7 @@ from msgspec import Struct
 from gpuyard.core.lease import Need
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.wait_for_devices import Acquisition
 from tests.unit.leases import DEADLINE_S, ME, context, nothing
 
@@ -98,7 +98,7 @@ def take_and_give_back(ledger: Ledger, devices: SimulatedDevices, diary: Diary, 
     lease = acquisition.wait(LONGEST_WAIT_S, 1.0, lambda _: diary.write("wait", number))
     ids = tuple(share.device_id for share in lease.lease.shares)
     diary.write("grant", number, ids, time.monotonic() - (time.time() - lease.lease.since))
-    with Usage(devices) as usage:
+    with SimulatedUse(devices) as usage:
         for device_id in ids:
             usage.allocate(device_id, need.memory_mb or CARD_MB)
         time.sleep(dice.uniform(0, LONGEST_HOLD_S))

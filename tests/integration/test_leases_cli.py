@@ -78,8 +78,8 @@ def test_what_a_lease_s_processes_use_is_measured(script: Script) -> None:
     program = (
         "import sys\n"
         "from gpuyard import GPUScheduler\n"
-        "from gpuyard.probes.simulated_devices import Usage\n"
-        "with GPUScheduler(vram='4G', specific_gpus=[0]), Usage() as usage:\n"
+        "from gpuyard.probes.simulated_devices import SimulatedUse\n"
+        "with GPUScheduler(vram='4G', specific_gpus=[0]), SimulatedUse() as usage:\n"
         "    usage.allocate('SIM-0', 5000)\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.readline()\n"

@@ -22,8 +22,8 @@ Child = subprocess.Popen[str]
 # It takes so much of each simulated device, then waits; whatever comes by its input is taken as well.
 TAKE = (
     "import itertools, sys\n"
-    "from gpuyard.probes.simulated_devices import SimulatedDevices, Usage\n"
-    "with Usage(SimulatedDevices()) as usage:\n"
+    "from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse\n"
+    "with SimulatedUse(SimulatedDevices()) as usage:\n"
     "    for line in itertools.chain(sys.argv[1:], sys.stdin):\n"
     "        if line == 'end\\n':\n"
     "            break\n"

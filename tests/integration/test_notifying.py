@@ -19,7 +19,7 @@ from gpuyard.core.lease import Need
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.daemon.notify import delivery_thread as working
-from gpuyard.daemon.notify.delivery_thread import Worker
+from gpuyard.daemon.notify.delivery_thread import DeliveryThread
 from gpuyard.daemon.notify.send_message import apprise_missing, send
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import run
@@ -43,9 +43,9 @@ class Notices(list[str]):
 
 
 @contextlib.contextmanager
-def working_for(**options: Any) -> Iterator[tuple[Worker, Notices]]:
+def working_for(**options: Any) -> Iterator[tuple[DeliveryThread, Notices]]:
     notices = Notices()
-    worker = Worker("lab", 6, notices.append, **options)
+    worker = DeliveryThread("lab", 6, notices.append, **options)
     try:
         yield worker, notices
     finally:

@@ -5,18 +5,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from gpuyard.control.step import Look
-from gpuyard.control.track_usage import Observer
-from gpuyard.control.transitions import Desk
+from gpuyard.control.step import Observation
+from gpuyard.control.track_usage import UsageTracker
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.system.process_identity import this_process
@@ -35,14 +35,14 @@ def program(lease_id: str | None) -> Iterator[int]:
 
 
 @contextmanager
-def a_desk_with(*lease_ids: str) -> Iterator[Desk]:
+def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
     database, _ = open_database(None)
     store = JobStore(database)
     spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(), learns_memory=True)
     like = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)
     lane = Lane(id=0, priority=0, user="me", tag="", need=Need())
     with store.transaction():
-        store.add_jobs(like, store.add_spec(spec), store.lane_id(lane), 1, [Element()] * len(lease_ids))
+        store.add_jobs(like, store.add_spec(spec), store.lane_id(lane), 1, [ArrayElement()] * len(lease_ids))
         for number, lease_id in enumerate(lease_ids, 1):
             store.begin_attempt(
                 Attempt(
@@ -56,7 +56,7 @@ def a_desk_with(*lease_ids: str) -> Iterator[Desk]:
                     reserved_mb=1024.0,
                 )
             )
-    desk = Desk(store)
+    desk = JobTransitions(store)
     desk.reload()
     with closing(database):
         yield desk
@@ -71,12 +71,12 @@ def test_a_process_that_no_longer_says_whose_it_is_counts_for_no_job() -> None:
         program("two") as second,
         program(None) as ending,
     ):
-        observer = Observer(desk, Book(open_ledger(), me), me)
+        observer = UsageTracker(desk, QueueLedger(open_ledger(), me), me)
         held = {first: 1000.0, second: 2000.0, ending: 40_000.0}
         device = Device(
             id="G0", vendor=Vendor.NVIDIA, memory_total_mb=80_000.0, memory_used_mb=43_000.0, memory_free_mb=37_000.0,
             processes=tuple(Process(pid=pid, memory_mb=mb) for pid, mb in held.items()),
         )  # fmt: skip
-        observer.note(Look(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=(device,))), now=5.0)
+        observer.note(Observation(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=(device,))), now=5.0)
     used = {job_id: live.attempt.usage.peaks_mb for job_id, live in desk.live.items() if live.attempt.usage}
     assert used == {1: {"G0": 1000.0}, 2: {"G0": 2000.0}}

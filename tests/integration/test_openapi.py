@@ -22,14 +22,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from gpuyard.daemon.api.routes import Routes
-from gpuyard.daemon.loop import Yard as Loop
+from gpuyard.daemon.loop import SchedulerLoop as Loop
 from gpuyard.daemon.schema.openapi import describe, document
 from gpuyard.daemon.schema.operations import OPERATIONS
 from gpuyard.daemon.schema.request_bodies import SubmitOptions
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.process_identity import this_process
@@ -52,7 +52,7 @@ def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home:
         with contextlib.closing(database):
             engine, me = LocalEngine(own_home), this_process("test")
             suspender = LocalSuspender(own_home / "suspending", engine.queue)
-            loop = Loop(database, Book(open_ledger(), me), engine, SystemClock(), me, suspender=suspender)
+            loop = Loop(database, QueueLedger(open_ledger(), me), engine, SystemClock(), me, suspender=suspender)
             return set(Routes(loop, lambda _: None, 0.0).table)
 
     own_home.mkdir()

@@ -15,9 +15,9 @@ from gpuyard.connect import version_mismatch
 from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.connect.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
 from gpuyard.connect.version_mismatch import lacking_keys_explained
-from gpuyard.daemon.server.connection import Request, Response
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ui.tui.daemon_stream import Link
+from gpuyard.ui.tui.daemon_stream import DaemonStream
 from gpuyard.version import __version__
 from tests.fakes.daemon import served, status_of
 from tests.fakes.other_version import command_of, daemon_of
@@ -228,7 +228,7 @@ def test_over_the_pages_port_an_error_names_both_versions(home: Path, yard_at: Y
 
 def test_top_says_it_where_something_is_not_known(stand_in: StandIn) -> None:
     async def ask() -> None:
-        await Link(lambda _: None).ask("GET", "/tomorrow")
+        await DaemonStream(lambda _: None).ask("GET", "/tomorrow")
 
     with pytest.raises(NotThere) as raised:
         asyncio.run(ask())

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Amount
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.site import Parcel, Site
-from gpuyard.engines.cluster.submission_dir import Parcels
+from gpuyard.engines.cluster.site import ClusterSubmission, Site
+from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.contract.engine import DEADLINE_S, until
 from tests.contract.outposts import DAEMON, ROOT, hasten
@@ -227,7 +227,7 @@ def test_one_that_was_refused_and_is_handed_over_again_is_not_taken_for_recorded
 
 
 def test_a_site_with_a_bug_loses_nothing(post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(parcel: Parcel) -> None:
+    def submit(parcel: ClusterSubmission) -> None:
         raise KeyError(parcel.token)
 
     post.until(lambda: not post.trouble(), "the first offer")
@@ -437,7 +437,7 @@ def test_what_cannot_be_written_down_never_began(post: Post, monkeypatch: pytest
     def write(*_: object) -> None:
         raise EnvironmentFault("the disk is full")
 
-    monkeypatch.setattr(Parcels, "write", write)
+    monkeypatch.setattr(SubmissionDirs, "write", write)
     post.hand_over(post.launch(1))
     assert post.until_ended(1) == [UNBEGUN]
     assert post.ends[1].outcome.reason == "the disk is full"
@@ -449,7 +449,7 @@ def test_what_a_site_has_taken_runs_once_though_that_cannot_be_noted(
     def mark_submitted(*_: object) -> None:
         raise EnvironmentFault("the disk is full")
 
-    monkeypatch.setattr(Parcels, "mark_submitted", mark_submitted)
+    monkeypatch.setattr(SubmissionDirs, "mark_submitted", mark_submitted)
     post.hand_over(post.launch(1))
     assert post.until_ended(1) == [SUCCEEDED]
     assert post.runs(1) == 1

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.site import Parcel, Report
+from gpuyard.engines.cluster.site import ClusterSubmission, SiteReport
 from tests.contract.outposts import hasten
 from tests.fakes.site import ProcessSite
 from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
@@ -150,7 +150,7 @@ def test_the_next_daemon_knows_what_a_parcel_is_called_there(
     submit, look = site.submit, site.look
     known: list[str] = []
 
-    def note(live: Sequence[Parcel]) -> Report:
+    def note(live: Sequence[ClusterSubmission]) -> SiteReport:
         known.extend(each.known_as for each in live)
         return look(live)
 

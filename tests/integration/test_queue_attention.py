@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Look, Rules
-from gpuyard.control.user_requests import Requests
+from gpuyard.control.step import Observation, Rules
+from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import Selection, parse_selection
-from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.job.selection import JobSelection, parse_selection
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.leases.ledger import Ledger, open_ledger
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
 from tests.integration.queue_fixture import Yard, until
@@ -100,37 +100,37 @@ def test_a_home_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_private(t
 
 
 @pytest.fixture
-def controlled(tmp_path: Path) -> Iterator[tuple[Controller, Requests, JobStore]]:
+def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobStore]]:
     """A queue whose steps the test takes itself."""
     database, _ = open_database(None)
     store, clock, me = JobStore(database), FakeClock(), this_process("queue")
     engine = LocalEngine(tmp_path / "queue")
     (tmp_path / "locks").mkdir(mode=0o700)
-    rules = Rules(limits=Limits(cpu_jobs=1))
-    controller = Controller(store, Book(Ledger(tmp_path / "locks"), me), engine, clock, rules=rules, me=me)
-    yield controller, Requests(controller, store, Catalogue(database, store), clock), store
+    rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
+    controller = Controller(store, QueueLedger(Ledger(tmp_path / "locks"), me), engine, clock, rules=rules, me=me)
+    yield controller, UserRequests(controller, store, QueueQueries(database, store), clock), store
     engine.close()
     database.close()
 
 
-def test_a_machine_without_devices_is_looked_at_again(controlled: tuple[Controller, Requests, JobStore]) -> None:
+def test_a_machine_without_devices_is_looked_at_again(controlled: tuple[Controller, UserRequests, JobStore]) -> None:
     controller, requests, _ = controlled
-    list(requests.submit(parse_submission(Asked(cwd="/", environment={}, command=("true",))), "me"))
-    step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())))
+    list(requests.submit(parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",))), "me"))
+    step = controller.step(Observation(snapshot=Snapshot(taken_at=0.0, host=Host())))
     assert (step.waits_for_look, step.started) == (True, 0)
     list(requests.cancel(parse_selection("1")))
-    step = controller.step(Look(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
+    step = controller.step(Observation(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
     assert not step.waits_for_look, "nobody waits any more"
 
 
 def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_is(
-    controlled: tuple[Controller, Requests, JobStore],
+    controlled: tuple[Controller, UserRequests, JobStore],
 ) -> None:
     _, requests, store = controlled
-    asked = Asked(cwd="/", environment={}, command=("true",), options={"array": "0-2"})
+    asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options={"array": "0-2"})
     list(requests.submit(parse_submission(asked), "me"))
     list(requests.hold(parse_selection("2")))
-    list(requests.cancel(Selection(ranges=((1, 3),), states=(JobState.QUEUED,))))
+    list(requests.cancel(JobSelection(ranges=((1, 3),), states=(JobState.QUEUED,))))
     states = [job.state for number in (1, 2, 3) if (job := store.job(number)) is not None]
     assert states == [JobState.CANCELLED, JobState.HELD, JobState.CANCELLED]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.fast_http import Connection, _render
+from gpuyard.connect.fast_http import DaemonConnection, _render
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, asked, until
@@ -29,7 +29,7 @@ SOON_S = 1.0
 def submit_some(connection: Pipe, path: str) -> None:
     connection.send("ready")
     wait_for_word(connection)
-    with Connection(path, may_start=False) as client:
+    with DaemonConnection(path, may_start=False) as client:
         ids = [
             client.request("POST", "/submissions", body=asked("true", gpus=0, hold=True))["first"] for _ in range(EACH)
         ]
@@ -129,7 +129,7 @@ def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Ya
     answers: list[str] = []
 
     def send() -> None:
-        with Connection(str(yard.home / "daemon.sock"), may_start=False) as client:
+        with DaemonConnection(str(yard.home / "daemon.sock"), may_start=False) as client:
             answers.append(client.request("POST", "/submissions", body=body)["ids"])
 
     threads = [threading.Thread(target=send) for _ in range(2)]
@@ -151,7 +151,7 @@ def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(y
         done, seen = threading.Event(), set[int]()
 
         def send(route: str = method, content: object = body, done: threading.Event = done) -> None:
-            with Connection(path, may_start=False) as client:
+            with DaemonConnection(path, may_start=False) as client:
                 client.request("POST", route, body=content)
             done.set()
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import ray_site
 from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
-from gpuyard.engines.cluster.site import At, Parcel, Sighting, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState, SiteUnreachable
 
-PARCEL = Parcel(token="f00d", terms=Terms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",))
-SIGHTING = Sighting(id="gpuyard-f00d-0", at=At.FAILED)
+PARCEL = ClusterSubmission(
+    token="f00d", terms=ClusterTerms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",)
+)
+SIGHTING = Sighting(id="gpuyard-f00d-0", at=SiteState.FAILED)
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 
@@ -53,7 +55,7 @@ def test_a_token_is_asked_for_where_there_is_none_and_sent_where_there_is() -> N
         is_known = request.headers["Authorization"] == "Bearer s3cret"
         return (200, b'{"logs": "come in"}') if is_known else (401, b"Unauthorized")
 
-    with answering(guard) as site, pytest.raises(Unreachable, match="with a token only") as error:
+    with answering(guard) as site, pytest.raises(SiteUnreachable, match="with a token only") as error:
         site.look([])
     assert "RAY_AUTH_TOKEN" in (error.value.hint or "")
     with answering(guard, {"RAY_AUTH_TOKEN": "s3cret\n"}) as site:
@@ -94,9 +96,9 @@ def test_what_ray_no_longer_knows_has_no_output_and_needs_no_end() -> None:
 
 def test_what_could_not_be_stopped_or_read_is_told() -> None:
     with answering(lambda _: (500, b"no agent")) as site:
-        with pytest.raises(Unreachable, match="no agent"):
+        with pytest.raises(SiteUnreachable, match="no agent"):
             site.cancel([SIGHTING.id])
-        with pytest.raises(Unreachable, match="no agent"):
+        with pytest.raises(SiteUnreachable, match="no agent"):
             site.output(SIGHTING)
 
 
@@ -115,25 +117,25 @@ def test_what_could_not_be_stopped_or_read_is_told() -> None:
 )
 def test_an_answer_that_says_nothing_of_jobs_counts_as_none(status: int, body: bytes, words: str) -> None:
     with answering(lambda _: (status, body)) as site:
-        with pytest.raises(Unreachable, match=words):
+        with pytest.raises(SiteUnreachable, match=words):
             site.look([PARCEL])
         if status != 200:
-            with pytest.raises(Unreachable, match=words):
+            with pytest.raises(SiteUnreachable, match=words):
                 site.submit(PARCEL)
 
 
 def test_what_is_taken_in_part_is_not_refused() -> None:
     answers = iter([(200, b"{}"), (400, b"ValueError: enough")])
-    with answering(lambda _: next(answers)) as site, pytest.raises(Unreachable, match=r"took 1 of 3.*enough"):
+    with answering(lambda _: next(answers)) as site, pytest.raises(SiteUnreachable, match=r"took 1 of 3.*enough"):
         site.submit(PARCEL)
 
 
 def test_a_parcel_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_site, "_ALL_WITHIN_S", 0.0)
     with answering(lambda _: (200, b"{}")) as site:
-        with pytest.raises(Unreachable, match="took 1 of 3"):
+        with pytest.raises(SiteUnreachable, match="took 1 of 3"):
             site.submit(PARCEL)
-        with pytest.raises(Unreachable, match=r"stopped [01] of 2"):
+        with pytest.raises(SiteUnreachable, match=r"stopped [01] of 2"):
             site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1"])
 
 
@@ -156,7 +158,7 @@ def test_nobody_is_waited_for_longer_than_a_while(monkeypatch: pytest.MonkeyPatc
         is_over.clear()
         with answering(answer) as site:
             try:
-                with pytest.raises(Unreachable, match="no answer from a Ray dashboard"):
+                with pytest.raises(SiteUnreachable, match="no answer from a Ray dashboard"):
                     site.look([])
             finally:
                 is_over.set()

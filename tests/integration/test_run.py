@@ -16,7 +16,7 @@ import pytest
 from gpuyard.config import lease_dir
 from gpuyard.core.lease import Lease
 from gpuyard.leases.ledger import Ledger
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
@@ -373,7 +373,7 @@ def test_ten_that_start_at_once_never_take_more_than_fits(start: Start, monkeypa
 
 
 def test_ramps_that_fill_a_device_to_the_last_byte_do_not_fail_for_rounding() -> None:
-    usages = [Usage() for _ in range(6)]
+    usages = [SimulatedUse() for _ in range(6)]
     for usage, _ in itertools.product(usages, range(50)):
         usage.allocate("SIM-0", 4096 / 50)
     assert {process.memory_mb for process in SimulatedDevices().read(1.0).devices[0].processes or ()} == {4096}
@@ -397,7 +397,7 @@ def test_a_stranger_without_a_lease_is_respected(start: Start) -> None:
 
 @unmeasured
 def test_a_tiny_idle_stranger_does_not_keep_a_run_from_a_whole_device() -> None:
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-0", 200)
         result = run("--device", "0", "--wait", "0", "--", "echo", "alone")
     assert (result.returncode, result.stdout) == (0, "alone\n")

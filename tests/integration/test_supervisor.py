@@ -15,7 +15,7 @@ import pytest
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.submission_dir import VOID, Began, Finish, Parcels, Trace
+from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs
 from gpuyard.engines.local.keeper_journal import outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
@@ -36,7 +36,7 @@ class Node:
     """Where supervisors are started as a site does it: with an environment of its own, and little in it."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.parcels = Parcels(tmp_path / "shared")
+        self.parcels = SubmissionDirs(tmp_path / "shared")
         self._logs = tmp_path / "logs"
         self._logs.mkdir()
         self._started: list[Supervisor] = []
@@ -67,8 +67,8 @@ class Node:
     def log(self, number: int = 0) -> str:
         return (self._logs / str(number)).read_text(encoding="utf-8", errors="surrogateescape")
 
-    def trace(self, number: int = 0) -> Trace:
-        return self.parcels.traces(TOKEN).get(number, Trace())
+    def trace(self, number: int = 0) -> ElementTrace:
+        return self.parcels.traces(TOKEN).get(number, ElementTrace())
 
     def end_of(self, number: int = 0) -> Finish:
         end = self.trace(number).ended
@@ -126,7 +126,7 @@ def test_a_program_runs_and_its_status_is_told_and_left_with(node: Node) -> None
     assert trace.ended is not None
     assert trace.ended.word == "7"
     assert before - 0.01 <= trace.began.at <= trace.ended.at <= time.time()
-    assert node.trace(0) == Trace()
+    assert node.trace(0) == ElementTrace()
 
 
 def test_a_program_that_a_signal_ends_has_the_status_that_shells_give_it(node: Node) -> None:
@@ -232,7 +232,7 @@ def test_what_is_void_never_runs(node: Node, tmp_path: Path) -> None:
     assert node.parcels.void(TOKEN, 0)
     assert node.start().wait(60) == NOT_FIRST
     assert not (tmp_path / "ran").exists()
-    assert node.trace() == Trace(began=VOID)
+    assert node.trace() == ElementTrace(began=VOID)
 
 
 def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(

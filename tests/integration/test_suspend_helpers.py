@@ -10,7 +10,7 @@ import pytest
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.ports import Moved
+from gpuyard.ports import SuspendResult
 from tests.integration.driver_fixture import CARD, Card, card, libraries, one_user, tree_of_users, works_on
 from tests.integration.engine_fixture import wait_for
 from tests.integration.suspend_fixture import (
@@ -33,7 +33,7 @@ unmeasured = pytest.mark.usefixtures("unmeasured")
 # Drivers that hang
 
 
-def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[LocalSuspender, Moved]:
+def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[LocalSuspender, SuspendResult]:
     """With the least patience that suffices to come as far as the checkpoint, at which the driver hangs; on a slow
     machine one that has less gives up before it."""
     lock, patience_s = folder / "suspending" / f"{attempt.key}.lock", 0.5

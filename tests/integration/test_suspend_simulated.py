@@ -16,7 +16,7 @@ import pytest
 from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.fakes import gated_job
 from tests.integration.engine_fixture import log_of, outcomes
 from tests.integration.suspend_fixture import (
@@ -39,8 +39,8 @@ ENDLESS = ("--work", "1000000")
 DEVICES = ("SIM-0",)
 # Uses its device without a pause, so that it holds the lock of all shares most of the time.
 RESTLESS = """
-from gpuyard.probes.simulated_devices import Usage
-usage = Usage()
+from gpuyard.probes.simulated_devices import SimulatedUse
+usage = SimulatedUse()
 usage.allocate("SIM-0", 1024)
 print("holding", flush=True)
 while True:
@@ -99,7 +99,7 @@ def holding(engine: LocalEngine, folder: Path, job_id: int, *command: str) -> At
 
 @contextlib.contextmanager
 def filled_by_others(megabytes: float) -> Iterator[None]:
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-0", megabytes)
         yield
 

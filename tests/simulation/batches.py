@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from gpuyard.core.job.submission import Asked
+from gpuyard.core.job.submission import SubmissionRequest
 from tests.simulation.clients import Operation, operations
 from tests.simulation.natures import Nature, NatureOf, wild_nature
 from tests.simulation.play import WITHIN_S, Script
@@ -58,7 +58,7 @@ def batch(at: float, token: str, count: int, *, vram_mb: int = 0, ram_mb: int = 
     typed = {name.replace("_", "-"): str(value) for name, value in options.items()}
     said = {"vram": f"{vram_mb}M"} if vram_mb else {}
     said |= {"run-ram": f"{ram_mb}M"} if ram_mb else {}
-    asked = Asked(
+    asked = SubmissionRequest(
         cwd="/",
         environment={},
         token=token,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gpuyard.control.user_requests import Changed, fit_to_machine
+from gpuyard.control.user_requests import ChangeResult, fit_to_machine
 from gpuyard.core.job.selection import parse_selection
-from gpuyard.core.job.submission import Asked, Submission, parse_submission
+from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.errors import StoreFault, UserError
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.life import Life
@@ -30,7 +30,7 @@ class Operation:
     at: float
     kind: str
     number: int = 0
-    asked: Asked | None = None
+    asked: SubmissionRequest | None = None
     jobs: str | None = None
     priority: int | None = None
 
@@ -49,7 +49,7 @@ def operations(seed: int, count: int, within_s: float, *, is_crowded: bool = Fal
 class Sent:
     """A submission; `ids` are there once it was acknowledged."""
 
-    asked: Asked
+    asked: SubmissionRequest
     count: int
     ids: tuple[int, int] | None = None
     tries: int = 0
@@ -96,7 +96,7 @@ class Clients:
             meant = operation.jobs or self._selection(random, likes_all=operation.kind in ("suspend", "resume"))
             self.change(operation.kind, meant, priority, life)
 
-    def submit(self, asked: Asked, life: Life) -> None:
+    def submit(self, asked: SubmissionRequest, life: Life) -> None:
         sent = Sent(asked=asked, count=0)
         try:
             sent.count = sent.submission().count
@@ -140,7 +140,7 @@ class Clients:
             self.frozen.clear()  # it may happen from now on, whether or not anybody is told
         self.retried += kind == "retry"
 
-        def done(changed: Changed) -> None:
+        def done(changed: ChangeResult) -> None:
             self.world.tell(kind, (text, changed.ids))
             if kind in ("cancel", "hold"):
                 self.frozen.update(dict.fromkeys(changed.ids, kind))
@@ -185,7 +185,7 @@ class Clients:
 
     # What is asked for
 
-    def _submission(self, token: str, random: Random) -> Asked:
+    def _submission(self, token: str, random: Random) -> SubmissionRequest:
         gpus = random.choice((1, 1, 1, 1, 2) if self.is_crowded else (0, 0, 1, 1, 1, 1, 2))
         options: dict[str, Any] = {"name": token, "gpus": str(gpus)}
         command = ["wild", token]
@@ -203,7 +203,7 @@ class Clients:
         self._add_wishes(options, random)
         if random.random() < 0.03:
             command.append(UNPASSABLE)
-        return Asked(cwd="/", environment={}, token=token, command=tuple(command), options=options)
+        return SubmissionRequest(cwd="/", environment={}, token=token, command=tuple(command), options=options)
 
     def _add_wishes(self, options: dict[str, Any], random: Random) -> None:
         wishes: tuple[tuple[float, str, Callable[[], Any]], ...] = (

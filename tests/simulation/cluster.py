@@ -13,7 +13,16 @@ from pathlib import Path
 from random import Random
 
 from gpuyard.core.cluster.offer import Amount, Offer, gpus_of
-from gpuyard.engines.cluster.site import OVER, At, Mark, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.engines.cluster.site import (
+    OVER,
+    ClusterSubmission,
+    Mark,
+    Sighting,
+    SiteRefused,
+    SiteReport,
+    SiteState,
+    SiteUnreachable,
+)
 from tests.simulation.world import World
 
 GPUS = 4
@@ -24,8 +33,9 @@ _KILL_AFTER_S = 5.0
 CALAMITIES = ("node", "orphaned", "forgotten", "supervisor", "oom", "preempted", "scancel")
 LOSSES = frozenset({"node", "orphaned", "forgotten", "supervisor"})
 _AT = {
-    "node": At.LOST, "orphaned": At.LOST, "supervisor": At.FAILED, "oom": At.OUT_OF_MEMORY, "preempted": At.PREEMPTED,
-    "scancel": At.CANCELLED,
+    "node": SiteState.LOST, "orphaned": SiteState.LOST, "supervisor": SiteState.FAILED,
+    "oom": SiteState.OUT_OF_MEMORY, "preempted": SiteState.PREEMPTED,
+    "scancel": SiteState.CANCELLED,
 }  # fmt: skip
 
 
@@ -86,9 +96,9 @@ class Piece:
     """An element as the site has it."""
 
     mark: Mark
-    parcel: Parcel
+    parcel: ClusterSubmission
     gpus: float
-    at: At = At.PENDING
+    at: SiteState = SiteState.PENDING
     status: int | None = None
     is_due: bool = False
     run: Run | None = None
@@ -122,21 +132,21 @@ class Cluster:
 
     # What it is asked
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         self._answer()
         if self.refuses is not None:
-            raise Refused(self.refuses)
+            raise SiteRefused(self.refuses)
         if self.unheard and self._random("late").random() < 0.2:
             self.took_late = True
             self._world.after(self._random("late").uniform(0.5, 8.0), lambda: self._take(parcel))
-            raise Unreachable("it took too long to answer")
+            raise SiteUnreachable("it took too long to answer")
         self._take(parcel)
         is_over = self._tells_free and not self.took_late and self._in_use() > GPUS + 1e-6
         assert not is_over, f"{self._in_use()} GPUs were handed over, and there are {GPUS}"
         self._hear("submit")
         return ""
 
-    def _take(self, parcel: Parcel) -> None:
+    def _take(self, parcel: ClusterSubmission) -> None:
         for number in range(parcel.count):
             piece = Piece(mark=(parcel.token, number), parcel=parcel, gpus=gpus_of(parcel.terms.need, None))
             assert piece.mark not in self.pieces, "the same parcel was handed over twice"
@@ -146,20 +156,20 @@ class Cluster:
     def _in_use(self) -> float:
         return sum(piece.gpus for piece in self.pieces.values() if piece.at not in OVER)
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self._answer()
         tokens = {parcel.token for parcel in live}
         seen = {mark: self._sighting(piece) for mark, piece in self.pieces.items() if mark[0] in tokens}
         free = Amount(gpus=GPUS - self._in_use()) if self._tells_free else None
-        return Report(sightings=seen, offer=Offer(free=free, most_jobs=MOST_JOBS))
+        return SiteReport(sightings=seen, offer=Offer(free=free, most_jobs=MOST_JOBS))
 
     def cancel(self, ids: Sequence[str]) -> None:
         self._answer()
         for piece in [piece for piece in self.pieces.values() if _id(piece) in ids]:
-            if piece.at is At.PENDING or (piece.at is At.RUNNING and piece.run is None):
-                piece.at = At.CANCELLED
-            elif piece.at is At.RUNNING and piece.run is not None:
-                self._end_politely(piece, piece.run, At.CANCELLED)
+            if piece.at is SiteState.PENDING or (piece.at is SiteState.RUNNING and piece.run is None):
+                piece.at = SiteState.CANCELLED
+            elif piece.at is SiteState.RUNNING and piece.run is not None:
+                self._end_politely(piece, piece.run, SiteState.CANCELLED)
         self._hear("cancel")
 
     def output(self, sighting: Sighting) -> bytes | None:
@@ -168,18 +178,18 @@ class Cluster:
     def _answer(self) -> None:
         self.calls += 1
         if self.down:
-            raise Unreachable("nobody is there")
+            raise SiteUnreachable("nobody is there")
 
     def _hear(self, what: str) -> None:
         if self.unheard and self._random(what).random() < 0.3:
-            raise Unreachable("the answer was lost")
+            raise SiteUnreachable("the answer was lost")
 
     def _sighting(self, piece: Piece) -> Sighting:
-        run, is_running = piece.run, piece.at is At.RUNNING
+        run, is_running = piece.run, piece.at is SiteState.RUNNING
         return Sighting(
             id=_id(piece),
             at=piece.at,
-            reason="its turn comes" if piece.at is At.PENDING else "",
+            reason="its turn comes" if piece.at is SiteState.PENDING else "",
             place="n0" if is_running else "",
             started_at=run.began_at if run is not None else None,
             ended_at=run.ended_at if run is not None and not is_running else None,
@@ -201,30 +211,32 @@ class Cluster:
 
     def _schedule(self) -> None:
         """In the order in which they came; at most so many of a parcel's."""
-        busy = sum(piece.gpus for piece in self.pieces.values() if piece.at is At.RUNNING)
+        busy = sum(piece.gpus for piece in self.pieces.values() if piece.at is SiteState.RUNNING)
         for piece in list(self.pieces.values()):
-            if piece.at is not At.PENDING or not piece.is_due or busy + piece.gpus > GPUS + 1e-6:
+            if piece.at is not SiteState.PENDING or not piece.is_due or busy + piece.gpus > GPUS + 1e-6:
                 continue
-            beside = sum(other.at is At.RUNNING for other in self.pieces.values() if other.mark[0] == piece.mark[0])
+            beside = sum(
+                other.at is SiteState.RUNNING for other in self.pieces.values() if other.mark[0] == piece.mark[0]
+            )
             if beside < (piece.parcel.terms.at_most or beside + 1):
                 busy += piece.gpus
-                piece.at = At.RUNNING
+                piece.at = SiteState.RUNNING
                 late_s = self._random("start").choice((0.0, self._random("start").uniform(0.0, 2.0)))
                 self._world.after(late_s, lambda piece=piece: self._start(piece))  # type: ignore[misc]
 
     def _start(self, piece: Piece) -> None:
         """Its supervisor, who may start though it was cancelled a moment ago, and is ended at once then."""
-        if piece.at is not At.RUNNING and self._random("cancelled").random() < 0.5:
+        if piece.at is not SiteState.RUNNING and self._random("cancelled").random() < 0.5:
             return
         try:
             told = json.loads(Path(piece.parcel.folder, "parcel.json").read_bytes())["elements"][piece.mark[1]]
             file = os.open(f"{piece.path}.began", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            self._over(piece, At.SUCCEEDED, 0)
+            self._over(piece, SiteState.SUCCEEDED, 0)
             return
         except OSError:  # it is not where it was said to be
             self.could_not_start += 1
-            self._over(piece, At.FAILED, 1)
+            self._over(piece, SiteState.FAILED, 1)
             return
         with open(file, "w") as stream:
             json.dump({"at": self._world.now, "node": "n0", "pid": 7}, stream)
@@ -240,19 +252,19 @@ class Cluster:
         self._world.after(course.runs_s, lambda: self._finish(piece, run, str(course.status)))
         if course.calamity:
             self._world.after(course.runs_s / 2, lambda: self._befall(piece, run))
-        if piece.at is not At.RUNNING:
+        if piece.at is not SiteState.RUNNING:
             self._finish(piece, run, "143")
         limit_s = piece.parcel.terms.limit_s
         if limit_s is not None:
-            self._world.after(limit_s + 0.5, lambda: self._end_politely(piece, run, At.TIMED_OUT))
+            self._world.after(limit_s + 0.5, lambda: self._end_politely(piece, run, SiteState.TIMED_OUT))
 
-    def _finish(self, piece: Piece, run: Run, word: str, at: At | None = None) -> None:
+    def _finish(self, piece: Piece, run: Run, word: str, at: SiteState | None = None) -> None:
         """It ends; its supervisor and the site say so, one after the other."""
         if not run.is_alive:
             return
         self._kill(run)
         status = int(word)
-        found = at or (At.FAILED if status else At.SUCCEEDED)
+        found = at or (SiteState.FAILED if status else SiteState.SUCCEEDED)
         late_s = run.course.late_s
         self._world.after(0.0 if run.course.site_is_late else late_s, lambda: self._leave_word(piece, run, word))
         self._world.after(late_s if run.course.site_is_late else 0.0, lambda: self._over(piece, found, status))
@@ -274,21 +286,21 @@ class Cluster:
             if not self._shared.is_dir():
                 self._world.after(1.0, lambda: self._leave_word(piece, run, word))
 
-    def _over(self, piece: Piece, at: At, status: int | None) -> None:
-        if piece.at is At.RUNNING:
+    def _over(self, piece: Piece, at: SiteState, status: int | None) -> None:
+        if piece.at is SiteState.RUNNING:
             piece.at, piece.status = at, status
             self._schedule()
 
-    def _end_politely(self, piece: Piece, run: Run, at: At) -> None:
+    def _end_politely(self, piece: Piece, run: Run, at: SiteState) -> None:
         """SIGTERM, and after a while SIGKILL."""
-        if run.is_alive and piece.at is At.RUNNING:
+        if run.is_alive and piece.at is SiteState.RUNNING:
             heeds, term_s = run.course.heeds_term, run.course.term_s
             after_s, word = (term_s, "143") if heeds else (_KILL_AFTER_S, "137")
             self._world.after(after_s, lambda: self._finish(piece, run, word, at))
 
     def _befall(self, piece: Piece, run: Run) -> None:
         calamity = run.course.calamity
-        if not run.is_alive or piece.at is not At.RUNNING:
+        if not run.is_alive or piece.at is not SiteState.RUNNING:
             return
         run.hit_by = calamity
         self._world.tell(calamity, run.key)

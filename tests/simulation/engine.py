@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.engines.local.keeper_journal import Things, outcome_of
+from gpuyard.engines.local.keeper_journal import StartContext, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, Prepared, RunsHere
 from tests.simulation.programs import Program
@@ -81,7 +81,7 @@ class SimulatedEngine(RunsHere):
             Ended(
                 job_id=name[0],
                 attempt=name[1],
-                outcome=outcome_of(words.get(name), Things()),
+                outcome=outcome_of(words.get(name), StartContext()),
                 shortage=self._shortage_of(name),
             )
             for name in over

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.control.transitions import Desk
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import REBOOTED
-from gpuyard.core.job.dependencies import Prospect, prospect, prospect_of_all
-from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, Parked
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect, prospect_of_all
+from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.scheduling.queue_order import level
-from gpuyard.engines.local.keeper_journal import BEGAN, Things, outcome_of
+from gpuyard.engines.local.keeper_journal import BEGAN, StartContext, outcome_of
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
@@ -59,7 +59,7 @@ class Checker:
 
     # After every turn
 
-    def check(self, desk: Desk | None = None) -> None:
+    def check(self, desk: JobTransitions | None = None) -> None:
         assert not self._execute("PRAGMA foreign_key_check").fetchall()
         store = JobStore(self._database)  # a new one each time: it remembers nothing
         states = self._states()
@@ -115,14 +115,16 @@ class Checker:
         for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
             for other, kind, _ in store.dependencies(job_id):
-                was_met = any(prospect(kind, end) is Prospect.MET for end in self._ends.get(other, ()))
+                was_met = any(prospect(kind, end) is DependencyOutlook.MET for end in self._ends.get(other, ()))
                 assert was_met, f"job {job_id} runs before job {other} has ended as it should"
 
     def _check_blocked(self, store: JobStore, states: dict[int, JobState]) -> None:
         arriving = self._arriving()
         for job_id, state in states.items():
             if state is JobState.BLOCKED and job_id not in arriving:
-                assert prospect_of_all(store.dependencies(job_id))[0] is Prospect.PENDING, f"job {job_id} waits in vain"
+                assert prospect_of_all(store.dependencies(job_id))[0] is DependencyOutlook.PENDING, (
+                    f"job {job_id} waits in vain"
+                )
 
     # Around a step
 
@@ -224,7 +226,7 @@ class Checker:
 
     def _is_in_vain(self, dependencies: list[tuple[int, str]]) -> bool:
         return any(
-            prospect(DependencyKind(kind), end) is Prospect.NEVER
+            prospect(DependencyKind(kind), end) is DependencyOutlook.NEVER
             for other, kind in dependencies
             for end in self._ends.get(other, ())
         )
@@ -246,7 +248,7 @@ class Checker:
 
     def suspended_by_hand(self) -> list[int]:
         query = "SELECT job FROM attempts WHERE ended_at IS NULL AND parked = ?"
-        by_hand = {job_id for (job_id,) in self._execute(query, (Parked.BY_PERSON,)).fetchall()}
+        by_hand = {job_id for (job_id,) in self._execute(query, (SuspendedBy.BY_PERSON,)).fetchall()}
         return [job_id for job_id, state in self._states().items() if state is JobState.SUSPENDED and job_id in by_hand]
 
     def standing(self) -> dict[int, str]:
@@ -292,5 +294,5 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     elif outcome.kind is OutcomeKind.OUT_OF_MEMORY:
         assert program.word in ("134", "139"), f"{program.name} did not crash, and left {program.word}"
     else:
-        expected = outcome_of(program.word or (BEGAN if program.began_at is not None else None), Things())
+        expected = outcome_of(program.word or (BEGAN if program.began_at is not None else None), StartContext())
         assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"

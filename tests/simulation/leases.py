@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import View, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementView, choose, in_line
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Wanted
+from gpuyard.ports import WantedClaim
 from tests.simulation.world import Granted, World
 
-Decide = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]
+Decide = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
 
 
 class SimulatedClaim:
@@ -160,7 +160,9 @@ class Others:
                 continue
             ahead = tuple(one for one in line[:place] if one.id in world.tickets)
             seen, leases = world.snapshot(), world.leases()
-            view = View(now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead)
+            view = PlacementView(
+                now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead
+            )
             claim = choose(other.need, view).claim
             if claim is not None:
                 granted = world.grant(ticket.holder, claim.shares, other.name)

@@ -3,21 +3,21 @@
 import os
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Look, Rules, Step
-from gpuyard.control.user_requests import Requests
+from gpuyard.control.step import Observation, Rules, Step
+from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.gaps import Gaps, LeasesPort, Port, StorePort, Thread
 from tests.simulation.leases import SimulatedBook
 from tests.simulation.moving import SimulatedSuspender
 from tests.simulation.world import World
 
-LIMITS = Limits(cpu_jobs=2, tags={"night": 1})
+LIMITS = SchedulingLimits(cpu_jobs=2, tags={"night": 1})
 RULES = Rules(limits=LIMITS, settle_s=4.0)
 # A look that is no older than this is still good, as in the daemon.
 FRESH_S = 0.25
@@ -37,7 +37,7 @@ class Life:
         self._book = SimulatedBook(world, self.me, f"life {self.number}", trouble)
         self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
         self.suspender = SimulatedSuspender(world, moves_fail)
-        self._latest: Look | None = None
+        self._latest: Observation | None = None
         self._wants_look = False
         self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
@@ -51,7 +51,7 @@ class Life:
             me=self.me,
             suspender=Port("suspender", self.suspender, self.thread),
         )
-        self.requests = Requests(self.controller, store_port, Catalogue(database, store), clock)  # type: ignore[arg-type]
+        self.requests = UserRequests(self.controller, store_port, QueueQueries(database, store), clock)  # type: ignore[arg-type]
 
     @property
     def asked_ledger(self) -> bool:
@@ -66,13 +66,13 @@ class Life:
             step = self.controller.step(self.look())
         return step
 
-    def look(self) -> Look:
+    def look(self) -> Observation:
         """One that is good enough."""
         taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
         is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_look else FRESH_S)
         if self._latest is None or not is_fresh:
             self._wants_look = False
-            self._latest = Look(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
+            self._latest = Observation(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
         return self._latest
 
     def wants_look(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpuyard.control.controller import Controller
-from gpuyard.core.job.job import Attempt, Job, OnPreempt, OutcomeKind, Parked
+from gpuyard.core.job.job import Attempt, Job, OnPreempt, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.sizing import MOST_RERUNS
 from gpuyard.store.job_store import JobStore
@@ -54,7 +54,7 @@ def check_after_step(
         if job.state is JobState.RESUMING and program is not None and granted is not None:
             _check_held(program, granted)
         elif job.state is JobState.SUSPENDED:
-            is_known = attempt.parked is Parked.BY_PERSON or -job.id in queued
+            is_known = attempt.parked is SuspendedBy.BY_PERSON or -job.id in queued
             assert is_known, f"job {job.id} is suspended and forgotten"
             is_empty = granted is None or not granted.lease.shares
             assert is_empty or not asked_ledger, f"job {job.id} is suspended, and its lease is for something"

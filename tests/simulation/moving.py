@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.ports import Moved
+from gpuyard.ports import SuspendResult
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -22,7 +22,7 @@ class SimulatedSuspender:
     def __init__(self, world: World, trouble: float = 0.0) -> None:
         self._world = world
         self._trouble = trouble
-        self._news: list[Moved] = []
+        self._news: list[SuspendResult] = []
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         unseen = [device_id for device_id in attempt.devices if snapshot.device(device_id) is None]
@@ -37,7 +37,7 @@ class SimulatedSuspender:
 
         self._order(attempt, resumption, is_resumed=True)
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[SuspendResult]:
         news, self._news = self._news, []
         return news
 
@@ -55,7 +55,7 @@ class SimulatedSuspender:
     ) -> None:
         def tell(*, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
             self._news.append(
-                Moved(
+                SuspendResult(
                     job_id=attempt.job_id,
                     attempt=attempt.number,
                     is_resumed=is_resumed,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Asked
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.engines.cluster import engine as outpost
 from gpuyard.engines.cluster import in_flight
 from gpuyard.errors import EnvironmentFault, StoreFault
@@ -50,13 +50,13 @@ class FilesPort(Port):
         return found
 
 
-class SteppedOutpost(outpost.Outpost):
+class SteppedOutpost(outpost.ClusterEngine):
     """Its thread's turns are events of the world's, as long as its daemon lives."""
 
     def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, life: "HandingLife") -> None:
         super().__init__(Port("site", cluster, thread), folder, life.hear, poll_s=8.0)
         self._parcels = FilesPort("parcels", self._parcels, thread)  # type: ignore[assignment]
-        self._cargo = in_flight.Cargo(self._site, self._parcels)
+        self._cargo = in_flight.InFlightJobs(self._site, self._parcels)
         self._world = world
         self._daemon = thread
         self._alarm = 0
@@ -304,7 +304,7 @@ def wild_handing(seed: int) -> tuple[Script, dict[str, Any]]:
     return script, {"tells_free": seed % 2 == 1, "spells": spells}
 
 
-def _asked(seed: int, number: int) -> Asked:
+def _asked(seed: int, number: int) -> SubmissionRequest:
     random, token = Random(f"{seed} asked {number}"), f"s{number}"
     is_here = random.random() < 0.15
     options: dict[str, Any] = {"name": token, "gpus": random.choice(("0", "1", "1", "1", "2"))}
@@ -324,4 +324,4 @@ def _asked(seed: int, number: int) -> Asked:
     options |= {name: value for chance, name, value in wishes if value is not None and random.random() < chance}
     if "array" in options:
         command.append("{index}")
-    return Asked(cwd="/", environment={}, token=token, command=tuple(command), options=options)
+    return SubmissionRequest(cwd="/", environment={}, token=token, command=tuple(command), options=options)

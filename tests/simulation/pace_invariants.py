@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Look
+from gpuyard.control.step import Observation
 from gpuyard.core.job.job import Job
 from gpuyard.core.lease import Lease
-from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.planner import Plan
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -55,7 +55,7 @@ class Average:
 class Seen:
     """What a daemon has seen for a batch, since that had runs to start."""
 
-    pace: Pace
+    pace: BatchPace
     taken_at: float | None = None
     ram_mb: dict[tuple[int, int], float] = field(default_factory=dict)
     figures: dict[str, Average] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Seen:
     def figure(self, name: str) -> Average:
         return self.figures.get(name, Average())
 
-    def add(self, look: Look, now: float) -> None:
+    def add(self, look: Observation, now: float) -> None:
         snapshot = look.snapshot
         if snapshot.taken_at == self.taken_at:
             return
@@ -96,7 +96,7 @@ class PaceWatch:
         pacer = controller.pacer
         look_on, forget = pacer.look, pacer.forget
 
-        def look(lanes: Iterable[Lane], look: Look, now: float) -> None:
+        def look(lanes: Iterable[Lane], look: Observation, now: float) -> None:
             kept = list(lanes)
             self.check_begun()
             self._note(kept, look, now)
@@ -108,7 +108,7 @@ class PaceWatch:
 
         pacer.look, pacer.forget = look, forget_all  # type: ignore[method-assign]
 
-    def _note(self, lanes: Sequence[Lane], look: Look, now: float) -> None:
+    def _note(self, lanes: Sequence[Lane], look: Observation, now: float) -> None:
         waiting = {lane.group: lane.pace for lane in lanes if lane.pace is not None and lane.group is not None}
         self._seen = {
             group: self._seen.get(group) or Seen(pace=pace) for group, pace in waiting.items() if pace is not None
@@ -157,7 +157,7 @@ class PaceWatch:
         self._last[group] = program.began_at
         self.launches += 1
 
-    def _check_host(self, job: Job, pace: Pace, seen: Seen) -> None:
+    def _check_host(self, job: Job, pace: BatchPace, seen: Seen) -> None:
         cpu = seen.figure("cpu").value
         if cpu is not None and pace.max_cpu_percent is not None:
             assert cpu <= pace.max_cpu_percent + _ROUNDING, f"job {job.id} began while the CPU was at {cpu}%"
@@ -178,7 +178,7 @@ class PaceWatch:
         own = job.spec.pace.run_ram_mb if job.spec.pace is not None and not is_first else None
         return spoken_for + (own or 0.0)
 
-    def _check_device(self, job: Job, pace: Pace, seen: Seen, device_id: str) -> None:
+    def _check_device(self, job: Job, pace: BatchPace, seen: Seen, device_id: str) -> None:
         load, used = seen.figure(f"load {device_id}").value, seen.figure(f"used {device_id}").known()
         if load is not None and pace.max_gpu_percent is not None:
             assert load <= pace.max_gpu_percent + _ROUNDING, f"job {job.id} began while {device_id} was at {load}%"

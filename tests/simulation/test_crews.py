@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.scheduling import planner
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
 from tests.simulation.clients import Operation, operations
 from tests.simulation.natures import wild_nature
@@ -18,10 +18,10 @@ from tests.simulation.test_stories import play, submit
 
 SEEDS = seeds(10, full=30)
 AT_ONCE = 10
-Crews = dict[str, Crew]
+Crews = dict[str, TagSharing]
 
 
-def task(at: float, token: str, crew: Crew, *words: str, tag: str = "w", **options: Any) -> Operation:
+def task(at: float, token: str, crew: TagSharing, *words: str, tag: str = "w", **options: Any) -> Operation:
     asked = submit(at, token, *words, tag=tag, **options).asked
     assert asked is not None
     return Operation(at=at, kind="submit", asked=replace(asked, crew=crew))
@@ -31,7 +31,7 @@ def sweeping(seed: int) -> tuple[Script, Crews, dict[str, str]]:
     """One to three crews among others; and to which of them each task belongs, by its name."""
     random = Random(f"{seed} crews")
     crews = {
-        f"w{number}": Crew(most_per_device=random.randint(1, 4), stagger_s=random.choice((0.0, 0.5, 2.0)))
+        f"w{number}": TagSharing(most_per_device=random.randint(1, 4), stagger_s=random.choice((0.0, 0.5, 2.0)))
         for number in range(random.randint(1, 3))
     }
     tasks, tags = [], {}
@@ -116,7 +116,7 @@ def is_crowded(seed: int) -> bool:
 
 
 def test_the_next_of_a_crew_starts_when_its_time_has_come_and_not_later() -> None:
-    crew = Crew(most_per_device=4, stagger_s=2.0)
+    crew = TagSharing(most_per_device=4, stagger_s=2.0)
     kills = [Operation(at=at, kind="kill") for at in (0.5, 2.5, 3.9)]
     played = play(*(task(0, f"t{number}", crew, "30", vram="1G") for number in range(4)), *kills)
     times = sorted(played.starts.values())
@@ -124,7 +124,7 @@ def test_the_next_of_a_crew_starts_when_its_time_has_come_and_not_later() -> Non
 
 
 def test_a_crew_that_is_full_changes_nothing_for_the_others() -> None:
-    crew = Crew(most_per_device=1)
+    crew = TagSharing(most_per_device=1)
     tasks = [task(0, f"t{number}", crew, "50", vram="4G", priority="5") for number in range(6)]
     others = [submit(1 + number, f"j{number}", "10", vram="4G") for number in range(3)]
     played = play(*tasks, *others, devices=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.submission import Asked
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.engines.cluster import engine, in_flight
 from tests.scale import FULL, seeds
 from tests.simulation.clients import Operation
@@ -100,7 +100,7 @@ def tell(folder: Path, *operations: Operation, crash_at: frozenset[int] = frozen
 def submit(at: float, token: str, *words: str, **options: Any) -> Operation:
     typed = {name.replace("_", "-"): value for name, value in options.items()}
     command = (token, *(words or ("2",)), *(["{index}"] if "array" in options else []))
-    asked = Asked(
+    asked = SubmissionRequest(
         cwd="/", environment={}, token=token, command=command, options={"name": token, "engine": ENGINE, **typed}
     )
     return Operation(at=at, kind="submit", asked=asked)

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control import suspend_jobs
-from gpuyard.control.suspend_jobs import Mover
-from gpuyard.control.transitions import Desk
+from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job import retry
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.lease import Need
@@ -18,17 +18,17 @@ from tests.simulation.test_stories import complaints
 
 
 def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Mover.__init__
+    real = SuspendControl.__init__
 
-    def begin(self: Mover, *given: Any) -> None:
+    def begin(self: SuspendControl, *given: Any) -> None:
         real(self, *given)
         self._asked.update((job_id, state) for job_id in range(50) for state in suspend_jobs._BEING_MOVED)
 
-    monkeypatch.setattr(Mover, "__init__", begin)
-    monkeypatch.setattr(Mover, "ask", _ask_without_forgetting)
+    monkeypatch.setattr(SuspendControl, "__init__", begin)
+    monkeypatch.setattr(SuspendControl, "ask", _ask_without_forgetting)
 
 
-def _ask_without_forgetting(self: Mover) -> None:
+def _ask_without_forgetting(self: SuspendControl) -> None:
     for job_id, live in self._desk.live.items():
         key = (job_id, live.job.state)
         if live.job.state in suspend_jobs._BEING_MOVED and key not in self._asked:
@@ -36,7 +36,7 @@ def _ask_without_forgetting(self: Mover) -> None:
 
 
 def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mover, "parks", lambda self, leases, now: [])
+    monkeypatch.setattr(SuspendControl, "parks", lambda self, leases, now: [])
 
 
 def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,15 +49,15 @@ def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Desk.move
+    real = JobTransitions.move
 
-    def move(self: Desk, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
+    def move(self: JobTransitions, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
         stop_at = self.live[job_id].attempt.stop_at
         real(self, job_id, event, now, text)
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, stop_at=stop_at))
 
-    monkeypatch.setattr(Desk, "move", move)
+    monkeypatch.setattr(JobTransitions, "move", move)
 
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,9 @@ def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Mover, "priced", lambda self, running, *given: [replace(run, leave_cost_s=1.0, priority=-99) for run in running]
+        SuspendControl,
+        "priced",
+        lambda self, running, *given: [replace(run, leave_cost_s=1.0, priority=-99) for run in running],
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.submission import Asked
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.scheduling.queue_order import AGEING_S
 from tests.scale import seeds, size
 from tests.simulation.clients import Operation
@@ -18,7 +18,7 @@ GB = 1024.0
 def run(at: float, token: str, *words: str, **options: Any) -> Operation:
     """What is run is `words`, whatever the job is called."""
     typed = {name.replace("_", "-"): value for name, value in options.items()}
-    asked = Asked(cwd="/", environment={}, token=token, command=words, options={"name": token, **typed})
+    asked = SubmissionRequest(cwd="/", environment={}, token=token, command=words, options={"name": token, **typed})
     return Operation(at=at, kind="submit", asked=asked)
 
 

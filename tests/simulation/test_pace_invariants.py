@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.batch_gates import Pacer
-from gpuyard.control.transitions import Desk
+from gpuyard.control.batch_gates import BatchGates
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.scheduling import batch_pacing, planner
-from gpuyard.core.scheduling.batch_pacing import Coming
+from gpuyard.core.scheduling.batch_pacing import ExpectedUse
 from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
 from gpuyard.store.job_store import JobStore
 from tests.simulation.test_batches import play_paced
@@ -20,7 +20,7 @@ def _forget_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pacer, "tell", lambda self, plan, look, now: None)
+    monkeypatch.setattr(BatchGates, "tell", lambda self, plan, look, now: None)
 
 
 def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pacer, "_coming", lambda self, *given: Coming())
+    monkeypatch.setattr(BatchGates, "_coming", lambda self, *given: ExpectedUse())
 
 
 def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Desk, "running", lambda self: [])
+    monkeypatch.setattr(JobTransitions, "running", lambda self: [])
 
 
 def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
-from gpuyard.core.job.submission import Asked
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.scheduling import planner
 from gpuyard.core.scheduling.queue_order import AGEING_S
 from gpuyard.store.job_store import JobStore
@@ -25,7 +25,9 @@ from tests.simulation.world import World
 def submit(at: float, token: str, *words: str, **options: Any) -> Operation:
     """Each is a program of its own, so that nothing is learned of one from another."""
     typed = {name.replace("_", "-"): value for name, value in options.items()}
-    asked = Asked(cwd="/", environment={}, token=token, command=(token, *words), options={"name": token, **typed})
+    asked = SubmissionRequest(
+        cwd="/", environment={}, token=token, command=(token, *words), options={"name": token, **typed}
+    )
     return Operation(at=at, kind="submit", asked=asked)
 
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from gpuyard.config import Notify, parse_config
+from gpuyard.config import NotifyConfig, parse_config
 from gpuyard.errors import UserError
 
 
-def read(**notify: Any) -> Notify:
+def read(**notify: Any) -> NotifyConfig:
     return parse_config({"notify": notify}, Path("config.toml")).notify
 
 
 def test_without_a_word_nobody_is_told_and_with_a_target_of_failures_and_of_the_end() -> None:
-    assert read() == Notify(on=("failed", "queue-empty"), to=(), per_minute=6, gpu_free_s=30.0)
+    assert read() == NotifyConfig(on=("failed", "queue-empty"), to=(), per_minute=6, gpu_free_s=30.0)
     assert read(to=["ntfy://topic"]).on == ("failed", "queue-empty")
     assert read(on=["gpu-free"], to=["a command"], per_minute=1, gpu_free_s=0).on == ("gpu-free",)
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.engines.suspend.move_memory import DriverError, State
+from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
 from gpuyard.engines.suspend.simulated_driver import Simulated
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 
 # Takes 1,000 MB at once and 500 MB more when it is told to.
 OWNER = (
     "import sys\n"
-    "from gpuyard.probes.simulated_devices import Usage\n"
-    "usage = Usage()\n"
+    "from gpuyard.probes.simulated_devices import SimulatedUse\n"
+    "usage = SimulatedUse()\n"
     "usage.allocate('SIM-0', 1000)\n"
     "print('holding', flush=True)\n"
     "sys.stdin.readline()\n"
@@ -73,11 +73,11 @@ def test_its_states_follow_each_other_as_a_drivers_do(owner: Owner, devices: Sim
         step(owner.pid)
         seen.append((driver.state(owner.pid), used_mb(devices)))
     assert seen == [
-        (State.RUNNING, 1000),
-        (State.LOCKED, 1000),
-        (State.SUSPENDED, 0),
-        (State.LOCKED, 1000),
-        (State.RUNNING, 1000),
+        (CudaProcessState.RUNNING, 1000),
+        (CudaProcessState.LOCKED, 1000),
+        (CudaProcessState.SUSPENDED, 0),
+        (CudaProcessState.LOCKED, 1000),
+        (CudaProcessState.RUNNING, 1000),
     ]
 
 
@@ -102,14 +102,14 @@ def test_what_does_not_fit_any_more_is_ruined_for_ever(owner: Owner, devices: Si
     driver = Simulated()
     driver.lock(owner.pid)
     driver.suspend(owner.pid)
-    with Usage(devices) as other:
+    with SimulatedUse(devices) as other:
         other.allocate("SIM-0", 1500)
         assert driver.free_mb("SIM-0") == 548
         with pytest.raises(DriverError, match="not enough free memory"):
             driver.restore(owner.pid)
     with pytest.raises(DriverError, match="not enough free memory"):
         driver.restore(owner.pid)
-    assert driver.state(owner.pid) is State.SUSPENDED
+    assert driver.state(owner.pid) is CudaProcessState.SUSPENDED
     assert used_mb(devices) == 0
 
 
@@ -138,4 +138,4 @@ def test_another_users_share_is_not_to_be_touched(owner: Owner, devices: Simulat
         [sys.executable, "-c", program, str(owner.pid)], capture_output=True, text=True, check=False, timeout=90
     )
     assert "Permission denied" in done.stderr
-    assert Simulated().state(owner.pid) is State.RUNNING
+    assert Simulated().state(owner.pid) is CudaProcessState.RUNNING

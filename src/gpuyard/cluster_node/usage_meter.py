@@ -24,7 +24,7 @@ from gpuyard.core.job.job import Usage
 from gpuyard.core.memory.usage_curve import note
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.probes.local_machine import local_machine
-from gpuyard.probes.sampler import Machine
+from gpuyard.probes.sampler import SnapshotSource
 
 _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
 _REST_FOR_WORK = 50
@@ -34,7 +34,7 @@ _IGNORED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGC
 
 
 class Meter:
-    def __init__(self, program: psutil.Process, path: str, machine: Machine) -> None:
+    def __init__(self, program: psutil.Process, path: str, machine: SnapshotSource) -> None:
         self._program = program
         self._path = path
         self._machine = machine

@@ -44,7 +44,7 @@ class NotThere(UserError):
     """What was asked about does not exist."""
 
 
-class Connection:
+class DaemonConnection:
     """A connection to the daemon, kept from one request to the next. Not for several threads at once.
 
     `may_start`: start a daemon where none runs, and restart one that is idle and older than this gpuyard.
@@ -134,9 +134,9 @@ class Connection:
         return answered
 
 
-def connect(*, start: bool, path: "str | None" = None, tell: "Callable[[str], None] | None" = None) -> Connection:
+def connect(*, start: bool, path: "str | None" = None, tell: "Callable[[str], None] | None" = None) -> DaemonConnection:
     """One that is open; where no daemon runs, it is started, or `NoDaemon` raised."""
-    connection = Connection(path or paths.socket_path(), may_start=start, tell=tell)
+    connection = DaemonConnection(path or paths.socket_path(), may_start=start, tell=tell)
     connection.open()
     return connection
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpuyard.connect import paths
 from gpuyard.connect.autostart import start_daemon
 from gpuyard.connect.daemon_lock import await_end
-from gpuyard.connect.fast_http import Connection, NoDaemon
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 
 Status = dict[str, Any]
@@ -76,9 +76,9 @@ def _open_page(path: str, page: dict[str, Any]) -> list[str]:
     return []
 
 
-def _connection(path: str) -> Connection:
+def _connection(path: str) -> DaemonConnection:
     """One that says nothing of versions: whoever restarts a daemon knows them."""
-    return Connection(path, may_start=False, tell=_ignore)
+    return DaemonConnection(path, may_start=False, tell=_ignore)
 
 
 def _ignore(line: str) -> None:

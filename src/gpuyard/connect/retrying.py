@@ -8,7 +8,7 @@ import os
 import time
 
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import Connection, NoDaemon, connect
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
 from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ _RETRY_S = 0.2
 _ANSWER_AFTER_S = 30.0
 
 
-class PatientClient:
+class RetryingClient:
     """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all.
 
     It never restarts a daemon of another version; `tell` is called with a line about it, as a Connection's.
@@ -30,7 +30,7 @@ class PatientClient:
     def __init__(self, *, may_start: bool = True, tell: "Callable[[str], None] | None" = None) -> None:
         # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
         connect(start=may_start).close()
-        self._client: Connection | None = None
+        self._client: DaemonConnection | None = None
         self._tell = tell
 
     def __enter__(self) -> "Self":
@@ -74,7 +74,7 @@ def has_crashed() -> bool:
         return False
 
 
-def _connect(tell: "Callable[[str], None] | None") -> Connection:
+def _connect(tell: "Callable[[str], None] | None") -> DaemonConnection:
     try:
         return connect(start=False, tell=tell)
     except NoDaemon:

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import await_end
 from gpuyard.connect.fast_http import VERSION_FIELD, connect, encode, read_answer, target_of
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.version import __version__
 
@@ -40,13 +40,13 @@ _REFUSED_AT_GATE = (401, 403, 429)
 _log = logging.getLogger("gpuyard")
 
 
-class Way(Protocol):
+class Transport(Protocol):
     # Whether the daemon sees the files and the folder of whoever asks.
     is_near: bool
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer: ...
 
-    def patient(self) -> "Patient":
+    def patient(self) -> "WaitingTransport":
         """For questions that the daemon may think about, over a connection of its own."""
         ...
 
@@ -59,7 +59,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-class Patient(Protocol):
+class WaitingTransport(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -85,7 +85,7 @@ class _Turns:
         self._lock.release()
 
 
-class OwnSocket:
+class SocketTransport:
     is_near = True
 
     def __init__(self, *, may_start: bool) -> None:
@@ -100,8 +100,8 @@ class OwnSocket:
             answer: Answer = self._connection.request(method, path, query, body, is_repeatable=is_repeatable)
         return answer
 
-    def patient(self) -> PatientClient:
-        return PatientClient(may_start=self._may_start, tell=_log.warning)
+    def patient(self) -> RetryingClient:
+        return RetryingClient(may_start=self._may_start, tell=_log.warning)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
@@ -119,7 +119,7 @@ class OwnSocket:
         self._connection.close()
 
 
-class PagePort:
+class WebTransport:
     is_near = False
 
     def __init__(self, url: str, token: str | None) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpuyard.connect.fast_http import TOO_OLD, Connection
+from gpuyard.connect.fast_http import TOO_OLD, DaemonConnection
 from gpuyard.connect.restart_daemon import Status, replace_daemon, status_of
 from gpuyard.core.job.lifecycle import LIVE
 from gpuyard.core.version_mismatch import Reaction, is_newer, react
@@ -22,7 +22,7 @@ _RESTARTS_AT_ONCE = 5
 _told: set[tuple[Callable[[str], None] | None, str]] = set()
 
 
-def meet(connection: Connection, status: int, version: str | None) -> bool:
+def meet(connection: DaemonConnection, status: int, version: str | None) -> bool:
     """Act on an answer from a daemon of this version. Return whether the request must be sent again."""
     connection.known_version = version
     was_refused = 400 <= status < 500  # so nothing was done
@@ -65,7 +65,7 @@ class _Answer(dict[str, Any]):
         raise EnvironmentFault(f"the daemon's answer has no '{key}'", hint=advice(self._version))
 
 
-def _is_replaced(connection: Connection, version: str | None) -> bool:
+def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
     """Restart an older daemon, if it may be restarted. Return whether the next request reaches another one."""
     try:
         before = _status_between_restarts(connection.path)
@@ -104,7 +104,7 @@ def _named(version: str | None) -> str:
     return "an older version" if version is None else f"version {version}"
 
 
-def _tell(connection: Connection, line: str) -> None:
+def _tell(connection: DaemonConnection, line: str) -> None:
     """Once in a process, however many connections it opens."""
     if (connection.tell, line) in _told:
         return

@@ -2,21 +2,26 @@
 
 import signal
 
-from gpuyard.control.cluster_dispatch import Handover
-from gpuyard.control.engine_set import Engines
+from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Look
-from gpuyard.control.track_usage import Observer, time_of_end, verdict_on
-from gpuyard.control.transitions import Desk
+from gpuyard.control.step import Observation
+from gpuyard.control.track_usage import UsageTracker, time_of_end, verdict_on
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
-from gpuyard.core.job.job import Lack, Outcome, OutcomeKind
+from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.ports import Ended
 
 
-class Ends:
+class AttemptEnds:
     def __init__(
-        self, desk: Desk, engines: Engines, observer: Observer, handover: Handover, boot_id: str | None
+        self,
+        desk: JobTransitions,
+        engines: EngineSet,
+        observer: UsageTracker,
+        handover: ClusterDispatch,
+        boot_id: str | None,
     ) -> None:
         self._desk = desk
         self._engines = engines
@@ -32,7 +37,7 @@ class Ends:
     def forget_recorded(self) -> None:
         self._unrecorded.clear()
 
-    def record(self, now: float, look: Look | None = None) -> bool:
+    def record(self, now: float, look: Observation | None = None) -> bool:
         """Whether one of them had devices here."""
         left_devices = False
         for (job_id, number), ended in self._unrecorded.items():
@@ -46,7 +51,7 @@ class Ends:
                 self._end(live, ended, look, now)
         return left_devices
 
-    def _end(self, live: Live, ended: Ended, look: Look | None, now: float) -> None:
+    def _end(self, live: Live, ended: Ended, look: Observation | None, now: float) -> None:
         job_id, attempt = live.job.id, live.attempt
         if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
             self._engines.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
@@ -62,7 +67,7 @@ class Ends:
             self._desk.stop(job_id, OutcomeKind.CANCELLED, time_of_end(ended, attempt, now))  # somebody did, there
         self._desk.end(job_id, ended.outcome, time_of_end(ended, attempt, now), verdict=verdict, pid=ended.pid)
 
-    def _end_short(self, live: Live, ended: Ended, lack: Lack, look: Look | None, now: float) -> None:
+    def _end_short(self, live: Live, ended: Ended, lack: MemoryLack, look: Observation | None, now: float) -> None:
         """It ran out of memory: it is run again with more, and none of its retries are used up."""
         outcome, verdict = verdict_on(live, lack, ended.outcome.status, look)
         self._desk.end(

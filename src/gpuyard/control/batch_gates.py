@@ -8,13 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Look
-from gpuyard.control.transitions import Desk
+from gpuyard.control.step import Observation
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.scheduling.batch_pacing import (
-    Coming,
-    Figure,
-    Pace,
-    Standing,
+    BatchPace,
+    ExpectedUse,
+    GateFigure,
+    PaceState,
     follow,
     unknown_figures,
     unshown_percent,
@@ -41,7 +41,7 @@ _GATES = {
 }
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class BatchGateState(Struct, frozen=True, kw_only=True):
     """What is kept of a batch: seconds for which each gate held its next run back, and bounds that nobody could keep
     as no probe gives the figure."""
 
@@ -49,7 +49,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class GateSample(Struct, frozen=True, kw_only=True):
     """A line of a sample log: the host, and a device where there is one, as the gates saw them."""
 
     taken_at: str | None
@@ -75,7 +75,7 @@ class Row(Struct, frozen=True, kw_only=True):
 class _Kept:
     """One batch that has runs to start."""
 
-    def __init__(self, pace: Pace, standing: Standing, batch: Batch) -> None:
+    def __init__(self, pace: BatchPace, standing: PaceState, batch: BatchGateState) -> None:
         self.pace = pace
         self.standing = standing
         self.batch = batch
@@ -85,18 +85,18 @@ class _Kept:
         self.logged_at: float | None = None
 
 
-class Pacer:
+class BatchGates:
     """Kept in memory while a batch has runs to start; what must outlive us is in the store."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: JobTransitions) -> None:
         self._desk = desk
         self._kept: dict[int, _Kept] = {}
-        self._rows: list[tuple[str, Row]] = []
+        self._rows: list[tuple[str, GateSample]] = []
         self._runs: dict[str, Live] = {}
         self._ended: list[tuple[float, Live]] = []
 
     @property
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, PaceState]:
         return {group: kept.standing for group, kept in self._kept.items()}
 
     @property
@@ -108,11 +108,11 @@ class Pacer:
         kept = self._kept.get(group)
         return None if kept is None or kept.held_by is None or kept.gate is None else (kept.gate, kept.held_by)
 
-    def batch(self, group: int) -> Batch:
+    def batch(self, group: int) -> BatchGateState:
         kept = self._kept.get(group)
         return self._read(group) if kept is None else kept.batch
 
-    def look(self, lanes: Iterable[Lane], look: Look, now: float) -> None:
+    def look(self, lanes: Iterable[Lane], look: Observation, now: float) -> None:
         """Brings the standings of all that have runs to start up to date."""
         waiting = {lane.group: lane for lane in lanes if lane.pace is not None and lane.group is not None}
         if not waiting and not self._kept:
@@ -139,7 +139,7 @@ class Pacer:
         for group in groups:
             self._write(group, self._kept.pop(group))
 
-    def tell(self, plan: Plan, look: Look, now: float) -> None:
+    def tell(self, plan: Plan, look: Observation, now: float) -> None:
         """What became of it: who started, who waits for which gate, and for how long the last one held."""
         begun = (start for start in plan.starts if start.job_id in self._desk.live)
         launched = {start.lane.group: start for start in begun if start.lane.pace is not None}
@@ -174,7 +174,7 @@ class Pacer:
         ]
         return min((at for at in times if at > now), default=None)
 
-    def take_rows(self) -> list[tuple[str, Row]]:
+    def take_rows(self) -> list[tuple[str, GateSample]]:
         """What the sample logs are to be told, each with its file."""
         rows, self._rows = self._rows, []
         return rows
@@ -184,15 +184,15 @@ class Pacer:
         self._kept.clear()
         self._rows.clear()
 
-    def _take_up(self, group: int, pace: Pace, now: float) -> _Kept:
-        standing = Standing(launched_at=self._desk.store.last_start(group))
+    def _take_up(self, group: int, pace: BatchPace, now: float) -> _Kept:
+        standing = PaceState(launched_at=self._desk.store.last_start(group))
         kept = self._kept[group] = _Kept(pace, standing, self._read(group))
         kept.told_at = kept.noted_at = now
         return kept
 
-    def _read(self, group: int) -> Batch:
+    def _read(self, group: int) -> BatchGateState:
         body = self._desk.store.batch(group)
-        return Batch() if body is None else msgspec.json.decode(body, type=Batch)
+        return BatchGateState() if body is None else msgspec.json.decode(body, type=BatchGateState)
 
     def _write(self, group: int, kept: _Kept) -> None:
         self._desk.store.set_batch(group, msgspec.json.encode(kept.batch).decode())
@@ -225,7 +225,7 @@ class Pacer:
         self._ended = [(at, live) for at, live in self._ended if now - at < _FORGET_S]
         self._runs = runs
 
-    def _coming(self, group: int, pace: Pace, look: Look, now: float) -> Coming:
+    def _coming(self, group: int, pace: BatchPace, look: Observation, now: float) -> ExpectedUse:
         unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
         shown = self._shown_ram_mb()
         for live in self._runs.values():
@@ -240,7 +240,9 @@ class Pacer:
         core_percent = 100.0 / max(1.0, cores) if cores else 0.0
         devices = [device.id for device in look.snapshot.usable_devices()]
         cpu_percent, loads = self._unshown_load(pace.smoothing_s, core_percent, devices, now)
-        return Coming(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads)
+        return ExpectedUse(
+            unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads
+        )
 
     def _shown_ram_mb(self) -> dict[int | None, float]:
         """By batch, the most that one of its runs at work has had of RAM."""
@@ -266,7 +268,7 @@ class Pacer:
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
-    def _log_rows(self, kept: _Kept, start: Start | None, look: Look) -> None:
+    def _log_rows(self, kept: _Kept, start: Start | None, look: Observation) -> None:
         path = kept.pace.sample_log
         if path is None:
             return
@@ -292,8 +294,8 @@ def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
     return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
-def _rows(standing: Standing, look: Look, devices: Iterable[Device]) -> Iterator[Row]:
-    host = Row(
+def _rows(standing: PaceState, look: Observation, devices: Iterable[Device]) -> Iterator[GateSample]:
+    host = GateSample(
         taken_at=iso_time(look.snapshot.taken_at),
         event="sample",
         cpu_percent=standing.cpu.now,
@@ -306,7 +308,7 @@ def _rows(standing: Standing, look: Look, devices: Iterable[Device]) -> Iterator
     is_alone = True
     for device in devices:
         is_alone = False
-        load, full = standing.loads.get(device.id, Figure()), standing.full.get(device.id, Figure())
+        load, full = standing.loads.get(device.id, GateFigure()), standing.full.get(device.id, GateFigure())
         yield replace(
             host,
             device=device.id,

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.engine_set import OPEN_AGAIN_S, Engines
+from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.step import Explanation, Rules
-from gpuyard.control.transitions import Desk
-from gpuyard.core.cluster.dispatch import MOST_AT_ONCE, View, hand_over
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.cluster.dispatch import MOST_AT_ONCE, DispatchView, hand_over
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.crash_recovery import after_loss
 from gpuyard.core.job.job import Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent
@@ -31,8 +31,8 @@ _MUCH_LONGER, _LONGER_S = 3.0, 900.0
 _MORE_RAM, _MORE_RAM_MB = 1.5, 512.0
 
 
-class Handover:
-    def __init__(self, desk: Desk, store: JobStore, engines: Engines) -> None:
+class ClusterDispatch:
+    def __init__(self, desk: JobTransitions, store: JobStore, engines: EngineSet) -> None:
         self.plan = Plan()
         self._desk = desk
         self._store = store
@@ -125,7 +125,7 @@ class Handover:
         for each in self._desk.live.values():
             live[each.attempt.engine] = live.get(each.attempt.engine, 0) + 1
         return hand_over(
-            View(
+            DispatchView(
                 now=now,
                 queues=queues,
                 offers={name: self._engines.offer_of(name) for name in names},
@@ -151,7 +151,7 @@ class Handover:
             times.append(now + OPEN_AGAIN_S)
         return min(times, default=None)
 
-    def terms(self, job_id: int) -> Terms:
+    def terms(self, job_id: int) -> ClusterTerms:
         job = self._store.job(job_id)
         assert job is not None
         spec, lessons = job.spec, self._desk.lessons
@@ -161,7 +161,7 @@ class Handover:
         learned_mb = lessons.ram_mb(job)
         if need.min_host_memory_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
-        return Terms(
+        return ClusterTerms(
             need=need,
             name=spec.name or spec.tag or "gpuyard",
             priority=job.priority,

@@ -14,31 +14,31 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpuyard.control.attempt_ends import Ends
-from gpuyard.control.batch_gates import Pacer
-from gpuyard.control.cluster_dispatch import Handover
-from gpuyard.control.engine_set import Engines
+from gpuyard.control.attempt_ends import AttemptEnds
+from gpuyard.control.batch_gates import BatchGates
+from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.host_gates import HostGates
 from gpuyard.control.launch_command import attempt_of, launch_of
-from gpuyard.control.ledger_ticket import PlaceInLine
-from gpuyard.control.step import Explanation, Look, Rules, Step
-from gpuyard.control.suspend_jobs import Mover, NoSuspender
-from gpuyard.control.track_usage import Observer, as_amended
-from gpuyard.control.transitions import Desk
+from gpuyard.control.ledger_ticket import QueueTicket
+from gpuyard.control.step import Explanation, Observation, Rules, Step
+from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
+from gpuyard.control.track_usage import UsageTracker, as_amended
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.wake_conditions import what_is_awaited
 from gpuyard.core.job.crash_recovery import died_with_the_machine
 from gpuyard.core.job.job import Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import View as Placement
-from gpuyard.core.scheduling.planner import Hold, Plan, Start, View, decide, estimate_start
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.planner import Hold, Plan, PlannerView, Start, decide, estimate_start
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.ports import Clock, Engine, HeldClaim, LeaseBook, Suspender, Wanted
+from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Controller:
     def __init__(  # noqa: PLR0913 - the ports
         self,
         store: JobStore,
-        leases: LeaseBook,
+        leases: LeaseLedger,
         engine: Engine,
         clock: Clock,
         *,
@@ -60,23 +60,23 @@ class Controller:
         suspender: Suspender | None = None,
         open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
-        self.desk = Desk(store)
-        self.mover = Mover(self.desk, suspender or NoSuspender())
-        self.pacer = Pacer(self.desk)
-        self._observer = Observer(self.desk, leases, me)
+        self.desk = JobTransitions(store)
+        self.mover = SuspendControl(self.desk, suspender or NoSuspender())
+        self.pacer = BatchGates(self.desk)
+        self._observer = UsageTracker(self.desk, leases, me)
         self.rules = rules
         self.plan = Plan()
         self.me = me
         self._store = store
         self._leases = leases
-        self.engines = Engines(engine, open_engine)
-        self.handover = Handover(self.desk, store, self.engines)
+        self.engines = EngineSet(engine, open_engine)
+        self.handover = ClusterDispatch(self.desk, store, self.engines)
         self._clock = clock
-        self._ends = Ends(self.desk, self.engines, self._observer, self.handover, me.boot_id)
+        self._ends = AttemptEnds(self.desk, self.engines, self._observer, self.handover, me.boot_id)
         self._gates = HostGates()
         self._trouble: Reason | None = None
         self._trouble_until = self._ledger_until = 0.0
-        self._line = PlaceInLine(leases)
+        self._line = QueueTicket(leases)
         self._devices_end = False
         self._left_at = 0.0
         self._has_rejected = False
@@ -98,7 +98,7 @@ class Controller:
             self._ends.forget_recorded()
         self._devices_end = True
 
-    def step(self, look: Look, *, may_start: bool = True) -> Step:
+    def step(self, look: Observation, *, may_start: bool = True) -> Step:
         """Without `may_start` it only tidies up: the look is too old to start anything by."""
         now = self._clock.now()
         if now >= self._trouble_until:
@@ -140,7 +140,7 @@ class Controller:
 
     # Observe
 
-    def observe(self, look: Look) -> None:
+    def observe(self, look: Observation) -> None:
         """Notes what is used now, for those who cannot wait for the next step."""
         self._observer.note(look, self._clock.now())
 
@@ -174,7 +174,7 @@ class Controller:
 
     # Decide and start
 
-    def _start(self, look: Look, now: float, granted: list[HeldClaim]) -> int:
+    def _start(self, look: Observation, now: float, granted: list[HeldClaim]) -> int:
         ready = self._store.ready_queues()
         queues = [queue for queue in ready if not queue.lane.engine]
         self.pacer.look((queue.lane for queue in queues), look, now)
@@ -218,40 +218,40 @@ class Controller:
 
     def _want(
         self,
-        look: Look,
+        look: Observation,
         now: float,
         queues: Sequence[LaneQueue],
         leases: tuple[Lease, ...],
         tickets: tuple[Ticket, ...],
-    ) -> list[Wanted]:
+    ) -> list[WantedClaim]:
         amended = [*self.mover.parks(leases, now), *self._observer.settles(leases, now, self.rules.settle_s)]
         queues = [*queues, *self.mover.queues(now)]
         self.plan = decide(self._view(look, now, queues, as_amended(leases, amended), tickets)) if queues else Plan()
         return [*amended, *(self._wanted(start) for start in self.plan.starts if start.claim.shares)]
 
-    def _wanted(self, start: Start) -> Wanted:
+    def _wanted(self, start: Start) -> WantedClaim:
         amends = self.desk.live[start.job_id].attempt.lease_id if start.lane.resumes else None
-        return Wanted(claim=start.claim, label=f"job {start.job_id}", amends=amends)
+        return WantedClaim(claim=start.claim, label=f"job {start.job_id}", amends=amends)
 
     def _view(
         self,
-        look: Look,
+        look: Observation,
         now: float,
         queues: Sequence[LaneQueue],
         known_leases: tuple[Lease, ...] | None = None,
         tickets: tuple[Ticket, ...] = (),
-    ) -> View:
+    ) -> PlannerView:
         """`known_leases` is None where the ledger was not read: then no process is taken for a stranger."""
         leases = known_leases or ()
         mine = self._leases.my_ticket()
         snapshot = look.snapshot
         devices = snapshot.usable_devices()
-        running: Sequence[Running] = self.desk.running()
+        running: Sequence[RunningJob] = self.desk.running()
         if any(queue.lane.preempts for queue in queues):
             running = list(self.mover.priced(running, look, self.rules, now))
-        return View(
+        return PlannerView(
             now=now,
-            placement=Placement(
+            placement=PlacementView(
                 now=now,
                 snapshot=snapshot,
                 leases=leases,
@@ -282,10 +282,10 @@ class Controller:
     def _sibling_mb(self, lane: Lane, now: float) -> float | None:
         return None if lane.pace is None else self._observer.sibling_mb(lane.group, now, self.rules.settle_s)
 
-    def _foreign(self, look: Look, leases: tuple[Lease, ...], now: float) -> Mapping[str, ForeignLoad]:
+    def _foreign(self, look: Observation, leases: tuple[Lease, ...], now: float) -> Mapping[str, ForeignLoad]:
         return self._leases.foreign_loads(look.snapshot, leases, now, self.rules.packing.max_foreign_load_percent)
 
-    def is_behind(self, look: Look) -> bool:
+    def is_behind(self, look: Observation) -> bool:
         """Whether the look does not show yet what was left of late, and that matters: by such a look the memory of
         those who left is a stranger's. It matters where somebody may be asked to leave, or waits to go on, or where the
         driver lists no processes, so that what strangers hold is told by what was in use before."""
@@ -296,7 +296,7 @@ class Controller:
             return True
         return any(queue.lane.preempts for queue in self._store.ready_queues())
 
-    def _shut(self, look: Look, now: float) -> Iterator[Reason]:
+    def _shut(self, look: Observation, now: float) -> Iterator[Reason]:
         """Why nothing at all may start."""
         yield from self._paused()
         if self._trouble is not None and now < self._trouble_until:
@@ -344,15 +344,15 @@ class Controller:
         self._trouble = plain(kind, f"{error}; tried again in a moment")
         self._trouble_until = now + _TROUBLE_S
 
-    def explain(self, job: Job, look: Look) -> Explanation:
+    def explain(self, job: Job, look: Observation) -> Explanation:
         """Why it does not start, in the policy's own words, at this moment."""
         now = self._clock.now()
         if job.spec.engine:
             queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
             return self.handover.explain(job, queues, self.rules, self._paused(), now)
-        seen: list[View] = []
+        seen: list[PlannerView] = []
 
-        def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[Wanted]:
+        def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[WantedClaim]:
             queues = [*self._here(), *self.mover.queues(now)]
             seen.append(self._view(look, now, queues, leases, tickets))
             return []

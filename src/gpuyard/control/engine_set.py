@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 OPEN_AGAIN_S = 30.0
 
 
-class Engines:
+class EngineSet:
     """Implements `ports.Engine`. The attempts of an engine that cannot be opened wait until it can."""
 
     def __init__(

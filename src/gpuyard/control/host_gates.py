@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuyard.control.step import Look, Rules
+from gpuyard.control.step import Observation, Rules
 from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over, plain
 
@@ -16,7 +16,7 @@ class HostGates:
     def __init__(self) -> None:
         self._cpu = self._memory = Gate()
 
-    def closed(self, look: Look, rules: Rules) -> Iterator[Reason]:
+    def closed(self, look: Observation, rules: Rules) -> Iterator[Reason]:
         self._cpu = judge_above(self._cpu, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
         if self._cpu.is_closed:
             told = over(ReasonKind.HOST_TOO_BUSY, look.cpu_percent, rules.max_cpu_percent)

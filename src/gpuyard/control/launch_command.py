@@ -1,6 +1,6 @@
 """What an attempt is started with: its command, and an environment that names its devices, its lease and itself."""
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.scheduling.planner import Start
@@ -21,7 +21,7 @@ def launch_of(  # noqa: PLR0913 - all that an attempt is started with
     held: HeldClaim | None,
     snapshot: Snapshot,
     *,
-    terms: Terms | None = None,
+    terms: ClusterTerms | None = None,
     shows_uuids: bool = False,
 ) -> Launch:
     """`shows_uuids` names the devices to the program by their UUIDs."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Estimate, Profile, Run, estimate, fingerprints, learn, program_of
+from gpuyard.core.memory.estimates import Estimate, FinishedRun, Profile, estimate, fingerprints, learn, program_of
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.memory.sizing import Cards, declared_far_off, lacked_mb, need_of, predicted_mb
 from gpuyard.core.snapshot import Device
@@ -19,7 +19,7 @@ _REMEMBERED = 65_536
 _ENOUGH_LOOKS, _LONG_ENOUGH_S = 3, 0.75
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownJob(Struct, frozen=True, kw_only=True):
     """A job, and by what it is known."""
 
     job: Job
@@ -27,12 +27,12 @@ class Known(Struct, frozen=True, kw_only=True):
     program: str
 
     @classmethod
-    def of(cls, job: Job) -> "Known":
+    def of(cls, job: Job) -> "KnownJob":
         exact, program = fingerprints(_words(job), job.spec.cwd, job.spec.configuration)
         return cls(job=job, exact=exact, program=program)
 
 
-class Lessons:
+class LearnedEstimates:
     """What was learned is written down only now and then; until then it is here."""
 
     def __init__(self, store: JobStore) -> None:
@@ -43,7 +43,7 @@ class Lessons:
         self._known = lru_cache(maxsize=_REMEMBERED)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
-        return estimate(job.spec, self._best(Known.of(job)))
+        return estimate(job.spec, self._best(KnownJob.of(job)))
 
     def estimate_of(self, job_id: int) -> Estimate:
         known = self._known(job_id)
@@ -78,14 +78,14 @@ class Lessons:
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Of the exact command, and of the program."""
-        known = Known.of(job)
+        known = KnownJob.of(job)
         return self._profile(known.exact), self._profile(known.program)
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         run = _lesson(attempt, outcome, now)
         if run is None:
             return
-        known = Known.of(job)
+        known = KnownJob.of(job)
         for fingerprint, is_exact in ((known.exact, True), (known.program, False)):
             before = self._profile(fingerprint) or _blank(job, is_exact=is_exact)
             self._learned[fingerprint] = learn(before, run)
@@ -104,12 +104,12 @@ class Lessons:
         self._known.cache_clear()
         self._written.clear()
 
-    def _look_up(self, job_id: int) -> Known:
+    def _look_up(self, job_id: int) -> KnownJob:
         job = self._store.job(job_id)
         assert job is not None
-        return Known.of(job)
+        return KnownJob.of(job)
 
-    def _best(self, known: Known) -> Profile | None:
+    def _best(self, known: KnownJob) -> Profile | None:
         """The most specific that says how long it takes."""
         profiles = (self._profile(known.exact), self._profile(known.program))
         return next((each for each in profiles if each is not None and each.mean_s is not None), None)
@@ -135,10 +135,10 @@ def _blank(job: Job, *, is_exact: bool) -> Profile:
     return Profile(label=" ".join(filter(None, words))[:_LONGEST_LABEL], is_exact=is_exact)
 
 
-def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> Run | None:
+def _lesson(attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
     """What an attempt teaches that has ended so."""
     usage = attempt.usage or Usage()
-    run = Run(
+    run = FinishedRun(
         peak_mb=usage.peak_mb,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,

@@ -5,15 +5,15 @@ import contextlib
 from gpuyard.core.scheduling.planner import Hold
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import LeaseBook
+from gpuyard.ports import LeaseLedger
 
 # So long a job waits before others in the ledger are told of it: most waits are over by then, and a ticket is a file.
 IN_LINE_AFTER_S = 0.25
 _OUR_OWN_DOING = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE})
 
 
-class PlaceInLine:
-    def __init__(self, leases: LeaseBook) -> None:
+class QueueTicket:
+    def __init__(self, leases: LeaseLedger) -> None:
         self._leases = leases
         self._head_since: tuple[int, float] | None = None
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gpuyard.core.job.published_events import News
+from gpuyard.core.job.published_events import PublishedEvent
 from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Snapshot
 
@@ -18,7 +18,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     Those that name no `engine` go to this one. With `shows_uuids`, CUDA_VISIBLE_DEVICES names devices by their UUIDs.
     """
 
-    limits: Limits
+    limits: SchedulingLimits
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
     packing: Packing = Packing()
@@ -29,7 +29,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     shows_uuids: bool = False
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class Observation(Struct, frozen=True, kw_only=True):
     """The machine as it was seen; `cpu_percent` and `loads`, how busy each device is, are smoothed; `ram_mb` is what
     the processes of an attempt hold, by job and number."""
 
@@ -47,7 +47,7 @@ class Step(Struct, frozen=True, kw_only=True):
     waits_for_room: bool
     waits_for_look: bool
     started: int
-    news: tuple[News, ...] = ()
+    news: tuple[PublishedEvent, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

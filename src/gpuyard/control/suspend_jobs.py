@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Look, Rules
-from gpuyard.control.transitions import Desk
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, Parked, Usage
+from gpuyard.control.step import Observation, Rules
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import PARKED, JobEvent, JobState
 from gpuyard.core.lease import Claim, Lease, Need
 from gpuyard.core.scheduling.planner import Preempt
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_size
-from gpuyard.ports import Moved, Suspender, Wanted
+from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 
 # Measured on a current card: so many MB a second go out to RAM, and so many come back.
 _OUT_MB_PER_S, _BACK_MB_PER_S = 1600.0, 5000.0
@@ -40,17 +40,17 @@ class NoSuspender:
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None: ...
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[SuspendResult]:
         return []
 
 
-class Mover:
-    def __init__(self, desk: Desk, suspender: Suspender) -> None:
+class SuspendControl:
+    def __init__(self, desk: JobTransitions, suspender: Suspender) -> None:
         self._desk = desk
         self._suspender = suspender
         self._asked: set[tuple[int, JobState]] = set()
         self._granted: set[int] = set()
-        self._unrecorded: list[Moved] = []
+        self._unrecorded: list[SuspendResult] = []
         self._not_before: dict[int, float] = {}
         self._asked_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
@@ -83,7 +83,7 @@ class Mover:
                 has_left = has_left or moved.is_done
         return has_left
 
-    def _record_suspension(self, live: Live, moved: Moved, now: float) -> None:
+    def _record_suspension(self, live: Live, moved: SuspendResult, now: float) -> None:
         job, attempt = live.job, live.attempt
         if moved.is_done:
             self._desk.note_usage(job.id, _weighed(attempt.usage or Usage(), moved.held_mb))
@@ -92,7 +92,7 @@ class Mover:
         self._refused[job.id, attempt.number] = moved.text
         self._desk.move(job.id, JobEvent.GO_ON, now, f"it could not be suspended: {moved.text}")
 
-    def _record_resumption(self, live: Live, moved: Moved, now: float) -> None:
+    def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
         if moved.is_done:
             took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
             self._desk.move(live.job.id, JobEvent.GO_ON, now, f"its memory is back{took}")
@@ -120,7 +120,7 @@ class Mover:
             else:
                 self._suspender.resume(live.attempt, _held_mb(live.attempt))
 
-    def refusal(self, live: Live, look: Look, rules: Rules) -> str | None:
+    def refusal(self, live: Live, look: Observation, rules: Rules) -> str | None:
         """Why it cannot be suspended now. What others hold that are on their way out is promised to them."""
         if not live.attempt.devices:
             return "it has no GPU whose memory could be freed"
@@ -133,25 +133,27 @@ class Mover:
 
     # Making room
 
-    def _why_not(self, live: Live, look: Look, rules: Rules) -> str | None:
+    def _why_not(self, live: Live, look: Observation, rules: Rules) -> str | None:
         """What was tried once and could not be is not tried again, unless a person asks for it."""
         tried = self._refused.get((live.job.id, live.attempt.number))
         return tried if tried is not None else self.refusal(live, look, rules)
 
-    def priced(self, running: Iterable[Running], look: Look, rules: Rules, now: float) -> Iterator[Running]:
+    def priced(
+        self, running: Iterable[RunningJob], look: Observation, rules: Rules, now: float
+    ) -> Iterator[RunningJob]:
         """With what it costs to have each make room."""
         for run in running:
             live = self._desk.live[run.job_id]
             may_be = live.job.state is JobState.RUNNING and live.job.spec.on_preempt is not OnPreempt.NEVER
             yield replace(run, leave_cost_s=self._cost_s(live, look, rules, now)) if may_be else run
 
-    def _cost_s(self, live: Live, look: Look, rules: Rules, now: float) -> float:
+    def _cost_s(self, live: Live, look: Observation, rules: Rules, now: float) -> float:
         if live.job.spec.on_preempt is OnPreempt.SUSPEND and self._why_not(live, look, rules) is None:
             held = sum(_held_mb(live.attempt).values())
             return held / _OUT_MB_PER_S + held / _BACK_MB_PER_S
         return live.attempt.ran_s(now)  # what it has done so far is done again
 
-    def make_room(self, preempts: Sequence[Preempt], look: Look, rules: Rules, now: float) -> None:
+    def make_room(self, preempts: Sequence[Preempt], look: Observation, rules: Rules, now: float) -> None:
         if not preempts or not self._may_ask(preempts, now):
             return
         for preempt in preempts:
@@ -163,7 +165,7 @@ class Mover:
                 self._desk.store.tell(preempt.job_id, now, "preempted", note)
                 self._desk.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
             else:
-                self._desk.park(preempt.job_id, Parked.FOR_ROOM, now, f"it makes room for job {preempt.for_job}")
+                self._desk.park(preempt.job_id, SuspendedBy.FOR_ROOM, now, f"it makes room for job {preempt.for_job}")
 
     def _may_ask(self, preempts: Sequence[Preempt], now: float) -> bool:
         """Where those who left did not help, others are not asked at once: something else is in its way. Those who
@@ -203,7 +205,7 @@ class Mover:
         self._desk.set_reserved(job_id, claim)
         self._desk.move(job_id, JobEvent.RESUME, now, "there is room for it again")
 
-    def parks(self, leases: Sequence[Lease], now: float) -> list[Wanted]:
+    def parks(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
         """Leases of suspended jobs that are still for something.
 
         A crash may have come between what the ledger says and what is recorded. One whose lease is for nothing is
@@ -217,7 +219,7 @@ class Mover:
             elif each.job.state is not JobState.SUSPENDED:
                 self._desk.move(each.job.id, JobEvent.PARK, now, "it was suspended when the daemon ended")
         return [
-            Wanted(claim=Claim(shares=()), amends=each.attempt.lease_id)
+            WantedClaim(claim=Claim(shares=()), amends=each.attempt.lease_id)
             for each in parked
             if each.job.state is JobState.SUSPENDED and each.attempt.lease_id in live
         ]
@@ -232,7 +234,7 @@ class Mover:
         return any(self._waits_for_room(live) for live in self._desk.live.apart.values())
 
     def _waits_for_room(self, live: Live) -> bool:
-        return live.job.state is JobState.SUSPENDED and live.attempt.parked is Parked.FOR_ROOM
+        return live.job.state is JobState.SUSPENDED and live.attempt.parked is SuspendedBy.FOR_ROOM
 
 
 def resume_need(live: Live) -> Need:
@@ -269,12 +271,12 @@ def _weighed(usage: Usage, held_mb: Mapping[str, float]) -> Usage:
     )
 
 
-def _suspended_text(live: Live, moved: Moved) -> str:
+def _suspended_text(live: Live, moved: SuspendResult) -> str:
     held = sum(_held_mb(live.attempt).values())
     took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
     until = (
         f"until `gpuyard resume {live.job.id}`"
-        if live.attempt.parked is Parked.BY_PERSON
+        if live.attempt.parked is SuspendedBy.BY_PERSON
         else "it goes on when there is room"
     )
     return f"{format_size(held)} moved to RAM{took}; {until}"

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Look
-from gpuyard.control.transitions import Desk
-from gpuyard.core.job.job import Attempt, Lack, Outcome, OutcomeKind, Usage
+from gpuyard.control.step import Observation
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import Verdict, judge_shortage
 from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
@@ -18,7 +18,7 @@ from gpuyard.core.memory.usage_curve import note
 from gpuyard.core.scheduling.wait_reasons import name_of
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, LeaseBook, Wanted
+from gpuyard.ports import Ended, LeaseLedger, WantedClaim
 
 # A driver's own use, and what idle strangers hold.
 _NOTHING_MB = 128.0
@@ -29,16 +29,16 @@ _NEVER_RESTS = 0.1
 _CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end that do not check what they allocate
 
 
-class Observer:
-    def __init__(self, desk: Desk, leases: LeaseBook, me: Holder) -> None:
+class UsageTracker:
+    def __init__(self, desk: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
         self._desk = desk
         self._leases = leases
         self._me = me
-        self._last: Look | None = None
+        self._last: Observation | None = None
         self._settled: set[tuple[int, int]] = set()
         self._devices: dict[str, Device] = {}
 
-    def note(self, look: Look, now: float) -> None:
+    def note(self, look: Observation, now: float) -> None:
         """Each look once."""
         if look is self._last:
             return
@@ -78,7 +78,7 @@ class Observer:
 
     # Those of which nothing was known
 
-    def settles(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[Wanted]:
+    def settles(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[WantedClaim]:
         """Leases that are for more than their jobs turned out to need."""
         if settle_s is None or self._last is None:
             return
@@ -94,7 +94,7 @@ class Observer:
             self._settled.add((attempt.job_id, attempt.number))
             self._desk.set_reserved(attempt.job_id, Claim(shares=shares))
             if shares != before:
-                yield Wanted(claim=Claim(shares=shares), amends=attempt.lease_id)
+                yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
 
     def sibling_mb(self, group: int | None, now: float, settle_s: float | None) -> float | None:
         """What runs of a batch show that still run; None where none has run for long enough."""
@@ -118,7 +118,7 @@ class Observer:
 
     # Those that ran out of memory
 
-    def lack(self, live: Live, ended: Ended) -> Lack | None:
+    def lack(self, live: Live, ended: Ended) -> MemoryLack | None:
         """What it lacked, where it ran out of memory; `None` where it did not, or was told to end."""
         if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
             return None
@@ -127,7 +127,7 @@ class Observer:
         if shortage is None or (shortage.where is ShortageKind.DEVICE and not had_devices):
             return None
         others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
-        return Lack(shortage=shortage, others=tuple(others))
+        return MemoryLack(shortage=shortage, others=tuple(others))
 
     def _from_trace(self, attempt: Attempt, status: int | None) -> Shortage | None:
         """Without a word of its own: it was killed when RAM was full, or crashed on a device that was."""
@@ -167,7 +167,7 @@ class Observer:
     def _live_leases(self) -> tuple[Lease, ...]:
         seen: list[Lease] = []
 
-        def read(leases: tuple[Lease, ...], _: tuple[Ticket, ...]) -> list[Wanted]:
+        def read(leases: tuple[Lease, ...], _: tuple[Ticket, ...]) -> list[WantedClaim]:
             seen.extend(leases)
             return []
 
@@ -178,7 +178,7 @@ class Observer:
         return tuple(seen)
 
 
-def verdict_on(live: Live, lack: Lack, status: int | None, look: Look | None) -> tuple[Outcome, Verdict]:
+def verdict_on(live: Live, lack: MemoryLack, status: int | None, look: Observation | None) -> tuple[Outcome, Verdict]:
     """How an attempt ended that ran out of memory, and what becomes of its job."""
     says = lack.shortage.says
     reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
@@ -191,7 +191,7 @@ def verdict_on(live: Live, lack: Lack, status: int | None, look: Look | None) ->
     return outcome, judge_shortage(outcome, growth, most_mb)
 
 
-def as_amended(leases: tuple[Lease, ...], amended: Sequence[Wanted]) -> tuple[Lease, ...]:
+def as_amended(leases: tuple[Lease, ...], amended: Sequence[WantedClaim]) -> tuple[Lease, ...]:
     """The leases as they are about to be."""
     shares = {wanted.amends: wanted.claim.shares for wanted in amended}
     return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from gpuyard.control.learn_estimates import Lessons
+from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
-from gpuyard.core.job.dependencies import Prospect, prospect_of_all
-from gpuyard.core.job.job import Attempt, Job, Lack, Outcome, OutcomeKind, Parked, Usage
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import FINISHED, PARKED, JobEvent, JobState, advance, can
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.preemption import Running
-from gpuyard.core.scheduling.queue_order import Lane, Party, Use, add_use, weight
+from gpuyard.core.scheduling.preemption import RunningJob
+from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Seen
 from gpuyard.store.job_store import JobStore
@@ -33,18 +33,18 @@ _STATE_AFTER_STOP = {
 }
 
 
-class Desk:
+class JobTransitions:
     """All changes of jobs go through here, inside a transaction of the store's."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.live = LiveJobs()
-        self.uses: dict[Party, Use] = {}
+        self.uses: dict[Party, WeightedUse] = {}
         self.finished = 0
         self.begun_at = 0.0
         self.ended_logs: list[tuple[str, float]] = []
-        self.lessons = Lessons(store)
-        self.news: list[News] = []
+        self.lessons = LearnedEstimates(store)
+        self.news: list[PublishedEvent] = []
         self._noted_at = self._usage_noted_at = 0.0
         self._unwritten: set[int] = set()
         self._last_starts: dict[str, float | None] = {}
@@ -67,7 +67,7 @@ class Desk:
                 self.reload()
             raise
 
-    def take_news(self) -> list[News]:
+    def take_news(self) -> list[PublishedEvent]:
         """What has happened since they were last taken; of what is committed only."""
         taken, self.news = self.news, []
         return taken
@@ -83,7 +83,9 @@ class Desk:
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
         if attempt.has_begun:
-            self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
+            self.news.append(
+                PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
+            )
 
     def locate(self, live: Live, seen: Seen, now: float) -> None:
         """An engine that places work says where it has this: it waits there, or runs since then."""
@@ -102,7 +104,9 @@ class Desk:
             job = replace(job, state=state, reason=None if attempt.has_begun else reason)
             self.store.change(job.id, job.state, reason=job.reason)
             if attempt.has_begun:
-                self.news.append(News(kind=NewsKind.STARTED, job=job, attempt=attempt, at=attempt.started_at))
+                self.news.append(
+                    PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
+                )
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
@@ -127,7 +131,7 @@ class Desk:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, kill_at=kill_at))
 
-    def park(self, job_id: int, why: Parked, now: float, text: str) -> None:
+    def park(self, job_id: int, why: SuspendedBy, now: float, text: str) -> None:
         """It is to be suspended. From now on its time does not count."""
         live = self.live[job_id]
         attempt = replace(live.attempt, parked=why, suspended_at=now)
@@ -152,13 +156,13 @@ class Desk:
 
     def stay_suspended(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, parked=Parked.BY_PERSON))
+        self._keep(live, replace(live.attempt, parked=SuspendedBy.BY_PERSON))
         self.store.change(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
         self.store.tell(job_id, now, "suspend", "by hand: it stays so")
 
     def resume_when_there_is_room(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, parked=Parked.FOR_ROOM))
+        self._keep(live, replace(live.attempt, parked=SuspendedBy.FOR_ROOM))
         self.store.change(job_id, live.job.state, reason="it goes on when there is room")
         self.store.tell(job_id, now, "resume", "asked for")
 
@@ -199,7 +203,7 @@ class Desk:
         *,
         verdict: Verdict | None = None,
         pid: int | None = None,
-        lack: Lack | None = None,
+        lack: MemoryLack | None = None,
     ) -> None:
         """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
         live = self.live.take(job_id)
@@ -240,9 +244,13 @@ class Desk:
             self.store.tell(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
         if outcome.kind is not OutcomeKind.UNBEGUN:
-            self.news.append(News(kind=NewsKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now))
+            self.news.append(
+                PublishedEvent(kind=PublishedEventKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now)
+            )
         if state in FINISHED:
-            self.news.append(News(kind=NewsKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now))
+            self.news.append(
+                PublishedEvent(kind=PublishedEventKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now)
+            )
             self.finished += 1
             self.settle_dependants(job.id, now)
 
@@ -263,16 +271,22 @@ class Desk:
         self.store.tell(job.id, now, state, reason)
         if is_over:
             self.finished += 1
-            self.news.append(News(kind=NewsKind.FINISHED, job=replace(job, state=state, reason=reason), at=now))
+            self.news.append(
+                PublishedEvent(kind=PublishedEventKind.FINISHED, job=replace(job, state=state, reason=reason), at=now)
+            )
         return state
 
     def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
         """Puts a job back: into the queue, or among those that wait for others."""
         found, why = prospect_of_all(self.store.dependencies(job.id))
-        if found is Prospect.MET:
+        if found is DependencyOutlook.MET:
             return self.apply(job, if_free, now)
         state = self.apply(job, JobEvent.BLOCK, now)
-        return state if found is Prospect.PENDING else self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
+        return (
+            state
+            if found is DependencyOutlook.PENDING
+            else self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
+        )
 
     def settle_dependants(self, job_id: int, now: float) -> None:
         """Lets those go on that waited for it, and rejects those that waited in vain, and whoever waited for them."""
@@ -293,10 +307,10 @@ class Desk:
             if self.store.waits_for_more(dependant_id, job_id):
                 continue
             found, why = prospect_of_all(self.store.dependencies(dependant_id))
-            if found is Prospect.NEVER:
+            if found is DependencyOutlook.NEVER:
                 self._move(dependant, JobEvent.REJECT, now, why)
                 rejected.append(dependant_id)
-            elif found is Prospect.MET and dependant.state is JobState.BLOCKED:
+            elif found is DependencyOutlook.MET and dependant.state is JobState.BLOCKED:
                 self._move(dependant, JobEvent.UNBLOCK, now, None)
         return rejected
 
@@ -328,7 +342,7 @@ class Desk:
             if lane.crew is not None and last is not None and last <= now < last + lane.crew.stagger_s:
                 yield last + lane.crew.stagger_s
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningJob]:
         return [_running(live) for live in self.live.values()]
 
     def ends_to_make(self) -> Iterator[float | None]:
@@ -351,7 +365,7 @@ class Desk:
 
     def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
         party = (job.user, job.spec.tag)
-        self.uses[party] = add_use(self.uses.get(party, Use()), _device_seconds(job, attempt, now), now)
+        self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
 
     def note_statistics(self, now: float) -> None:
         """Writes down use and what was learned, now and then: a crash may cost a second's worth, which decides nothing.
@@ -376,9 +390,9 @@ def _has_made_it(stopping: OutcomeKind, outcome: Outcome) -> bool:
     return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
 
 
-def _running(live: Live) -> Running:
+def _running(live: Live) -> RunningJob:
     job, attempt = live.job, live.attempt
-    return Running(
+    return RunningJob(
         job_id=job.id,
         user=job.user,
         tag=job.spec.tag,

@@ -14,13 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Look
+from gpuyard.control.step import Observation
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.job.dependencies import Prospect, prospect_of_all
-from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, Parked
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
+from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
-from gpuyard.core.job.selection import Selection
-from gpuyard.core.job.submission import Element, Submission
+from gpuyard.core.job.selection import JobSelection
+from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
@@ -29,7 +29,7 @@ from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.store.row_codec import lane_of
 from gpuyard.visible_devices import named_visible
 
@@ -42,14 +42,14 @@ _PIECE = 200
 _SMALL = 1000
 
 
-class Refused(Struct, frozen=True, kw_only=True):
+class RequestRefused(Struct, frozen=True, kw_only=True):
     id: int
     reason: str
 
 
-class Changed(Struct, frozen=True, kw_only=True):
+class ChangeResult(Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
-    unchanged: tuple[Refused, ...] = ()
+    unchanged: tuple[RequestRefused, ...] = ()
 
 
 class _Batch(Struct, frozen=True, kw_only=True):
@@ -61,8 +61,8 @@ class _Batch(Struct, frozen=True, kw_only=True):
     lane_id: int
 
 
-class Requests:
-    def __init__(self, controller: Controller, store: JobStore, catalogue: Catalogue, clock: Clock) -> None:
+class UserRequests:
+    def __init__(self, controller: Controller, store: JobStore, catalogue: QueueQueries, clock: Clock) -> None:
         self._controller = controller
         self._desk = controller.desk
         self._store = store
@@ -118,7 +118,7 @@ class Requests:
                     self._desk.settle_dependants(other.job_id, self._clock.now())
         return first, first + submission.count - 1
 
-    def _add(self, batch: _Batch, first: int, piece: list[Element]) -> None:
+    def _add(self, batch: _Batch, first: int, piece: list[ArrayElement]) -> None:
         self._store.add_jobs(batch.like, batch.spec_id, batch.lane_id, first, piece)
         if batch.on:
             self._store.add_dependencies(range(first, first + len(piece)), batch.on)
@@ -129,7 +129,11 @@ class Requests:
         others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
         found, why = prospect_of_all(others)
         now = self._clock.now()
-        state = {Prospect.MET: JobState.QUEUED, Prospect.PENDING: JobState.BLOCKED, Prospect.NEVER: JobState.REJECTED}
+        state = {
+            DependencyOutlook.MET: JobState.QUEUED,
+            DependencyOutlook.PENDING: JobState.BLOCKED,
+            DependencyOutlook.NEVER: JobState.REJECTED,
+        }
         first = state[found]
         if submission.is_held and first is not JobState.REJECTED:
             first, why = JobState.HELD, "held when it was submitted"
@@ -146,7 +150,7 @@ class Requests:
         )
         return job, on
 
-    def _dependencies(self, asked: Iterable[tuple[DependencyKind, Selection]]) -> list[Dependency]:
+    def _dependencies(self, asked: Iterable[tuple[DependencyKind, JobSelection]]) -> list[Dependency]:
         found = []
         for kind, selection in asked:
             ids = [job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last)]
@@ -156,26 +160,26 @@ class Requests:
 
     # Changes
 
-    def cancel(self, selection: Selection) -> InPieces[Changed]:
+    def cancel(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._cancel))
 
-    def hold(self, selection: Selection) -> InPieces[Changed]:
+    def hold(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._hold))
 
-    def release(self, selection: Selection) -> InPieces[Changed]:
+    def release(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._release))
 
-    def retry(self, selection: Selection) -> InPieces[Changed]:
+    def retry(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._retry))
 
-    def suspend(self, selection: Selection, look: Look) -> InPieces[Changed]:
+    def suspend(self, selection: JobSelection, look: Observation) -> InPieces[ChangeResult]:
         self._controller.observe(look)
         return (yield from self._each(selection, lambda job, now: self._suspend(job, now, look)))
 
-    def resume(self, selection: Selection) -> InPieces[Changed]:
+    def resume(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._resume))
 
-    def prioritise(self, selection: Selection, priority: int) -> InPieces[Changed]:
+    def prioritise(self, selection: JobSelection, priority: int) -> InPieces[ChangeResult]:
         def move(job: Job, now: float) -> None:
             if job.state in FINISHED:
                 raise UserError(f"it is {job.state} already")
@@ -222,7 +226,7 @@ class Requests:
         if job.spec.task is not None and (other := self._store.unfinished_namesake(job.spec.tag, job.spec.name or "")):
             raise UserError(f"job {other} does the same already")
 
-    def _suspend(self, job: Job, now: float, look: Look) -> None:
+    def _suspend(self, job: Job, now: float, look: Observation) -> None:
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
             self._desk.stay_suspended(job.id, now)
             return
@@ -233,16 +237,16 @@ class Requests:
         why_not = self._controller.mover.refusal(self._desk.live[job.id], look, self._controller.rules)
         if why_not is not None:
             raise UserError(f"it cannot be suspended: {why_not}")
-        self._desk.park(job.id, Parked.BY_PERSON, now, "suspended by hand")
+        self._desk.park(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
 
     def _resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
         self._desk.resume_when_there_is_room(job.id, now)
 
-    def _each(self, selection: Selection, act: Act) -> InPieces[Changed]:
+    def _each(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
         changed: list[int] = []
-        refused: list[Refused] = []
+        refused: list[RequestRefused] = []
         ids = (job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last))
         for piece in _batched(ids, _PIECE):
             now = self._clock.now()
@@ -254,11 +258,11 @@ class Requests:
                             act(job, now)
                             changed.append(job_id)
                     except UserError as error:
-                        refused.append(Refused(id=job_id, reason=str(error)))
+                        refused.append(RequestRefused(id=job_id, reason=str(error)))
             yield
-        return Changed(ids=tuple(changed), unchanged=tuple(refused))
+        return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
 
-    def stretches(self, selection: Selection) -> list[tuple[int, int]]:
+    def stretches(self, selection: JobSelection) -> list[tuple[int, int]]:
         """The ids that are meant; UserError for those that do not exist."""
         if selection.is_empty:
             raise UserError("no job is named", hint="write an id as 17, a range as 17-20, or name=big, tag=night, all")
@@ -344,7 +348,7 @@ def _named(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None
     return tuple(device.id for device in named_visible(visible, snapshot))
 
 
-def _pieces(elements: Iterator[Element], first: int, size: int) -> Iterator[tuple[int, list[Element]]]:
+def _pieces(elements: Iterator[ArrayElement], first: int, size: int) -> Iterator[tuple[int, list[ArrayElement]]]:
     while piece := list(itertools.islice(elements, size)):
         yield first, piece
         first += len(piece)

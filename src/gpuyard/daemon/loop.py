@@ -16,26 +16,26 @@ from msgspec.structs import replace
 from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller
 from gpuyard.control.step import Rules, Step
-from gpuyard.control.user_requests import Requests
+from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.device_names import ban
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.daemon.api.wait_for_jobs import Finishing
+from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.monitor.sample_logs import SampleLogs
-from gpuyard.daemon.monitor.sampling import Looks
+from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.job_logs import rotate_if_over
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault, UserError
-from gpuyard.leases.file_watch import Notice
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.file_watch import FileWatch
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
 from gpuyard.store.database import Database, faults_told
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 
 _log = logging.getLogger(__name__)
 # A look this old will do for a start; where it does not, a new one is taken.
@@ -51,11 +51,11 @@ _MEASURE_S, _MEASURE_RAM_S = 1.0, 5.0
 _MEASURE_NEW_S, _NEW_S = 0.25, 2.0
 
 
-class Yard:
+class SchedulerLoop:
     def __init__(  # noqa: PLR0913 - the ports
         self,
         database: Database,
-        book: Book,
+        book: QueueLedger,
         engine: LocalEngine,
         clock: Clock,
         me: Holder,
@@ -65,13 +65,13 @@ class Yard:
     ) -> None:
         self.database = database
         self.store = JobStore(database)
-        self.catalogue = Catalogue(database, self.store)
+        self.catalogue = QueueQueries(database, self.store)
         self.controller = Controller(
             self.store, book, engine, clock, rules=read_rules(), me=me, suspender=suspender, open_engine=open_engine
         )
-        self.requests = Requests(self.controller, self.store, self.catalogue, clock)
-        self.finishing = Finishing()
-        self.looks: Looks
+        self.requests = UserRequests(self.controller, self.store, self.catalogue, clock)
+        self.finishing = FinishSignal()
+        self.looks: SamplingThread
         self.notices: list[str] = []
         self.sample_logs = SampleLogs()
         self.step_s: float | None = None
@@ -88,7 +88,7 @@ class Yard:
         self._loop: asyncio.AbstractEventLoop
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._notice: Notice | None = None
+        self._notice: FileWatch | None = None
         self._finished = 0
         self._settled = len(_SETTLE_S)
         self._logs_timer: asyncio.TimerHandle | None = None
@@ -97,7 +97,7 @@ class Yard:
         self._configuration = config_stamp()
         self._configured_at = 0.0
 
-    def start(self, looks: Looks) -> None:
+    def start(self, looks: SamplingThread) -> None:
         """Takes over what runs, and begins to step."""
         self._loop = asyncio.get_running_loop()
         self.broken = self._loop.create_future()
@@ -293,7 +293,7 @@ class Yard:
             self._notice.give_back()
             self._notice = None
             return
-        notice = Notice(self._book.ledger.folder)
+        notice = FileWatch(self._book.ledger.folder)
         if notice.fileno() < 0:
             notice.give_back()
             return
@@ -333,7 +333,7 @@ def read_rules() -> Rules:
     config = load_config()
     queue, packing = config.queue, config.packing
     return Rules(
-        limits=Limits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags)),
+        limits=SchedulingLimits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags)),
         max_cpu_percent=queue.max_cpu_percent,
         min_free_memory_mb=queue.min_free_memory_mb or None,
         packing=Packing(

@@ -14,10 +14,10 @@ from pathlib import Path
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.daemon.api.routes import Routes
-from gpuyard.daemon.api.shutdown import RESTART_STATUS, Ending
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.monitor.sampling import Looks
-from gpuyard.daemon.notify.publish import Announcer
+from gpuyard.daemon.api.shutdown import RESTART_STATUS, Shutdown
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.server.connection import serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.ram_usage import RamMeter
@@ -27,7 +27,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.ledger_directory import network_file_system
 from gpuyard.leases.ledger_mutex import MUTEX
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Engine
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
@@ -81,17 +81,19 @@ async def _serve_queue(
     def open_elsewhere(name: str) -> Engine:
         return open_engine(Context(name=name, folder=folder, on_news=wake))
 
-    yard = Yard(database, Book(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_elsewhere)
+    yard = SchedulerLoop(
+        database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_elsewhere
+    )
     if notice is not None:
         _log.error(notice)
         yard.notices.append(notice)
     _begin_ids_after_logs(yard, log_folders(folder))
-    stop: asyncio.Future[Ending] = loop.create_future()
+    stop: asyncio.Future[Shutdown] = loop.create_future()
     _stop_on_signals(stop)
     routes = Routes(yard, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
-    yard.start(Looks(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
-    announcer = Announcer(yard, ledger.leases)
+    yard.start(SamplingThread(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
+    announcer = EventPublisher(yard, ledger.leases)
     await routes.web.open_as_configured(yard.notices.append)
     yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
     _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
@@ -107,27 +109,27 @@ async def _serve_queue(
         _log.info("the daemon ends; jobs go on")
 
 
-async def _until_over(yard: Yard, stop: "asyncio.Future[Ending]") -> Ending:
-    yard.broken.add_done_callback(lambda _: _end(stop, Ending(status=1)))
+async def _until_over(yard: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
+    yard.broken.add_done_callback(lambda _: _end(stop, Shutdown(status=1)))
     ending = await stop
     if yard.broken.done():
         _log.error("%s", yard.broken.result())
-        return Ending(status=1)
+        return Shutdown(status=1)
     if ending.restart:
         _log.info("the daemon ends for a restart: %s", ending.reason)
     return ending
 
 
-def _end(stop: "asyncio.Future[Ending]", ending: Ending) -> None:
+def _end(stop: "asyncio.Future[Shutdown]", ending: Shutdown) -> None:
     """Set how the daemon ends, unless that is set already."""
     if not stop.done():
         stop.set_result(ending)
 
 
-def _stop_on_signals(stop: "asyncio.Future[Ending]") -> None:
+def _stop_on_signals(stop: "asyncio.Future[Shutdown]") -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, _end, stop, Ending())
+        loop.add_signal_handler(signum, _end, stop, Shutdown())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started us may log out
 
 
@@ -144,7 +146,7 @@ def _prepare_folder(folder: Path) -> None:
         )
 
 
-def _begin_ids_after_logs(yard: Yard, folders: list[Path]) -> None:
+def _begin_ids_after_logs(yard: SchedulerLoop, folders: list[Path]) -> None:
     """A new database beside old logs: no job gets the id, and so the log, of one before."""
     if yard.catalogue.last_id() == 0:
         names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))

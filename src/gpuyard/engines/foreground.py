@@ -46,7 +46,7 @@ _SET_CHILD_SUBREAPER = 36
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 
 
-class Program(Struct, frozen=True, kw_only=True):
+class ForegroundProgram(Struct, frozen=True, kw_only=True):
     """`arguments` begin with the name that the program goes by."""
 
     path: str
@@ -71,7 +71,7 @@ def signals_for_the_main_thread() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run_program(program: Program, lease: Path, descriptor: int) -> int:
+def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
     """The program's exit status, 128 and more for a signal. The lease's descriptor is no longer the caller's.
 
     Only for the main thread, and for a process that ends soon after.
@@ -193,7 +193,7 @@ def _stop_beside(pid: int) -> None:
 # The keeper
 
 
-def _keep(program: Program, ways: _Ways, lease: Path, descriptor: int, front: socket.socket) -> int:
+def _keep(program: ForegroundProgram, ways: _Ways, lease: Path, descriptor: int, front: socket.socket) -> int:
     adopts = _adopt_orphans()
     starter = _fork(lambda: _stand_by(program, ways, descriptor, front))
     os.setsid()
@@ -249,7 +249,7 @@ def _let_go(lease: Path, descriptor: int, *, knows_all: bool) -> None:
 # The starter
 
 
-def _stand_by(program: Program, ways: _Ways, descriptor: int, front: socket.socket) -> int:
+def _stand_by(program: ForegroundProgram, ways: _Ways, descriptor: int, front: socket.socket) -> int:
     wire, end_of_wire = _lay_wire()
     signal.signal(signal.SIGCHLD, _leave_to_the_wire)
     pid = _fork(lambda: _become(program, ways, descriptor))
@@ -299,7 +299,7 @@ def _look_after(pid: int, front: socket.socket) -> int | None:
 # The program
 
 
-def _become(program: Program, ways: _Ways, descriptor: int) -> int:
+def _become(program: ForegroundProgram, ways: _Ways, descriptor: int) -> int:
     signal.set_wakeup_fd(-1)
     for signum in (*_PASSED_ON, signal.SIGCHLD, *_IGNORED_BY_PYTHON):
         signal.signal(signum, signal.SIG_IGN if signum in ways.ignored else signal.SIG_DFL)

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from gpuyard.config import Elsewhere, load_config
-from gpuyard.engines.cluster.engine import Outpost
+from gpuyard.config import ClusterConfig, load_config
+from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Engine
 
@@ -133,7 +133,7 @@ def _open_slurm(context: Context) -> Engine:
         nice_base=said.nice_base,
         most_jobs=said.most_jobs,
     )
-    return Outpost(SlurmSite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
+    return ClusterEngine(SlurmSite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
 
 
 def _open_ray(context: Context) -> Engine:
@@ -142,10 +142,10 @@ def _open_ray(context: Context) -> Engine:
 
     said = load_config().ray
     settings = RaySettings(address=said.address, card_mb=said.card_mb, most_jobs=said.most_jobs)
-    return Outpost(RaySite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
+    return ClusterEngine(RaySite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
 
 
-def _folder(queue: Path, said: Elsewhere) -> Path:
+def _folder(queue: Path, said: ClusterConfig) -> Path:
     """One that nodes see may be seen by several queues as well, one on each login node: each has its own in there."""
     if said.folder is None:
         return queue

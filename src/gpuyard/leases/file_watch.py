@@ -26,7 +26,7 @@ _LONGEST_S = 3600.0
 _SETTLE_S = (0.001, 0.002, 0.01, 0.05, 0.25, 1.0)
 
 
-class Notice:
+class FileWatch:
     """For one who waits at a time. Giving it back keeps it open: the kernel takes 10 ms to end a watch."""
 
     _idle: ClassVar[dict[tuple[int, Path], list[int | None]]] = {}

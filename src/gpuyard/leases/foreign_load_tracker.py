@@ -7,7 +7,7 @@ from gpuyard.core.scheduling.foreign_load import (
     IDLE_PERCENT,
     NO_FOREIGN_LOAD,
     ForeignLoad,
-    Stranger,
+    ForeignProcess,
     follow_foreign_load,
     may_have_strangers,
     read_foreign_load,
@@ -42,14 +42,19 @@ class ForeignLoads:
             self._leases, self._snapshot = leases, snapshot
         return self._loads
 
-    def _strangers_on(self, device: Device, leases: Sequence[Lease]) -> list[Stranger]:
+    def _strangers_on(self, device: Device, leases: Sequence[Lease]) -> list[ForeignProcess]:
         """Return the strangers on a device that is not idle. To look for them on an idle one would be wasted."""
         before = self._loads.get(device.id, NO_FOREIGN_LOAD)
         is_idle = (device.utilization_percent or 0.0) <= IDLE_PERCENT and before.percent <= IDLE_PERCENT
         return [] if is_idle else list(find_strangers(device, leases))
 
     def _followed(
-        self, device: Device, strangers: Sequence[Stranger], leases: Sequence[Lease], now: float, bound: float | None
+        self,
+        device: Device,
+        strangers: Sequence[ForeignProcess],
+        leases: Sequence[Lease],
+        now: float,
+        bound: float | None,
     ) -> ForeignLoad:
         counted = [stranger for stranger in strangers if self._counts(device, stranger)]
         if not counted and not may_have_strangers(device):
@@ -57,7 +62,7 @@ class ForeignLoads:
         reading = read_foreign_load(device, counted, list(self._shares_on(device, leases)))
         return follow_foreign_load(self._loads.get(device.id, NO_FOREIGN_LOAD), reading, counted, now, bound)
 
-    def _counts(self, device: Device, stranger: Stranger) -> bool:
+    def _counts(self, device: Device, stranger: ForeignProcess) -> bool:
         """Return whether it is still there. The system may not know a process because it has just ended, or because it
         is in another container: then the look before listed it as well."""
         is_known = stranger.user is not None

@@ -23,7 +23,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import kernel_locks
 from gpuyard.leases.ledger_directory import prepare
 from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
-from gpuyard.leases.lock_file import Found, LockFile, held_files, remove_dead, rewrite
+from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, rewrite
 from gpuyard.system.process_identity import tidy_label, user_name
 
 _LEASE, _TICKET = ".lease", ".ticket"
@@ -216,21 +216,21 @@ def open_ledger() -> Ledger:
     return Ledger(prepare(lease_dir()))
 
 
-def _lease(found: Found, table: kernel_locks.LockTable | None) -> Iterator[Lease]:
+def _lease(found: HeldFile, table: kernel_locks.LockTable | None) -> Iterator[Lease]:
     record = _record(found, _LEASES, table)
     if record is not None and record.shares:
         holder, lease_id = _owner(found, record.holder), found.name.removesuffix(_LEASE)
         yield Lease(id=lease_id, holder=holder, shares=record.shares, since=found.made_at)
 
 
-def _ticket(found: Found, table: kernel_locks.LockTable | None) -> Iterator[Ticket]:
+def _ticket(found: HeldFile, table: kernel_locks.LockTable | None) -> Iterator[Ticket]:
     record = _record(found, _TICKETS, table)
     if record is not None:
         holder, ticket_id = _owner(found, record.holder), found.name.removesuffix(_TICKET)
         yield Ticket(id=ticket_id, holder=holder, need=record.need, since=found.made_at, priority=record.priority)
 
 
-def _record(found: Found, kind: msgspec.json.Decoder[K], table: kernel_locks.LockTable | None) -> K | None:
+def _record(found: HeldFile, kind: msgspec.json.Decoder[K], table: kernel_locks.LockTable | None) -> K | None:
     try:
         record = kind.decode(found.content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -239,5 +239,5 @@ def _record(found: Found, kind: msgspec.json.Decoder[K], table: kernel_locks.Loc
     return record if is_held else None
 
 
-def _owner(found: Found, told: Holder) -> Holder:
+def _owner(found: HeldFile, told: Holder) -> Holder:
     return msgspec.structs.replace(told, uid=found.uid, user=user_name(found.uid), label=tidy_label(told.label))

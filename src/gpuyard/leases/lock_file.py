@@ -29,7 +29,7 @@ _MAX_BYTES = 65536
 _NOT_OURS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class HeldFile(Struct, frozen=True, kw_only=True):
     """A file somebody holds; its owner is who made it, whatever stands in it."""
 
     name: str
@@ -160,7 +160,7 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
         os.close(descriptor)
 
 
-def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[Found]:
+def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[HeldFile]:
     """Those that are held. The names of those whose holders are dead are added to `dead`."""
     place = str(folder)
     for name in sorted(os.listdir(place)):
@@ -176,7 +176,7 @@ def remove_dead(folder: Path, names: Iterable[str]) -> None:
             os.unlink(f"{folder}/{name}")
 
 
-def _look_if_ours(folder: str, name: str, dead: list[str] | None) -> Found | None:
+def _look_if_ours(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
     try:
         return _look_at(folder, name, dead)
     except OSError as error:
@@ -185,7 +185,7 @@ def _look_if_ours(folder: str, name: str, dead: list[str] | None) -> Found | Non
         raise  # no more descriptors, say: a lease that was not seen would be taken for free
 
 
-def _look_at(folder: str, name: str, dead: list[str] | None) -> Found | None:
+def _look_at(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
     # Without O_NONBLOCK a pipe of that name would stop everybody.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -196,7 +196,7 @@ def _look_at(folder: str, name: str, dead: list[str] | None) -> Found | None:
             if dead is not None:
                 dead.append(name)
             return None
-        return Found(
+        return HeldFile(
             name=name,
             uid=status.st_uid,
             made_at=status.st_ctime,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease
-from gpuyard.core.scheduling.foreign_load import Stranger
+from gpuyard.core.scheduling.foreign_load import ForeignProcess
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.system.process_identity import is_alive
 
@@ -37,7 +37,7 @@ def owners(leases: Sequence[Lease]) -> Callable[[int], Lease | None]:
     return lambda pid: next(iter(found.of(pid)), None)
 
 
-def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[Stranger]:
+def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
     """Yield the processes on the device that belong to no lease there.
 
     One that the system does not know has ended since the device was read, or is in another container: it is yielded
@@ -52,9 +52,9 @@ def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[Stranger
         try:
             seen = psutil.Process(process.pid)
             if seen.status() != psutil.STATUS_ZOMBIE:
-                yield Stranger(process=replace(process, name=process.name or seen.name()), user=seen.username())
+                yield ForeignProcess(process=replace(process, name=process.name or seen.name()), user=seen.username())
         except psutil.Error:
-            yield Stranger(process=process)
+            yield ForeignProcess(process=process)
 
 
 def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:

@@ -10,14 +10,14 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoads
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measured_usage import Measured, measure
-from gpuyard.ports import Wanted
+from gpuyard.ports import WantedClaim
 from gpuyard.system.process_identity import is_stopped
 
 # The daemon has others to answer: it looks again a moment later.
 _MUTEX_TIMEOUT_S = 0.2
 
 
-class Book:
+class QueueLedger:
     def __init__(self, ledger: Ledger, holder: Holder) -> None:
         self.ledger = ledger
         self._holder = holder
@@ -25,7 +25,9 @@ class Book:
         self._waits_for: tuple[Need, int] | None = None
         self._foreign = ForeignLoads()
 
-    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> Sequence[HeldLease]:
+    def grant(
+        self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
+    ) -> Sequence[HeldLease]:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
             # One who was halted keeps its place in the line, and for that time nothing is kept for it.
             alert = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))

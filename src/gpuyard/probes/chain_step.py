@@ -9,14 +9,14 @@ from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
 from gpuyard.ports import Clock, Probe
 from gpuyard.probes.common.backoff import Backoff
 from gpuyard.probes.common.error_to_problem import as_problem
-from gpuyard.probes.common.worker_thread import NoAnswerYet, Worker
+from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 
 
-class Rung:
+class ChainStep:
     def __init__(self, probe: Probe, clock: Clock) -> None:
         self._probe = probe
         self._clock = clock
-        self._worker: Worker[Reading] = Worker(f"gpuyard-{probe.name}")
+        self._worker: WorkerThread[Reading] = WorkerThread(f"gpuyard-{probe.name}")
         self._backoff = Backoff()
         self._asked_at = 0.0
         self.problem: Problem | None = None

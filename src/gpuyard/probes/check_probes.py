@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gpuyard.core.snapshot import Device, Problem, Vendor
 from gpuyard.ports import Probe
-from gpuyard.probes.chain_step import Rung
+from gpuyard.probes.chain_step import ChainStep
 from gpuyard.system.clock import SystemClock
 
 
@@ -38,7 +38,7 @@ def _check_each(probes: Sequence[Probe], timeout_s: float) -> list[Checkup]:
 
 
 def _check(probe: Probe, timeout_s: float) -> Checkup:
-    rung = Rung(probe, SystemClock())
+    rung = ChainStep(probe, SystemClock())
     started = time.monotonic()
     reading = rung.read(timeout_s)
     return Checkup(
@@ -50,7 +50,7 @@ def _check(probe: Probe, timeout_s: float) -> Checkup:
     )
 
 
-def _problems(rung: Rung, noted: Sequence[Problem]) -> Iterator[Problem]:
+def _problems(rung: ChainStep, noted: Sequence[Problem]) -> Iterator[Problem]:
     if rung.problem is not None:
         yield rung.problem
     yield from noted

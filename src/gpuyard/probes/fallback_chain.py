@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.ports import Clock, Probe
-from gpuyard.probes.chain_step import Rung
+from gpuyard.probes.chain_step import ChainStep
 from gpuyard.probes.common.deadline import Deadline
 from gpuyard.probes.common.device_ids import without_number
 
@@ -24,11 +24,11 @@ _ALONE_BEFORE_A_TOOL = 0.6
 _ALONE_BEFORE_A_LIBRARY = 0.85
 
 
-class Chain:
+class FallbackChain:
     def __init__(self, vendor: Vendor, probes: Sequence[Probe], clock: Clock) -> None:
         self.vendor = vendor
-        self._rungs = [Rung(probe, clock) for probe in probes]
-        self._seen: dict[str, tuple[Device, Rung]] = {}
+        self._rungs = [ChainStep(probe, clock) for probe in probes]
+        self._seen: dict[str, tuple[Device, ChainStep]] = {}
 
     def is_resting(self) -> bool:
         """Whether there is nothing to ask, and `standing` is all there is to say."""
@@ -71,7 +71,7 @@ class Chain:
             return _ALONE_ON_A_THREAD
         return _ALONE_BEFORE_A_LIBRARY if all(other.may_hang for other in others) else _ALONE_BEFORE_A_TOOL
 
-    def _believe(self, rung: Rung, reading: Reading) -> Reading:
+    def _believe(self, rung: ChainStep, reading: Reading) -> Reading:
         """An earlier probe that has answered meanwhile goes before; one that still has not is out of time."""
         for earlier in self._rungs[: self._rungs.index(rung)]:
             late = earlier.wait(0.0) if earlier.is_late else None
@@ -79,7 +79,7 @@ class Chain:
                 return self._answer(earlier, late)
         return self._answer(rung, reading)
 
-    def _answer(self, rung: Rung, reading: Reading) -> Reading:
+    def _answer(self, rung: ChainStep, reading: Reading) -> Reading:
         above = self._rungs[: self._rungs.index(rung)]
         gone = tuple(self._gone(rung, reading.devices))
         self._seen = {device.id: (device, rung) for device in (*reading.devices, *gone)}
@@ -88,7 +88,7 @@ class Chain:
             problems=(*self._problems(above), *reading.problems),
         )
 
-    def _gone(self, rung: Rung, devices: Sequence[Device]) -> Iterator[Device]:
+    def _gone(self, rung: ChainStep, devices: Sequence[Device]) -> Iterator[Device]:
         # A card that was split or joined anew goes by its old id with another number behind it, or with none.
         ids = {without_number(device.id) for device in devices}
         places = {device.pci_bus_id for device in devices}
@@ -104,7 +104,7 @@ class Chain:
         fault = f"{why.source}: {why.message}" if why else f"no probe reads {self.vendor} devices now"
         return tuple(_unknown(device, fault) for device, _ in self._seen.values() if device.parent is None)
 
-    def _problems(self, rungs: Sequence[Rung]) -> tuple[Problem, ...]:
+    def _problems(self, rungs: Sequence[ChainStep]) -> tuple[Problem, ...]:
         problems = tuple(rung.problem for rung in rungs if rung.problem is not None)
         if len(problems) > 1 and all(problem.kind == "missing" for problem in problems):
             tried = ", ".join(rung.name for rung in rungs)

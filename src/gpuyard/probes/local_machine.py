@@ -10,19 +10,19 @@ from gpuyard.config import simulated_devices
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
 from gpuyard.ports import Probe
 from gpuyard.probes.common.run_tool import find_any_tool
-from gpuyard.probes.fallback_chain import Chain
-from gpuyard.probes.machine_reader import Machine
+from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.machine_reader import MachineReader
 from gpuyard.system.clock import SystemClock
 
 DEFAULT_DEADLINE_S = 2.0
 
 
-def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> Machine:
+def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> MachineReader:
     from gpuyard.probes.host import PsutilHost
 
     clock = SystemClock()
-    chains = [Chain(vendor, probes, clock) for vendor, probes in local_probes().items()]
-    return Machine(chains, PsutilHost(), clock, deadline_s)
+    chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
+    return MachineReader(chains, PsutilHost(), clock, deadline_s)
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
@@ -48,7 +48,7 @@ _guard = _Guard()
 
 
 @functools.lru_cache(maxsize=4)
-def _machine(deadline_s: float, *_: str | None) -> Machine:
+def _machine(deadline_s: float, *_: str | None) -> MachineReader:
     """One for each simulation and home: what is simulated differs between them."""
     return local_machine(deadline_s)
 

@@ -6,18 +6,18 @@ from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot
 from gpuyard.ports import Clock, HostProbe
 from gpuyard.probes.common.complete_memory import settle_memory
 from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.worker_thread import NoAnswerYet, Worker
-from gpuyard.probes.fallback_chain import Chain
+from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
+from gpuyard.probes.fallback_chain import FallbackChain
 
 # A snapshot keeps its deadline although ending a tool and its children takes a moment too.
 _CHAIN_SHARE = 0.85
 
 
-class Machine:
+class MachineReader:
     """Not for use by several threads at once."""
 
-    def __init__(self, chains: Sequence[Chain], host: HostProbe, clock: Clock, deadline_s: float) -> None:
-        self._chains = [(chain, Worker[Reading](f"gpuyard-{chain.vendor}")) for chain in chains]
+    def __init__(self, chains: Sequence[FallbackChain], host: HostProbe, clock: Clock, deadline_s: float) -> None:
+        self._chains = [(chain, WorkerThread[Reading](f"gpuyard-{chain.vendor}")) for chain in chains]
         self._host = host
         self._clock = clock
         self._deadline_s = deadline_s
@@ -29,7 +29,7 @@ class Machine:
         host = self._host.read()
         return assemble(taken_at, host, [finish() for finish in finishing])
 
-    def _begin(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Callable[[], Reading]:
+    def _begin(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Callable[[], Reading]:
         if chain.is_resting():
             standing = chain.standing()
             return lambda: standing
@@ -37,7 +37,7 @@ class Machine:
             return chain.overdue
         return lambda: self._finish(chain, worker, deadline)
 
-    def _finish(self, chain: Chain, worker: Worker[Reading], deadline: Deadline) -> Reading:
+    def _finish(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Reading:
         try:
             return worker.finish(deadline.left())
         except NoAnswerYet:

@@ -19,7 +19,7 @@ DEFAULT_HALF_LIFE_S = 5.0
 SHORTEST_INTERVAL_S = 0.05
 
 
-class Machine(Protocol):
+class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
@@ -44,7 +44,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 class Sampler:
     def __init__(
         self,
-        machine: Machine,
+        machine: SnapshotSource,
         clock: Clock,
         *,
         half_life_s: float = DEFAULT_HALF_LIFE_S,

@@ -18,7 +18,7 @@ from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
-from gpuyard.simulated_usage import Share, SharesFolder, parse_devices
+from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
@@ -61,7 +61,7 @@ class SimulatedDevices:
         }
 
 
-class Usage:
+class SimulatedUse:
     """What this process takes of the simulated devices, until it is closed or the process ends."""
 
     def __init__(self, devices: SimulatedDevices | None = None) -> None:
@@ -69,7 +69,7 @@ class Usage:
         folder = self._devices.shares
         try:
             with folder.locked():
-                self._descriptor = folder.add(Share(pid=os.getpid()))
+                self._descriptor = folder.add(SimulatedShare(pid=os.getpid()))
         except OSError as error:
             raise EnvironmentFault(
                 f"simulated devices cannot be used: {self._devices.folder}: {error.strerror}",
@@ -107,7 +107,7 @@ class Usage:
         self.close()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[Share]:
+    def _turn(self) -> Iterator[SimulatedShare]:
         """What it takes by now, with nobody else at it."""
         while True:
             with self._devices.shares.locked():
@@ -135,7 +135,7 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
     return tuple(by_name[name.strip()] for name in visible.split(",") if name.strip() in by_name)
 
 
-def _loaded(device: Device, taken: Iterable[Share]) -> Device:
+def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:
     processes = tuple(
         Process(
             pid=share.pid,

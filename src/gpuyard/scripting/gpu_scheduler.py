@@ -29,8 +29,8 @@ from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.scripting.torch_device import Selection
-from gpuyard.scripting.wait_messages import WaitReport
+from gpuyard.scripting.torch_device import TorchDeviceSelection
+from gpuyard.scripting.wait_messages import WaitMessages
 from gpuyard.visible_devices import process_numbers
 from gpuyard.wait_for_devices import Acquisition, enclosing_lease
 
@@ -119,7 +119,7 @@ class GPUScheduler:
             mutex_timeout_s=self._mutex_timeout_s,
             max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
         )
-        report = WaitReport(need, here, quiet=self._quiet, progress=self._progress)
+        report = WaitMessages(need, here, quiet=self._quiet, progress=self._progress)
         held = waiting.wait(self._max_wait_s, self._poll_interval_s, report.wait)
         _forgotten.add(held)
         try:
@@ -136,7 +136,7 @@ class GPUScheduler:
         def number() -> int | None:
             return process_numbers(seen).get(ids[0])
 
-        entered = _Entered(held, Selection(number))
+        entered = _Entered(held, TorchDeviceSelection(number))
         self._stack().append(entered)
         try:
             entered.selection.begin()
@@ -216,7 +216,7 @@ class _Entered(NamedTuple):
     """`held` is None where the lease is the one around this process."""
 
     held: HeldLease | None
-    selection: Selection
+    selection: TorchDeviceSelection
 
 
 def _as_counted_here(seen: Snapshot) -> Snapshot:
@@ -294,7 +294,7 @@ def find_free_gpus(
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
     """The numbers of the GPUs that are free by these bounds and that nobody holds a lease on."""
-    from gpuyard.core.scheduling.placement import View, choose
+    from gpuyard.core.scheduling.placement import PlacementView, choose
 
     seen = snapshot()
     here = _as_counted_here(seen)
@@ -313,7 +313,7 @@ def find_free_gpus(
             max_power_w=power_threshold_w,
             max_utilization_percent=utilization_threshold_percent,
         )
-        if choose(need, View(now=0.0, snapshot=seen, leases=leases)).claim and device.index is not None:
+        if choose(need, PlacementView(now=0.0, snapshot=seen, leases=leases)).claim and device.index is not None:
             free.append(device.index)
     return free
 

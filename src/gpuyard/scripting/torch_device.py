@@ -23,7 +23,7 @@ _of_thread = threading.local()
 _lock = threading.Lock()
 
 
-class Selection:
+class TorchDeviceSelection:
     """The device of a lease: PyTorch's current one in this thread from `begin` to `end`.
 
     `number` is called at each selection, since a script may change what CUDA sees until CUDA is set up. It returns None
@@ -53,16 +53,16 @@ class Selection:
             _select_current(torch)
 
 
-_all: "weakref.WeakSet[Selection]" = weakref.WeakSet()
+_all: "weakref.WeakSet[TorchDeviceSelection]" = weakref.WeakSet()
 
 
-def _selections() -> "list[weakref.ref[Selection]]":
+def _selections() -> "list[weakref.ref[TorchDeviceSelection]]":
     """Return this thread's selections, the innermost last."""
-    selections: list[weakref.ref[Selection]] = _of_thread.__dict__.setdefault("selections", [])
+    selections: list[weakref.ref[TorchDeviceSelection]] = _of_thread.__dict__.setdefault("selections", [])
     return selections
 
 
-def _current() -> Selection | None:
+def _current() -> TorchDeviceSelection | None:
     selections = _selections()
     while selections and selections[-1]() is None:
         selections.pop()

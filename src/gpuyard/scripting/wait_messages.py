@@ -12,7 +12,7 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_duration
 
 
-class WaitReport:
+class WaitMessages:
     """For one wait: a line when it begins and one when it ends, to stderr; nothing where it need not wait.
 
     `progress` gets these lines instead, and a new one when the reason changes. `quiet` leaves out stderr.

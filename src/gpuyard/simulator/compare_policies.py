@@ -11,10 +11,10 @@ from msgspec.structs import asdict
 from gpuyard.core.snapshot import Device
 from gpuyard.errors import UserError
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.makespan_bound import Bound, lower_bound
+from gpuyard.simulator.makespan_bound import MakespanBound, lower_bound
 from gpuyard.simulator.policies import find_policies
 from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
-from gpuyard.simulator.schedule_metrics import Figures, Passed, measure_pass
+from gpuyard.simulator.schedule_metrics import PolicyMetrics, SimulatedPass, measure_pass
 from gpuyard.simulator.sharing_slowdown import PAIRS_FILE, Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.timeline_picture import Panel
@@ -26,7 +26,7 @@ SATURATED = 2.0
 _MANY_JOBS, _SMALL_PART = 20_000, 0.04
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class ComparisonRequest(Struct, frozen=True, kw_only=True):
     """What is asked for: a trace to read, or a mix to draw one from; where nothing is said, by the size of it."""
 
     trace: Path | None = None
@@ -49,8 +49,8 @@ class Compared(Struct, frozen=True, kw_only=True):
     jobs: tuple[TraceJob, ...]
     too_large: int
     never_ran: int
-    bound: Bound
-    figures: tuple[Figures, ...]
+    bound: MakespanBound
+    figures: tuple[PolicyMetrics, ...]
     last: tuple[Panel, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Compared(Struct, frozen=True, kw_only=True):
         }
 
 
-def compare(wish: Wish) -> Compared:
+def compare(wish: ComparisonRequest) -> Compared:
     devices = parse_devices(wish.devices)
     policies = find_policies(wish.policies)
     (found, never_ran), sharing = _trace(wish, devices), _sharing(wish)
@@ -78,7 +78,7 @@ def compare(wish: Wish) -> Compared:
     for policy in policies:
         with contextlib.closing(Simulation(devices, sharing, policy, quantum_s)) as simulation:
             for number in range(1, wish.passes + 1):
-                passed: Passed = simulation.play(jobs)
+                passed: SimulatedPass = simulation.play(jobs)
                 figures.append(measure_pass(policy.name, number, passed, bound))
         last.append(Panel(passed=passed, figures=figures[-1]))
     return Compared(
@@ -96,7 +96,7 @@ def sizes_mb(devices: tuple[Device, ...]) -> list[float]:
     return [device.memory_total_mb or 0.0 for device in devices]
 
 
-def _trace(wish: Wish, devices: tuple[Device, ...]) -> tuple[list[TraceJob], int]:
+def _trace(wish: ComparisonRequest, devices: tuple[Device, ...]) -> tuple[list[TraceJob], int]:
     """The jobs, and how many there are that never ran."""
     if wish.trace is not None:
         pods = is_pod_list(wish.trace)
@@ -108,7 +108,7 @@ def _trace(wish: Wish, devices: tuple[Device, ...]) -> tuple[list[TraceJob], int
     return draw(programs, wish.jobs, wish.seed, per_hour), 0
 
 
-def _sharing(wish: Wish) -> Sharing:
+def _sharing(wish: ComparisonRequest) -> Sharing:
     """By the measured pairs where they are to be had, else by the curve alone."""
     if wish.traces is not None and (wish.traces / PAIRS_FILE).exists():
         return read_sharing(wish.traces)

@@ -37,7 +37,7 @@ class VirtualClock:
         self.time += seconds
 
 
-class Where(Enum):
+class MemoryLocation(Enum):
     """Where a program's memory is: on its devices, in host RAM, or on the way from one to the other."""
 
     ON = auto()
@@ -46,7 +46,7 @@ class Where(Enum):
     RETURNING = auto()
 
 
-class Program:
+class SimulatedProgram:
     """A process of an attempt, or a stranger's. `number` is its job's place in the trace.
 
     `progress_s` is the work that was done by `since`. An event of its counts while its `turn` is the program's: a
@@ -70,7 +70,7 @@ class Program:
         self.progress_s = self.speed = self.held_mb = self.peak_mb = self.paused_s = 0.0
         self.since = self.started_at = self.paused_since = now
         self.speeds = dict.fromkeys(devices, 1.0)
-        self.where = Where.ON
+        self.where = MemoryLocation.ON
         self.is_alive = True
         self.turn = self.suspensions = 0
         self.shortage: Shortage | None = None
@@ -88,11 +88,11 @@ class Program:
         self.since = now
 
 
-OnEnd: TypeAlias = Callable[[Program, Outcome], None]
-OnMoved: TypeAlias = Callable[[Program], None]
+OnEnd: TypeAlias = Callable[[SimulatedProgram, Outcome], None]
+OnMoved: TypeAlias = Callable[[SimulatedProgram], None]
 
 
-class Card:
+class SimulatedCard:
     """A device and who is on it. `busy` is the sum of demands times speeds; the integrals are over time."""
 
     __slots__ = (
@@ -103,14 +103,14 @@ class Card:
     def __init__(self, device: Device, now: float) -> None:
         self.device = device
         self.total_mb = device.memory_total_mb or 0.0
-        self.programs: list[Program] = []
+        self.programs: list[SimulatedProgram] = []
         self.used_mb = self.busy = self.load_percent = self.memory_mb_s = self.compute_s = 0.0
         self.since = self.calm_at = now
         self._smoothed = Smoothed(value=0.0, at=now)
         self._seen: Device | None = None
 
-    def present(self) -> list[Program]:
-        return [program for program in self.programs if program.where is Where.ON]
+    def present(self) -> list[SimulatedProgram]:
+        return [program for program in self.programs if program.where is MemoryLocation.ON]
 
     def fits(self, more_mb: float) -> bool:
         return self.used_mb + more_mb <= self.total_mb + _ROUNDING_MB

@@ -20,7 +20,7 @@ from gpuyard.simulator.trace_file import TraceJob, phases_of
 _THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5)
 
 
-class Bound(Struct, frozen=True, kw_only=True):
+class MakespanBound(Struct, frozen=True, kw_only=True):
     """From the first arrival on; the largest of the reasons is the bound."""
 
     longest_s: float
@@ -44,15 +44,15 @@ class Bound(Struct, frozen=True, kw_only=True):
         return max(parts, key=lambda name: parts[name])
 
 
-def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: Sharing) -> Bound:
+def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: Sharing) -> MakespanBound:
     ours = sorted((job for job in jobs if not job.is_foreign), key=lambda job: -job.at_s)
     if not ours:
-        return Bound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
+        return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
     first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
     held = [list(_stretches(job, card_mb)) for job in ours]
     demands = [sharing.demand((job.kind, job.load_percent)) * job.duration_s for job in ours]
     weighed = [_suffix(ours, count, [_crowd(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]]
-    return Bound(
+    return MakespanBound(
         longest_s=max(job.at_s + job.duration_s for job in ours) - first,
         compute_s=_suffix(ours, count, demands),
         memory_s=_suffix(ours, sum(devices_mb) / card_mb, [_crowd(each, _THRESHOLDS[0]) for each in held]),

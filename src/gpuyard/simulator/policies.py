@@ -18,7 +18,7 @@ from gpuyard import config
 from gpuyard.control.step import Rules
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import Limits
+from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 
@@ -31,7 +31,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     name: str
     need_of: Callable[[TraceJob, float], Need]
     learns: bool = False
-    rules: Rules = Rules(limits=Limits(cpu_jobs=1))
+    rules: Rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
 
 
 def _alone(job: TraceJob, _: float) -> Need:
@@ -47,10 +47,13 @@ def _as_declared(job: TraceJob, card_mb: float) -> Need:
 
 def _by_default() -> Rules:
     """As the daemon has it where nothing is configured."""
-    usual = config.Packing()
+    usual = config.PackingConfig()
     packing = Packing(max_jobs_per_device=usual.max_jobs_per_device, max_load_percent=usual.max_load_percent or None)
     return Rules(
-        limits=Limits(cpu_jobs=1), packing=packing, first_run_part=usual.first_run_part, settle_s=usual.settle_s
+        limits=SchedulingLimits(cpu_jobs=1),
+        packing=packing,
+        first_run_part=usual.first_run_part,
+        settle_s=usual.settle_s,
     )
 
 

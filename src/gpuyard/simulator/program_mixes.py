@@ -44,7 +44,7 @@ _LIKE = (
 )
 
 
-class Program(Struct, frozen=True, kw_only=True):
+class MeasuredProgram(Struct, frozen=True, kw_only=True):
     """What was measured of one program, alone on a device."""
 
     command: str
@@ -54,10 +54,10 @@ class Program(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
 
 
-def read_lucid(folder: Path) -> list[Program]:
+def read_lucid(folder: Path) -> list[MeasuredProgram]:
     columns = ("model", "dataset", "batchsize", "amp", "gpu_util", "gmem")
     return [
-        Program(
+        MeasuredProgram(
             command=_lucid_command(row),
             memory_mb=number(row, "gmem"),
             load_percent=number(row, "gpu_util"),
@@ -72,18 +72,18 @@ def _lucid_command(row: dict[str, str]) -> str:
     return f"python {row['model']}.py --dataset {row['dataset']} --batch {row['batchsize']}{amp}"
 
 
-def read_carma(folder: Path) -> list[Program]:
+def read_carma(folder: Path) -> list[MeasuredProgram]:
     loads = {program.kind: program.load_percent for program in read_lucid(folder)}
     columns = ("Model", "Max memory.used [MB]", "Run folder", "Execution time(s)")
     return [_carma_program(row, loads) for row in table(folder / CARMA_FILE, columns)]
 
 
-def _carma_program(row: dict[str, str], loads: dict[str, float]) -> Program:
+def _carma_program(row: dict[str, str], loads: dict[str, float]) -> MeasuredProgram:
     model = row["Model"].rsplit("_workloads_", 1)[-1]
     found = _BATCH.search(row["Run folder"])
     batch = found[1] if found else ""
     kind = like(model, batch)
-    return Program(
+    return MeasuredProgram(
         command=f"python {model}.py" + (f" --batch {batch}" if batch else ""),
         memory_mb=number(row, "Max memory.used [MB]"),
         load_percent=loads.get(kind, 100.0),
@@ -101,14 +101,14 @@ def like(model: str, batch: str) -> str:
 MIXES = {"lucid": read_lucid, "carma": read_carma}
 
 
-def read_programs(names: Sequence[str], folder: Path) -> list[Program]:
+def read_programs(names: Sequence[str], folder: Path) -> list[MeasuredProgram]:
     """All programs of the mixes that are named."""
     if unknown := [name for name in names if name not in MIXES]:
         raise UserError(f"there is no mix '{unknown[0]}'", hint=f"there are: {', '.join(MIXES)}")
     return [program for name in names for program in MIXES[name](folder)]
 
 
-def draw(programs: Sequence[Program], count: int, seed: int, per_hour: float) -> list[TraceJob]:
+def draw(programs: Sequence[MeasuredProgram], count: int, seed: int, per_hour: float) -> list[TraceJob]:
     """So many jobs, arriving at that rate on average."""
     random, jobs, at_s = Random(seed), [], 0.0  # noqa: S311 - chance, not secrecy
     for _ in range(count):
@@ -117,13 +117,13 @@ def draw(programs: Sequence[Program], count: int, seed: int, per_hour: float) ->
     return jobs
 
 
-def mean_duration_s(programs: Sequence[Program]) -> float:
+def mean_duration_s(programs: Sequence[MeasuredProgram]) -> float:
     median_s, deviation = _DURATION_S
     usual_s = median_s * math.exp(deviation**2 / 2)
     return sum(program.duration_s or usual_s for program in programs) / len(programs)
 
 
-def _run_of(program: Program, at_s: float, random: Random) -> TraceJob:
+def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
     median_s, deviation = _DURATION_S
     drawn_s = min(_LONGEST_S, max(_SHORTEST_S, random.lognormvariate(math.log(median_s), deviation)))
     duration_s = program.duration_s or drawn_s

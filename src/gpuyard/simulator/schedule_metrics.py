@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import Bound
+from gpuyard.simulator.makespan_bound import MakespanBound
 from gpuyard.simulator.trace_file import TraceJob
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class SimulatedRun(Struct, frozen=True, kw_only=True):
     """One attempt: `job` is its place in the trace, times are from the beginning of the pass. It did `done_s` of its
     work, and was suspended for `paused_s`, the moving of its memory included."""
 
@@ -24,19 +24,19 @@ class Run(Struct, frozen=True, kw_only=True):
     suspensions: int = 0
 
 
-class Passed(Struct, frozen=True, kw_only=True):
+class SimulatedPass(Struct, frozen=True, kw_only=True):
     """What happened in one pass over a trace. The integrals are over all devices: MB times seconds, and seconds of
     demand."""
 
     jobs: Sequence[TraceJob]
-    runs: Sequence[Run]
+    runs: Sequence[SimulatedRun]
     devices_mb: Sequence[float]
     memory_mb_s: float
     compute_s: float
     steps: int = 0
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class PolicyMetrics(Struct, frozen=True, kw_only=True):
     """`preempted_s` is what making room for others has cost: the time of those that were suspended, and the work of
     those that were queued again. `wasted_s` is all work that was done in vain."""
 
@@ -65,7 +65,7 @@ class Figures(Struct, frozen=True, kw_only=True):
         return self.makespan_s / self.bound_s if self.bound_s else 1.0
 
 
-def measure_pass(policy: str, pass_number: int, passed: Passed, bound: Bound) -> Figures:
+def measure_pass(policy: str, pass_number: int, passed: SimulatedPass, bound: MakespanBound) -> PolicyMetrics:
     ours = [(number, job) for number, job in enumerate(passed.jobs) if not job.is_foreign]
     good = {run.job: run for run in passed.runs if run.outcome is OutcomeKind.SUCCEEDED}
     done = [(job, good[number]) for number, job in ours if number in good]
@@ -75,7 +75,7 @@ def measure_pass(policy: str, pass_number: int, passed: Passed, bound: Bound) ->
     completions = sorted(run.ended_s - job.at_s for job, run in done)
     device_s = makespan_s * len(passed.devices_mb) or 1.0
     requeued = [run for run in passed.runs if run.outcome is OutcomeKind.PREEMPTED]
-    return Figures(
+    return PolicyMetrics(
         policy=policy,
         pass_number=pass_number,
         jobs=len(ours),

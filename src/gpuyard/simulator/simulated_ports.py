@@ -9,10 +9,10 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.ports import Ended, Launch, Moved, Prepared, RunsHere, Wanted
-from gpuyard.simulator.machine_parts import Program, Where
+from gpuyard.ports import Ended, Launch, Prepared, RunsHere, SuspendResult, WantedClaim
+from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.trace_file import TraceJob
-from gpuyard.simulator.virtual_machine import World
+from gpuyard.simulator.virtual_machine import VirtualMachine
 
 ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")
 _DEADLY = (signal.SIGTERM, signal.SIGKILL)
@@ -21,7 +21,7 @@ _DEADLY = (signal.SIGTERM, signal.SIGKILL)
 class Claimed:
     """Implements `ports.HeldClaim`; the lease lives until its program ends."""
 
-    def __init__(self, book: "SimulatedBook", lease: Lease, descriptor: int) -> None:
+    def __init__(self, book: "SimulatedLedger", lease: Lease, descriptor: int) -> None:
         self.lease = lease
         self.descriptor = descriptor
         self._book = book
@@ -33,11 +33,11 @@ class Claimed:
         self._book.end(self.descriptor)
 
 
-class SimulatedBook:
+class SimulatedLedger:
     """Implements `ports.LeaseBook`. Nobody else leases, so nobody has to be told who waits: we are in line already, or
     a step of its own would follow every wait. `first` are leases as they were granted, by their descriptors."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VirtualMachine) -> None:
         self.first: dict[int, Lease] = {}
         self._world = world
         self._leases: dict[str, Lease] = {}
@@ -45,7 +45,7 @@ class SimulatedBook:
         self._measured: dict[tuple[str, str], float | None] = {}
         self._granted = 0
 
-    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[Wanted]]) -> list[Claimed]:
+    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]) -> list[Claimed]:
         if self._listed is None:
             self._listed = tuple(self._leases.values())
         granted = []
@@ -56,7 +56,7 @@ class SimulatedBook:
                 self._amend(wanted.amends, wanted.claim.shares)
         return granted
 
-    def _grant(self, wanted: Wanted) -> Claimed:
+    def _grant(self, wanted: WantedClaim) -> Claimed:
         self._granted += 1
         lease = Lease(id=f"L{self._granted}", holder=ME, shares=wanted.claim.shares, since=self._world.now)
         self.first[self._granted] = self._leases[lease.id] = lease
@@ -103,14 +103,14 @@ class SimulatedBook:
 class SimulatedEngine(RunsHere):
     """Implements `ports.Engine`: a job's program is the one that the trace has for it."""
 
-    def __init__(self, world: World, book: SimulatedBook) -> None:
+    def __init__(self, world: VirtualMachine, book: SimulatedLedger) -> None:
         self.jobs: dict[int, tuple[int, TraceJob]] = {}
-        self.programs: dict[tuple[int, int], Program] = {}
-        self.over: list[tuple[Program, OutcomeKind, float]] = []
+        self.programs: dict[tuple[int, int], SimulatedProgram] = {}
+        self.over: list[tuple[SimulatedProgram, OutcomeKind, float]] = []
         self._world = world
         self._book = book
-        self._descriptors: dict[Program, int] = {}
-        self._prepared: list[tuple[Launch, Program]] = []
+        self._descriptors: dict[SimulatedProgram, int] = {}
+        self._prepared: list[tuple[Launch, SimulatedProgram]] = []
         self._ended: list[Ended] = []
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
@@ -130,8 +130,8 @@ class SimulatedEngine(RunsHere):
             self._world.begin(program)
         self._prepared.clear()
 
-    def _end_of(self, name: tuple[int, int]) -> Callable[[Program, Outcome], None]:
-        def end(program: Program, outcome: Outcome) -> None:
+    def _end_of(self, name: tuple[int, int]) -> Callable[[SimulatedProgram, Outcome], None]:
+        def end(program: SimulatedProgram, outcome: Outcome) -> None:
             self._book.end(self._descriptors.pop(program))
             del self.programs[name]
             ended = Ended(
@@ -168,7 +168,7 @@ class SimulatedEngine(RunsHere):
             self._world.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
         return 1
 
-    def note_memory(self) -> Iterator[Program]:
+    def note_memory(self) -> Iterator[SimulatedProgram]:
         """Lets the ledger's measurements follow what has changed; those of ours that have."""
         for program in self._world.changed:
             descriptor = self._descriptors.get(program)
@@ -181,10 +181,10 @@ class SimulatedEngine(RunsHere):
 class SimulatedSuspender:
     """Implements `ports.Suspender`."""
 
-    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+    def __init__(self, world: VirtualMachine, engine: SimulatedEngine) -> None:
         self._world = world
         self._engine = engine
-        self._moved: list[Moved] = []
+        self._moved: list[SuspendResult] = []
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         program = self._program(attempt)
@@ -195,20 +195,20 @@ class SimulatedSuspender:
 
     def suspend(self, attempt: Attempt) -> None:
         program = self._program(attempt)
-        if program is not None and program.where is Where.ON:
+        if program is not None and program.where is MemoryLocation.ON:
             began = self._world.now
             program.on_moved = lambda _: self._tell(attempt, began, is_resumed=False)
             self._world.suspend(program)
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:  # noqa: ARG002
         program = self._program(attempt)
-        if program is None or program.where is not Where.AWAY:
+        if program is None or program.where is not MemoryLocation.AWAY:
             return
         began = self._world.now
         program.on_moved = lambda _: self._tell(attempt, began, is_resumed=True)
         if not self._world.resume(program):
             self._moved.append(
-                Moved(
+                SuspendResult(
                     job_id=attempt.job_id,
                     attempt=attempt.number,
                     is_resumed=True,
@@ -217,16 +217,16 @@ class SimulatedSuspender:
                 )
             )
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[SuspendResult]:
         moved, self._moved = self._moved, []
         return moved
 
-    def _program(self, attempt: Attempt) -> Program | None:
+    def _program(self, attempt: Attempt) -> SimulatedProgram | None:
         return self._engine.programs.get((attempt.job_id, attempt.number))
 
     def _tell(self, attempt: Attempt, began: float, *, is_resumed: bool) -> None:
         self._moved.append(
-            Moved(
+            SuspendResult(
                 job_id=attempt.job_id,
                 attempt=attempt.number,
                 is_resumed=is_resumed,

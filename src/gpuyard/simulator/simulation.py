@@ -12,21 +12,21 @@ from itertools import groupby
 from typing import TypeVar
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Look, Step
-from gpuyard.control.user_requests import InPieces, Requests
+from gpuyard.control.step import Observation, Step
+from gpuyard.control.user_requests import InPieces, UserRequests
 from gpuyard.core.job.job import JobSpec, OutcomeKind
-from gpuyard.core.job.submission import Element, Submission
+from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.snapshot import Device
-from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S, Program
+from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S, SimulatedProgram
 from gpuyard.simulator.policies import Policy
-from gpuyard.simulator.schedule_metrics import Passed, Run
+from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.simulated_ports import ME, SimulatedBook, SimulatedEngine, SimulatedSuspender
+from gpuyard.simulator.simulated_ports import ME, SimulatedEngine, SimulatedLedger, SimulatedSuspender
 from gpuyard.simulator.trace_file import TraceJob
-from gpuyard.simulator.virtual_machine import World
+from gpuyard.simulator.virtual_machine import VirtualMachine
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 
 # So many steps in a row that change nothing, and no time has passed: it stands still.
 _MOST_IDLE_STEPS = 100
@@ -43,31 +43,31 @@ class Simulation:
     """What was learned in one pass is known in the next."""
 
     def __init__(self, devices: Sequence[Device], sharing: Sharing, policy: Policy, quantum_s: float = 0.0) -> None:
-        self.world = World(devices, sharing)
+        self.world = VirtualMachine(devices, sharing)
         self._sizes_mb = tuple(card.total_mb for card in self.world.cards)
         self._policy = policy
         self._quantum_s = quantum_s
         self._database = open_database(None)[0]
-        book = SimulatedBook(self.world)
+        book = SimulatedLedger(self.world)
         self._engine = SimulatedEngine(self.world, book)
         self._looks: list[float] = []
         store, clock = JobStore(self._database), self.world.clock
         suspender = SimulatedSuspender(self.world, self._engine)
         self._controller = Controller(store, book, self._engine, clock, rules=policy.rules, me=ME, suspender=suspender)
-        self._requests = Requests(self._controller, store, Catalogue(self._database, store), clock)
+        self._requests = UserRequests(self._controller, store, QueueQueries(self._database, store), clock)
         self._controller.recover()
 
     def close(self) -> None:
         self._database.close()
 
-    def play(self, jobs: Sequence[TraceJob], progress: Callable[[int], None] = lambda _: None) -> Passed:
+    def play(self, jobs: Sequence[TraceJob], progress: Callable[[int], None] = lambda _: None) -> SimulatedPass:
         """One pass: all jobs from their arrival to their end; `progress` is told how many have ended."""
         began, before = self.world.now, self._integrals()
         steps = self._run(jobs, began, progress)
         memory_mb_s, compute_s = (after - earlier for after, earlier in zip(self._integrals(), before, strict=True))
         runs = [_run(*over, began) for over in self._engine.over if over[0].number != _FOREIGN]
         self._engine.over.clear()
-        return Passed(
+        return SimulatedPass(
             jobs=jobs,
             runs=runs,
             devices_mb=self._sizes_mb,
@@ -100,9 +100,9 @@ class Simulation:
         world = self.world
         for program in self._engine.note_memory():
             self._look_again(program)
-        return self._controller.step(Look(snapshot=world.snapshot(), cpu_percent=0.0, loads=world.loads()))
+        return self._controller.step(Observation(snapshot=world.snapshot(), cpu_percent=0.0, loads=world.loads()))
 
-    def _look_again(self, program: Program) -> None:
+    def _look_again(self, program: SimulatedProgram) -> None:
         """When a job that has grown just now would have settled."""
         settle_s = self._policy.rules.settle_s
         if self._policy.learns and settle_s is not None:
@@ -144,7 +144,7 @@ class Simulation:
             spec=_spec(job, self._policy, max(self._sizes_mb)),
             priority=job.priority,
             count=len(alike),
-            elements=[Element()] * len(alike),
+            elements=[ArrayElement()] * len(alike),
         )
         first, _ = _result_of(self._requests.submit(submission, ME.user))
         self._engine.jobs.update(enumerate(alike, first))
@@ -196,8 +196,8 @@ def _result_of(pieces: InPieces[T]) -> T:
         return result
 
 
-def _run(program: Program, outcome: OutcomeKind, ended_at: float, began: float) -> Run:
-    return Run(
+def _run(program: SimulatedProgram, outcome: OutcomeKind, ended_at: float, began: float) -> SimulatedRun:
+    return SimulatedRun(
         job=program.number,
         started_s=program.started_at - began,
         ended_s=ended_at - began,

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.units import format_duration, format_size
-from gpuyard.simulator.schedule_metrics import Figures, Passed, Run
+from gpuyard.simulator.schedule_metrics import PolicyMetrics, SimulatedPass, SimulatedRun
 from gpuyard.simulator.trace_file import TraceJob
 
 _WIDTH, _LEFT, _RIGHT = 1280.0, 92.0, 28.0
@@ -40,12 +40,12 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Aria
 class Panel(Struct, frozen=True, kw_only=True):
     """A policy's pass, and what it came to."""
 
-    passed: Passed
-    figures: Figures
+    passed: SimulatedPass
+    figures: PolicyMetrics
 
 
 class _Bar(Struct, frozen=True, kw_only=True):
-    run: Run
+    run: SimulatedRun
     bottom_mb: float
     height_mb: float
 
@@ -89,7 +89,7 @@ class _Scale:
         return self.top + _PANEL_HEAD + place * (self.lane + _GAP)
 
 
-class _Lane:
+class _PictureLane:
     """A device's stretch of a panel."""
 
     def __init__(self, place: int, total_mb: float, scale: _Scale) -> None:
@@ -109,7 +109,7 @@ def _panel(panel: Panel, scale: _Scale, lanes: int, colours: Mapping[str, str]) 
     for place in range(lanes):
         yield from _empty_lane(place, passed.devices_mb[place], scale)
     yield from _axis(scale, bottom)
-    on_card: dict[int, list[Run]] = {}
+    on_card: dict[int, list[SimulatedRun]] = {}
     for run in passed.runs:
         for place in run.devices:
             on_card.setdefault(place, []).append(run)
@@ -118,14 +118,14 @@ def _panel(panel: Panel, scale: _Scale, lanes: int, colours: Mapping[str, str]) 
         for bar in bars[: _MOST_BARS // lanes]:
             job = passed.jobs[bar.run.job]
             yield _drawn(
-                bar, job, _Lane(place, passed.devices_mb[place], scale), colours.get(program_name(job), _OTHERS)
+                bar, job, _PictureLane(place, passed.devices_mb[place], scale), colours.get(program_name(job), _OTHERS)
             )
     x = scale.x(figures.bound_s)
     if figures.bound_s <= scale.longest_s:
         yield f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.lane_top(0):.1f}" y2="{bottom:.1f}"/>'
 
 
-def _summary(figures: Figures) -> str:
+def _summary(figures: PolicyMetrics) -> str:
     parts = [
         f"pass {figures.pass_number}",
         f"makespan {format_duration(figures.makespan_s)}, {figures.over_bound:.2f} times the lower bound",
@@ -140,7 +140,7 @@ def _summary(figures: Figures) -> str:
     return " · ".join(parts)
 
 
-def _subtitle(passed: Passed, lanes: int) -> str:
+def _subtitle(passed: SimulatedPass, lanes: int) -> str:
     shown = "" if lanes == len(passed.devices_mb) else f" (the first {lanes} of {len(passed.devices_mb)} devices)"
     return f"each bar is a run, as high as its memory; the dashed line is the lower bound on the makespan{shown}"
 
@@ -167,7 +167,7 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
     yield _text(_WIDTH - _RIGHT, bottom + 27, "time since the first arrival", "small", anchor="end")
 
 
-def _drawn(bar: _Bar, job: TraceJob, lane: _Lane, colour: str) -> str:
+def _drawn(bar: _Bar, job: TraceJob, lane: _PictureLane, colour: str) -> str:
     run = bar.run
     x, right = lane.scale.x(run.started_s), lane.scale.x(run.ended_s)
     height = lane.height(bar.height_mb)
@@ -180,7 +180,7 @@ def _drawn(bar: _Bar, job: TraceJob, lane: _Lane, colour: str) -> str:
     )
 
 
-def _stack(runs: Sequence[Run], total_mb: float) -> list[_Bar]:
+def _stack(runs: Sequence[SimulatedRun], total_mb: float) -> list[_Bar]:
     """Each above those that it runs beside, as low as there is room for it all the while."""
     bars: list[_Bar] = []
     live: list[_Bar] = []

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.simulator.machine_parts import Card, Program, VirtualClock, Where
+from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedCard, SimulatedProgram, VirtualClock
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.trace_file import TraceJob
 
@@ -25,21 +25,21 @@ _DONE = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
 _FAILED = Outcome(kind=OutcomeKind.FAILED, status=1)
 
 
-class World:
+class VirtualMachine:
     """`changed` are the programs whose memory is not what it was when somebody last emptied it."""
 
     def __init__(self, devices: Sequence[Device], sharing: Sharing) -> None:
         self.clock = VirtualClock()
-        self.cards = [Card(device, self.clock.time) for device in devices]
+        self.cards = [SimulatedCard(device, self.clock.time) for device in devices]
         self.places = {device.id: place for place, device in enumerate(devices)}
-        self.changed: set[Program] = set()
+        self.changed: set[SimulatedProgram] = set()
         self._sharing = sharing
-        self._agenda: list[tuple[float, int, int, Program]] = []
+        self._agenda: list[tuple[float, int, int, SimulatedProgram]] = []
         self._events = 0
         self._pids = _FIRST_PID
         self._away_mb = 0.0
         self._loads: dict[str, float | None] = dict.fromkeys(self.places, 0.0)
-        self._excited: set[Card] = set()
+        self._excited: set[SimulatedCard] = set()
 
     @property
     def now(self) -> float:
@@ -81,47 +81,47 @@ class World:
         while (at := self.next_event()) is not None and at <= until:
             program = heapq.heappop(self._agenda)[3]
             self.clock.time = max(self.now, at)
-            if program.where is Where.ON:
+            if program.where is MemoryLocation.ON:
                 self._proceed(program)
             else:
                 self._arrive(program)
         self.clock.time = max(self.now, until)
 
-    def _proceed(self, program: Program) -> None:
+    def _proceed(self, program: SimulatedProgram) -> None:
         program.progress_s, program.since = program.next_mark_s, self.now
         if program.phase + 1 == len(program.phases):
             self._end(program, _DONE)
         elif self._grow(program):
             self._schedule(program)
 
-    def _schedule(self, program: Program) -> None:
+    def _schedule(self, program: SimulatedProgram) -> None:
         left_s = max(0.0, program.next_mark_s - program.progress_s)
         self._call(program, program.since + left_s / program.speed)
 
-    def _call(self, program: Program, at: float) -> None:
+    def _call(self, program: SimulatedProgram, at: float) -> None:
         program.turn += 1
         self._events += 1
         heapq.heappush(self._agenda, (at, self._events, program.turn, program))
 
     # Programs
 
-    def make(self, job: TraceJob, number: int, devices: tuple[int, ...]) -> Program:
+    def make(self, job: TraceJob, number: int, devices: tuple[int, ...]) -> SimulatedProgram:
         self._pids += 1
-        return Program(self._pids, job, number, devices, self.now)
+        return SimulatedProgram(self._pids, job, number, devices, self.now)
 
-    def begin(self, program: Program) -> None:
+    def begin(self, program: SimulatedProgram) -> None:
         """It runs from now on, and asks for its first memory at once."""
         for card in self._cards(program):
             card.programs.append(program)
         if self._grow(program):
             self._change_speeds(program.devices)
 
-    def kill(self, program: Program, outcome: Outcome) -> None:
+    def kill(self, program: SimulatedProgram, outcome: Outcome) -> None:
         if program.is_alive:
             program.settle(self.now)
             self._end(program, outcome)
 
-    def _grow(self, program: Program) -> bool:
+    def _grow(self, program: SimulatedProgram) -> bool:
         """Into its next phase; whether it could."""
         wanted_mb = program.phases[program.phase + 1].memory_mb
         more_mb = wanted_mb - program.held_mb
@@ -134,17 +134,17 @@ class World:
         self._hold(program, wanted_mb)
         return True
 
-    def _hold(self, program: Program, memory_mb: float) -> None:
+    def _hold(self, program: SimulatedProgram, memory_mb: float) -> None:
         for card in self._cards(program):
             card.change(self.now, memory_mb - program.held_mb)
         program.held_mb = memory_mb
         program.peak_mb = max(program.peak_mb, memory_mb)
         self.changed.add(program)
 
-    def _end(self, program: Program, outcome: Outcome) -> None:
-        if program.where is not Where.ON:
+    def _end(self, program: SimulatedProgram, outcome: Outcome) -> None:
+        if program.where is not MemoryLocation.ON:
             program.paused_s += self.now - program.paused_since
-            self._away_mb -= _total_mb(program) if program.where is Where.AWAY else 0.0
+            self._away_mb -= _total_mb(program) if program.where is MemoryLocation.AWAY else 0.0
         self._hold(program, 0.0)
         program.is_alive = False
         program.turn += 1
@@ -154,7 +154,7 @@ class World:
         if program.on_end is not None:
             program.on_end(program, outcome)
 
-    def _cards(self, program: Program) -> list[Card]:
+    def _cards(self, program: SimulatedProgram) -> list[SimulatedCard]:
         return [self.cards[place] for place in program.devices]
 
     # Speeds
@@ -174,7 +174,7 @@ class World:
             self.cards[place].change_load(self.now, busy)
             self._excited.add(self.cards[place])
 
-    def _set_speed(self, program: Program, speed: float) -> bool:
+    def _set_speed(self, program: SimulatedProgram, speed: float) -> bool:
         """Whether that is another one than before. A job on several devices is as fast as it is on the slowest."""
         if speed == program.speed:
             return False
@@ -185,34 +185,34 @@ class World:
 
     # Suspending
 
-    def suspend(self, program: Program) -> None:
+    def suspend(self, program: SimulatedProgram) -> None:
         """It stops now, and its memory is free when that has been moved."""
         program.settle(self.now)
         program.speed = 0.0
-        program.where, program.paused_since = Where.LEAVING, self.now
+        program.where, program.paused_since = MemoryLocation.LEAVING, self.now
         program.suspensions += 1
         self._change_speeds(program.devices)
         self._call(program, self.now + _total_mb(program) / OUT_MB_PER_S)
 
-    def resume(self, program: Program) -> bool:
+    def resume(self, program: SimulatedProgram) -> bool:
         """It takes its memory now, and goes on when that has been moved; whether there was enough to take."""
         wanted_mb = program.phases[program.phase].memory_mb
         if not all(card.fits(wanted_mb) for card in self._cards(program)):
             return False
         self._away_mb -= _total_mb(program)
         self._hold(program, wanted_mb)
-        program.where = Where.RETURNING
+        program.where = MemoryLocation.RETURNING
         self._call(program, self.now + _total_mb(program) / IN_MB_PER_S)
         return True
 
-    def _arrive(self, program: Program) -> None:
+    def _arrive(self, program: SimulatedProgram) -> None:
         """In host RAM, or back on its devices."""
-        if program.where is Where.LEAVING:
-            program.where = Where.AWAY
+        if program.where is MemoryLocation.LEAVING:
+            program.where = MemoryLocation.AWAY
             self._away_mb += _total_mb(program)
             self._hold(program, 0.0)
         else:
-            program.where = Where.ON
+            program.where = MemoryLocation.ON
             program.since = self.now
             program.paused_s += self.now - program.paused_since
             self._change_speeds(program.devices)
@@ -220,16 +220,16 @@ class World:
             program.on_moved(program)
 
 
-def _members(programs: Sequence[Program]) -> tuple[tuple[str, float], ...]:
+def _members(programs: Sequence[SimulatedProgram]) -> tuple[tuple[str, float], ...]:
     return tuple([program.member for program in programs])
 
 
-def _total_mb(program: Program) -> float:
+def _total_mb(program: SimulatedProgram) -> float:
     """What it has on its devices, or would have."""
     return program.phases[program.phase].memory_mb * len(program.devices)
 
 
-def _shortage(card: Card, program: Program, more_mb: float) -> Shortage:
+def _shortage(card: SimulatedCard, program: SimulatedProgram, more_mb: float) -> Shortage:
     """In the words of a framework that is told by the driver."""
     free_mb = max(0.0, card.total_mb - card.used_mb)
     text = (

@@ -1,7 +1,7 @@
 """Learned: what users and tags have used of late, and what was learned under each fingerprint."""
 
 from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.scheduling.queue_order import Party, Use
+from gpuyard.core.scheduling.queue_order import Party, WeightedUse
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 
@@ -10,11 +10,11 @@ class Learned:
     def __init__(self, database: Database) -> None:
         self._execute = database.execute
 
-    def uses(self) -> dict[Party, Use]:
+    def uses(self) -> dict[Party, WeightedUse]:
         found = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
-        return {(user, tag): Use(seconds=seconds, at=at) for user, tag, seconds, at in found}
+        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in found}
 
-    def set_use(self, party: Party, use: Use) -> None:
+    def set_use(self, party: Party, use: WeightedUse) -> None:
         self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
 
     def profile(self, fingerprint: str) -> Profile | None:

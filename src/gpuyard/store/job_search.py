@@ -58,7 +58,7 @@ _LISTED = (
 )
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class JobFilter(Struct, frozen=True, kw_only=True):
     """Which jobs are asked for: in these states, with `search` in their name, tag or command, or as their id, and
     with that tag and user; `ranges` are of ids. `None` and nothing stand for any."""
 
@@ -74,7 +74,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return not (self.search or self.tag or self.user or self.ranges is not None)
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class PageRange(Struct, frozen=True, kw_only=True):
     """Where a page begins, and how long it is."""
 
     offset: int
@@ -88,7 +88,7 @@ class Section(NamedTuple):
     ids: Callable[[int, int], list[int]]
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class SearchResult(Struct, frozen=True, kw_only=True):
     """The ids of a page, and how many there are in all."""
 
     ids: list[int]
@@ -99,9 +99,11 @@ class Search:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._execute = connection.execute
-        self._line = _Line(connection)
+        self._line = _WaitingOrder(connection)
 
-    def page(self, wanted: Wanted, used: Mapping[Party, float], now: float, place: Place, *, show_all: bool) -> Found:
+    def page(
+        self, wanted: JobFilter, used: Mapping[Party, float], now: float, place: PageRange, *, show_all: bool
+    ) -> SearchResult:
         """In the order in which they are listed: what runs, what waits in its order, the rest, the last finished."""
         with self._at_one_moment():
             if wanted.ranges is not None:
@@ -117,7 +119,7 @@ class Search:
             order = _LISTED.format("CASE WHEN state = 'queued' THEN line.place END, ")
             return self._matching(wanted, place, "LEFT JOIN line USING (id)", order)
 
-    def newest(self, wanted: Wanted, place: Place) -> Found:
+    def newest(self, wanted: JobFilter, place: PageRange) -> SearchResult:
         """The last that was submitted first."""
         with self._at_one_moment():
             if not wanted.is_plain:
@@ -125,7 +127,7 @@ class Search:
             states = wanted.states or tuple(JobState)
             return _cut([self._section(f"jobs WHERE {_among(states)} ORDER BY id DESC", states)], place)
 
-    def ranges(self, wanted: Wanted) -> list[tuple[int, int]]:
+    def ranges(self, wanted: JobFilter) -> list[tuple[int, int]]:
         """All that match, as first and last of each stretch."""
         with self._at_one_moment():
             where, values = self._where(wanted)
@@ -146,7 +148,7 @@ class Search:
 
     # Where something is looked for
 
-    def _matching(self, wanted: Wanted, place: Place, joined: str, order: str) -> Found:
+    def _matching(self, wanted: JobFilter, place: PageRange, joined: str, order: str) -> SearchResult:
         where, values = self._where(wanted)
         values |= {"count": place.count, "offset": place.offset}
         chosen = f"FROM jobs {joined} WHERE {where}"
@@ -154,10 +156,10 @@ class Search:
         rows = self._execute(query, values).fetchall()
         if not rows and place.offset:
             query = f"WITH {_TEMPLATES} SELECT count(*) {chosen}"
-            return Found(ids=[], total=self._execute(query, values).fetchone()[0])
-        return Found(ids=[job_id for job_id, _ in rows], total=rows[0][1] if rows else 0)
+            return SearchResult(ids=[], total=self._execute(query, values).fetchone()[0])
+        return SearchResult(ids=[job_id for job_id, _ in rows], total=rows[0][1] if rows else 0)
 
-    def _where(self, wanted: Wanted) -> tuple[str, dict[str, object]]:
+    def _where(self, wanted: JobFilter) -> tuple[str, dict[str, object]]:
         clauses = [_among(wanted.states)] if wanted.states else []
         values: dict[str, object] = {}
         if wanted.ranges is None:
@@ -187,7 +189,7 @@ class Search:
 
     # Where all of some states are listed
 
-    def _sections(self, wanted: Wanted, *, show_all: bool) -> Iterator[Section]:
+    def _sections(self, wanted: JobFilter, *, show_all: bool) -> Iterator[Section]:
         states = wanted.states or tuple(JobState)
         for state in LIVE_IN_ORDER:
             yield self._apart([state] if state in states else [])
@@ -211,7 +213,7 @@ class Search:
         return Section(size, lambda offset, count: [row[0] for row in self._execute(query, (count, offset))])
 
 
-class _Line:
+class _WaitingOrder:
     """Those that wait, in their order: while nothing changes it stays as it was, for a while."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -263,7 +265,7 @@ def _with_pauses(candidates: Iterator[Candidate]) -> Iterator[tuple[int, int]]:
         yield candidate.job_id, place
 
 
-def _cut(sections: Sequence[Section], place: Place) -> Found:
+def _cut(sections: Sequence[Section], place: PageRange) -> SearchResult:
     ids: list[int] = []
     begins = 0
     for section in sections:
@@ -271,7 +273,7 @@ def _cut(sections: Sequence[Section], place: Place) -> Found:
         if first < last:
             ids += section.ids(first - begins, last - first)
         begins += section.size
-    return Found(ids=ids, total=begins)
+    return SearchResult(ids=ids, total=begins)
 
 
 def _among(states: Sequence[JobState]) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
@@ -150,7 +150,7 @@ class JobStore:
             return int(self._execute("INSERT INTO lanes (body) VALUES (?)", (text,)).lastrowid or 0)
         return int(row[0])
 
-    def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[Element]) -> None:
+    def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[ArrayElement]) -> None:
         """Jobs with ids from `first_id` on, like `like` but for what their elements say."""
         spec, name, tag = like.spec, like.spec.name, like.spec.tag
         self._db.executemany(

@@ -21,7 +21,7 @@ _COUNT = "SELECT count(*) FROM attempts WHERE ended_at IS NOT NULL AND ended_at 
 _MOVES = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class PastRun(Struct, frozen=True, kw_only=True):
     """One attempt that is over; `moves` are of its job: when it was suspended and when it went on."""
 
     job: int
@@ -39,7 +39,7 @@ class Run(Struct, frozen=True, kw_only=True):
     moves: tuple[tuple[float, str], ...]
 
 
-def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[Run], int]:
+def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:
     """Those that ended last first, and how many there are beside these."""
     rows = connection.execute(_OVER, (since, until, limit)).fetchall()
     left_out = 0
@@ -52,12 +52,12 @@ def moves_of(connection: sqlite3.Connection, job_id: int) -> tuple[tuple[float, 
     return tuple((at, kind) for at, kind in connection.execute(_MOVES, (job_id,)))
 
 
-def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> Run:
+def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> PastRun:
     job, number, begins, ends, devices, outcome, reserved_mb, _, engine, place, name, user, details, index, command = (
         row
     )
     text = command_shown(command.decode(errors="replace"), details, index)
-    return Run(
+    return PastRun(
         job=job,
         attempt=number,
         begins=begins,

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import Selection, merge_ranges
+from gpuyard.core.job.selection import JobSelection, merge_ranges
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
@@ -17,7 +17,7 @@ _MOST_STRETCHES, _MOST_APART = 500, 20_000
 _MOST_PROFILES = 50_000
 
 
-class Catalogue:
+class QueueQueries:
     def __init__(self, database: Database, store: JobStore) -> None:
         self._db = database
         self._execute = database.execute
@@ -27,7 +27,7 @@ class Catalogue:
         """The highest id that was given out."""
         return int(self._store.setting("next_id") or 1) - 1
 
-    def ranges(self, selection: Selection) -> list[tuple[int, int]]:
+    def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """The ids that are meant, as first and last of each stretch, in order; only such as may exist."""
         found = [(first, min(last, self.last_id())) for first, last in selection.ranges]
         if selection.is_all:

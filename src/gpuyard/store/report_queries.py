@@ -16,12 +16,12 @@ from msgspec import Struct
 from gpuyard.core.job.job import Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.report.timeline_rows import suspensions
-from gpuyard.core.report.usage_report import Ran
+from gpuyard.core.report.usage_report import PastAttempt
 
 UNKNOWN = "-"
 
 
-class By(StrEnum):
+class GroupBy(StrEnum):
     """What jobs are grouped by: a task's workspace, or any other job's tag; the name, which an array has in common."""
 
     USER = "user"
@@ -29,7 +29,7 @@ class By(StrEnum):
     NAME = "name"
 
 
-_COLUMNS = {By.USER: "jobs.user", By.WORKSPACE: "jobs.tag", By.NAME: "jobs.name"}
+_COLUMNS = {GroupBy.USER: "jobs.user", GroupBy.WORKSPACE: "jobs.tag", GroupBy.NAME: "jobs.name"}
 # They are found by the time of their end, and read in the order in which they are stored: rows are long, and many.
 # (SQLite would leave out an order that nothing depends on; a limit does.)
 _ATTEMPTS = """
@@ -53,7 +53,7 @@ class _Need(Struct, frozen=True):
     is_exclusive: bool = True
 
 
-class _Lane(Struct, frozen=True):
+class _LaneNeed(Struct, frozen=True):
     need: _Need
     sizes_each: bool = False
 
@@ -74,7 +74,7 @@ _decode_usage = msgspec.json.Decoder(_Usage).decode
 _read_outcome = lru_cache(maxsize=1024)(msgspec.json.Decoder(Outcome).decode)
 _read_devices = lru_cache(maxsize=1024)(lambda text: tuple(text.split()))
 _read_lack = msgspec.json.Decoder(_Lack).decode
-_read_lane = msgspec.json.Decoder(_Lane).decode
+_read_lane = msgspec.json.Decoder(_LaneNeed).decode
 
 
 def _read_peaks(text: str) -> dict[str, float]:
@@ -87,15 +87,15 @@ def _read_peaks(text: str) -> dict[str, float]:
     return _decode_usage(text).peaks_mb
 
 
-def attempts_since(connection: sqlite3.Connection, since: float, by: By) -> Iterator[Ran]:
+def attempts_since(connection: sqlite3.Connection, since: float, by: GroupBy) -> Iterator[PastAttempt]:
     """All that ended after that, and all that live, in the order of their jobs."""
-    reading = _Reading(connection, by)
+    reading = _AttemptReader(connection, by)
     for row in connection.execute(_ATTEMPTS.format(group=_COLUMNS[by]), (since,)):
         yield reading.ran(*row)
 
 
-class _Reading:
-    def __init__(self, connection: sqlite3.Connection, by: By) -> None:
+class _AttemptReader:
+    def __init__(self, connection: sqlite3.Connection, by: GroupBy) -> None:
         self._execute = connection.execute
         self._lane = lru_cache(maxsize=None)(self._find_lane)
         self._tasks: dict[str, str] = {}
@@ -106,12 +106,12 @@ class _Reading:
         devices: str | None, reserved_mb: float | None, usage: str | None, shortage: str | None,
         suspended_at: float | None, suspended_s: float, engine: str, place: str | None, state: str,
         submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
-    ) -> Ran:  # fmt: skip
+    ) -> PastAttempt:  # fmt: skip
         lane = self._lane(lane_id)
         held = _read_devices(devices) if devices else ()
         ended = None if outcome is None else _read_outcome(outcome)
         is_first = number == 1
-        return Ran(
+        return PastAttempt(
             job=job,
             group=self._group(group, spec),
             started_at=started_at,
@@ -133,7 +133,7 @@ class _Reading:
     def _group(self, value: str | None, spec: int) -> str:
         if not value:
             return UNKNOWN
-        return self._task(value, spec) if self._by is By.WORKSPACE else value
+        return self._task(value, spec) if self._by is GroupBy.WORKSPACE else value
 
     def _task(self, tag: str, spec: int) -> str:
         """The workspace whose tag it is: no two have the same."""
@@ -146,7 +146,7 @@ class _Reading:
         row: tuple[Any] | None = self._execute(query, (spec,)).fetchone()
         return None if row is None else row[0]
 
-    def _find_lane(self, lane_id: int) -> _Lane:
+    def _find_lane(self, lane_id: int) -> _LaneNeed:
         return _read_lane(self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()[0])
 
     def _waited_since(self, job: int, started_at: float, submitted_at: float, queued_at: float | None) -> float:

@@ -7,9 +7,20 @@ import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Lack, Outcome, OutcomeKind, Parked, Usage, fill_in
+from gpuyard.core.job.job import (
+    Attempt,
+    Growth,
+    Job,
+    JobSpec,
+    MemoryLack,
+    Outcome,
+    OutcomeKind,
+    SuspendedBy,
+    Usage,
+    fill_in,
+)
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.scheduling.queue_order import Lane
 
@@ -49,7 +60,7 @@ def lane_from_text(lane_id: int, text: str) -> Lane:
     return msgspec.convert({"id": lane_id, **json.loads(text)}, Lane)
 
 
-def details_to_text(element: Element) -> str | None:
+def details_to_text(element: ArrayElement) -> str | None:
     if element.command is not None:
         return json.dumps({"command": element.command})
     return json.dumps({"values": element.values}) if element.values else None
@@ -80,7 +91,7 @@ def value_to_text(value: Struct | None) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
-def lack_to_text(lack: Lack | None) -> str | None:
+def lack_to_text(lack: MemoryLack | None) -> str | None:
     """What a program wrote need not be UTF-8 either; written out as \\uXXXX it would be, and could not be read."""
     return None if lack is None else reason_to_text(json.dumps(to_builtins(lack), ensure_ascii=False))
 
@@ -169,11 +180,11 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         outcome=outcome_from_text(row[12]),
         reserved_mb=row[13],
         predicted_mb=row[14],
-        parked=None if row[15] is None else Parked(row[15]),
+        parked=None if row[15] is None else SuspendedBy(row[15]),
         suspended_at=row[16],
         suspended_s=row[17],
         usage=None if row[18] is None else msgspec.json.decode(row[18], type=Usage),
-        lack=None if row[19] is None else msgspec.json.decode(row[19], type=Lack),
+        lack=None if row[19] is None else msgspec.json.decode(row[19], type=MemoryLack),
         engine=row[20],
         place=row[21],
         site_id=row[22],

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.engine_set import OPEN_AGAIN_S, Engines
+from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.step import Step
 from gpuyard.core.cluster.offer import Amount, Offer
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Asked, parse_submission
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, RunsHere, Seen
@@ -79,10 +79,10 @@ class Yard:
         self.life.controller.engines._open = lambda _: self.engine
         self.life.controller.recover()
 
-    def submit(self, *command: str, crew: Crew | None = None, **options: Any) -> int:
+    def submit(self, *command: str, crew: TagSharing | None = None, **options: Any) -> int:
         typed = {"gpus": "0", "engine": "yonder", **{name.replace("_", "-"): each for name, each in options.items()}}
         own = {"CUDA_VISIBLE_DEVICES": "7"}
-        asked = Asked(cwd="/", environment=own, token="", command=command, options=typed, crew=crew)
+        asked = SubmissionRequest(cwd="/", environment=own, token="", command=command, options=typed, crew=crew)
         pieces = self.life.requests.submit(parse_submission(asked), "me")
         while True:
             try:
@@ -162,7 +162,7 @@ def test_an_array_s_limit_goes_with_it(yard: Yard) -> None:
 
 
 def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(yard: Yard) -> None:
-    crew = Crew(most_per_device=3, stagger_s=0.0)
+    crew = TagSharing(most_per_device=3, stagger_s=0.0)
     job_id = yard.submit("train", gpus="1", crew=crew, tag="w")
     yard.step()
     terms = yard.engine.given[job_id].terms
@@ -367,7 +367,7 @@ class Door:
         self.tries = 0
         self.now = 1000.0
         self.engine = Yonder()
-        self.engines = Engines(Yonder(), self.open, lambda: self.now)
+        self.engines = EngineSet(Yonder(), self.open, lambda: self.now)
 
     def open(self, name: str) -> Yonder:
         self.tries += 1

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuyard.control.suspend_jobs import Mover, NoSuspender
-from gpuyard.control.transitions import Desk
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Parked
+from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
 from tests.unit.store import Shelf
@@ -25,13 +25,13 @@ class Suspender(NoSuspender):
         self.resumed.append(attempt.job_id)
 
 
-def running(shelf: Shelf) -> tuple[Desk, int]:
+def running(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that runs, as somebody finds it who has just come."""
     (job_id,) = shelf.add()
     shelf.store.begin_attempt(
         Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
     )
-    desk = Desk(shelf.store)
+    desk = JobTransitions(shelf.store)
     desk.reload()
     return desk, job_id
 
@@ -53,13 +53,13 @@ def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_ro
     assert shelf.job(job_id).state is state
 
 
-def resuming(shelf: Shelf) -> tuple[Desk, int]:
+def resuming(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that a daemon was bringing back as it died."""
     desk, job_id = running(shelf)
-    desk.park(job_id, Parked.FOR_ROOM, 120.0, "it makes room")
+    desk.park(job_id, SuspendedBy.FOR_ROOM, 120.0, "it makes room")
     desk.move(job_id, JobEvent.PARK, 121.0)
     desk.move(job_id, JobEvent.RESUME, 130.0)
-    after = Desk(shelf.store)
+    after = JobTransitions(shelf.store)
     after.reload()
     return after, job_id
 
@@ -67,7 +67,7 @@ def resuming(shelf: Shelf) -> tuple[Desk, int]:
 def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(shelf: Shelf) -> None:
     desk, job_id = resuming(shelf)
     suspender = Suspender()
-    mover = Mover(desk, suspender)
+    mover = SuspendControl(desk, suspender)
     mover.ask()
     assert suspender.resumed == []
     mover.parks([LEASE], 131.0)
@@ -78,6 +78,6 @@ def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold
 
 def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(shelf: Shelf) -> None:
     desk, job_id = resuming(shelf)
-    mover = Mover(desk, Suspender())
+    mover = SuspendControl(desk, Suspender())
     mover.parks([], 131.0)
     assert shelf.job(job_id).state is JobState.SUSPENDED

@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.job import JobSpec
-from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.errors import UserError
 from tests.unit.core.scheduling.test_placement import GB, card
@@ -16,7 +16,7 @@ BLIND = card(0, used=None, memory_total_mb=None)
 
 def fitted(*devices: Device, **options: Any) -> JobSpec:
     typed = {name.replace("_", "-"): value for name, value in options.items()}
-    submission = parse_submission(Asked(cwd="/", environment={}, command=("true",), options=typed))
+    submission = parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",), options=typed))
     return fit_to_machine(submission, Snapshot(taken_at=1.0, host=Host(), devices=devices), ()).spec
 
 

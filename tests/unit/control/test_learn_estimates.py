@@ -1,6 +1,6 @@
 """What attempts teach is known at once, and outlives the daemon once it is written down."""
 
-from gpuyard.control.learn_estimates import Lessons
+from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
 from tests.unit.store import Shelf
 
@@ -11,12 +11,12 @@ def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(shelf: She
         job_id=job.id, number=1, pid=9, boot_id="b", started_at=100.0, devices=("G0",),
         usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
     )  # fmt: skip
-    lessons = Lessons(shelf.store)
+    lessons = LearnedEstimates(shelf.store)
     lessons.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     assert lessons.estimate(job).likely_s == 30.0
-    assert Lessons(shelf.store).estimate(job).likely_s is None
+    assert LearnedEstimates(shelf.store).estimate(job).likely_s is None
     lessons.write_down()
-    after = Lessons(shelf.store)
+    after = LearnedEstimates(shelf.store)
     assert after.profiles(job) == lessons.profiles(job)
     assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)
     assert (after.predicted_mb(job) or 0.0) > 4096.0

@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.ledger_ticket import IN_LINE_AFTER_S, PlaceInLine
+from gpuyard.control.ledger_ticket import IN_LINE_AFTER_S, QueueTicket
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.planner import Hold
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
-from gpuyard.ports import LeaseBook
+from gpuyard.ports import LeaseLedger
 
 
 class Line:
@@ -37,8 +37,8 @@ def line() -> Line:
 
 
 @pytest.fixture
-def place(line: Line) -> PlaceInLine:
-    return PlaceInLine(cast("LeaseBook", line))
+def place(line: Line) -> QueueTicket:
+    return QueueTicket(cast("LeaseLedger", line))
 
 
 def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) -> Hold:
@@ -46,7 +46,7 @@ def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) 
     return Hold(job_id=job_id, lane=lane, need=Need(), reasons=(plain(kind, "why"),))
 
 
-def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: PlaceInLine) -> None:
+def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: QueueTicket) -> None:
     place.stand(head(), 100.0, has_started=False)
     assert [line.ticket] == [None]
     assert place.wake_at(100.0) == 100.0 + IN_LINE_AFTER_S
@@ -55,7 +55,7 @@ def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, p
     assert place.wake_at(100.0 + IN_LINE_AFTER_S) is None
 
 
-def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: PlaceInLine) -> None:
+def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: QueueTicket) -> None:
     for now in (100.0, 101.0):
         place.stand(head(), now, has_started=False)
     place.stand(head(job_id=2), 102.0, has_started=True)
@@ -64,7 +64,7 @@ def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: P
     assert line.entered == ["job 1", "job 2"]
 
 
-def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: PlaceInLine) -> None:
+def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: QueueTicket) -> None:
     for now in (100.0, 101.0):
         place.stand(head(), now, has_started=False)
     place.stand(None, 102.0, has_started=False)
@@ -74,7 +74,7 @@ def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: PlaceI
 
 @pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.NO_ENGINE])
 def test_what_we_hold_back_ourselves_takes_no_place_from_others(
-    line: Line, place: PlaceInLine, kind: ReasonKind
+    line: Line, place: QueueTicket, kind: ReasonKind
 ) -> None:
     for now in (100.0, 101.0):
         place.stand(head(kind=kind), now, has_started=False)

@@ -2,57 +2,57 @@
 
 import pytest
 
-from gpuyard.control.transitions import Desk
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from tests.unit.store import Shelf
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
 
 
 @pytest.fixture
-def desk(shelf: Shelf) -> Desk:
-    return Desk(shelf.store)
+def desk(shelf: Shelf) -> JobTransitions:
+    return JobTransitions(shelf.store)
 
 
-def begin(desk: Desk, shelf: Shelf, job_id: int) -> None:
+def begin(desk: JobTransitions, shelf: Shelf, job_id: int) -> None:
     number = shelf.job(job_id).attempts + 1
     desk.begin(
         shelf.job(job_id), Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",))
     )
 
 
-def told(news: list[News]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
+def told(news: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
     return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in news]
 
 
-def test_a_run_is_told_from_its_start_to_its_end(desk: Desk, shelf: Shelf) -> None:
+def test_a_run_is_told_from_its_start_to_its_end(desk: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add()
     begin(desk, shelf, job_id)
     desk.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
     assert told(desk.take_news()) == [
-        (NewsKind.STARTED, job_id, JobState.RUNNING, None),
-        (NewsKind.ENDED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
-        (NewsKind.FINISHED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
+        (PublishedEventKind.STARTED, job_id, JobState.RUNNING, None),
+        (PublishedEventKind.ENDED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
+        (PublishedEventKind.FINISHED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
     ]
     assert desk.take_news() == []
 
 
-def test_a_job_that_is_tried_again_has_not_finished(desk: Desk, shelf: Shelf) -> None:
+def test_a_job_that_is_tried_again_has_not_finished(desk: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add(retries=1)
     begin(desk, shelf, job_id)
     desk.end(job_id, FAILED, 120.0)
-    assert [each.kind for each in desk.take_news()] == [NewsKind.STARTED, NewsKind.ENDED]
+    assert [each.kind for each in desk.take_news()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
 
 
-def test_a_job_that_never_ran_finishes_too(desk: Desk, shelf: Shelf) -> None:
+def test_a_job_that_never_ran_finishes_too(desk: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add()
     desk.apply(shelf.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
-    assert told(desk.take_news()) == [(NewsKind.FINISHED, job_id, JobState.CANCELLED, None)]
+    assert told(desk.take_news()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_what_was_taken_back_is_no_news_and_what_came_before_stays(desk: Desk, shelf: Shelf) -> None:
+def test_what_was_taken_back_is_no_news_and_what_came_before_stays(desk: JobTransitions, shelf: Shelf) -> None:
     first, second = shelf.add(2)
     with desk.in_step(), shelf.store.transaction():
         desk.apply(shelf.job(first), JobEvent.CANCEL, 120.0, "cancelled")

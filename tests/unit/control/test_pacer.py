@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.batch_gates import Batch, Pacer, Row
-from gpuyard.control.step import Look
-from gpuyard.control.transitions import Desk
+from gpuyard.control.batch_gates import BatchGates, BatchGateState, GateSample
+from gpuyard.control.step import Observation
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.scheduling.batch_pacing import Pace, Standing
+from gpuyard.core.scheduling.batch_pacing import BatchPace, PaceState
 from gpuyard.core.scheduling.planner import Hold, Plan, Start
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card
 from tests.unit.store import Shelf
 
-PACE = Pace(max_cpu_percent=80.0, min_free_memory_mb=2 * GB, smoothing_s=0.0, steady_s=0.0)
+PACE = BatchPace(max_cpu_percent=80.0, min_free_memory_mb=2 * GB, smoothing_s=0.0, steady_s=0.0)
 NOW = 1000.0
 BUSY = plain(ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
 STAGGERED = plain(ReasonKind.STAGGERED, "runs start 5 s apart")
@@ -30,36 +30,36 @@ STAGGERED = plain(ReasonKind.STAGGERED, "runs start 5 s apart")
 class Bench:
     """A queue with one batch in it, and the pacer of a daemon, which may be followed by another."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: BatchPace) -> None:
         self.shelf = Shelf()
-        elements = [Element(values={"index": str(index)}) for index in range(4)]
+        elements = [ArrayElement(values={"index": str(index)}) for index in range(4)]
         self.runs = self.shelf.add_each(elements, is_array=True, pace=pace, group_limit=3)
         self.group = self.runs[0]
         self.restart()
 
     def restart(self) -> None:
-        self.desk = Desk(self.shelf.store)
+        self.desk = JobTransitions(self.shelf.store)
         self.desk.reload()
-        self.pacer = Pacer(self.desk)
+        self.pacer = BatchGates(self.desk)
 
-    def see(self, now: float = NOW, *, devices: tuple[Device, ...] = (), ram: Any = None, **host: Any) -> Look:
+    def see(self, now: float = NOW, *, devices: tuple[Device, ...] = (), ram: Any = None, **host: Any) -> Observation:
         seen = Host(**{"cpu_percent": 10.0, "memory_available_mb": 16 * GB, **host})
-        look = Look(snapshot=Snapshot(taken_at=now, host=seen, devices=devices), ram_mb=ram or {})
+        look = Observation(snapshot=Snapshot(taken_at=now, host=seen, devices=devices), ram_mb=ram or {})
         self.pacer.look((queue.lane for queue in self.shelf.store.ready_queues()), look, now)
         return look
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> PaceState:
         return self.pacer.standings[self.group]
 
     def hold(self, *reasons: Reason, now: float = NOW) -> None:
         """Its next run is held back for these reasons."""
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
         plan = Plan(holds=(Hold(job_id=99, lane=lane, need=lane.need, reasons=reasons),))
-        self.pacer.tell(plan, Look(snapshot=Snapshot(taken_at=now, host=Host())), now)
+        self.pacer.tell(plan, Observation(snapshot=Snapshot(taken_at=now, host=Host())), now)
 
     def launch(
-        self, job_id: int, look: Look, now: float = NOW, *shares: Share, charged_mb: float | None = None
+        self, job_id: int, look: Observation, now: float = NOW, *shares: Share, charged_mb: float | None = None
     ) -> None:
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
         self.desk.begin(self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now))
@@ -75,10 +75,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench_with() -> Iterator[Callable[[Pace], Bench]]:
+def bench_with() -> Iterator[Callable[[BatchPace], Bench]]:
     made: list[Bench] = []
 
-    def make(pace: Pace) -> Bench:
+    def make(pace: BatchPace) -> Bench:
         made.append(Bench(pace))
         return made[-1]
 
@@ -88,7 +88,7 @@ def bench_with() -> Iterator[Callable[[Pace], Bench]]:
 
 
 @pytest.fixture
-def bench(bench_with: Callable[[Pace], Bench]) -> Bench:
+def bench(bench_with: Callable[[BatchPace], Bench]) -> Bench:
     return bench_with(PACE)
 
 
@@ -109,15 +109,17 @@ def test_a_batch_is_followed_while_it_has_runs_to_start(bench: Bench) -> None:
 def test_jobs_without_a_pace_are_not_followed() -> None:
     shelf = Shelf()
     shelf.add(3, is_array=True)
-    pacer = Pacer(Desk(shelf.store))
+    pacer = BatchGates(JobTransitions(shelf.store))
     pacer.look(
-        (queue.lane for queue in shelf.store.ready_queues()), Look(snapshot=Snapshot(taken_at=1.0, host=Host())), 1.0
+        (queue.lane for queue in shelf.store.ready_queues()),
+        Observation(snapshot=Snapshot(taken_at=1.0, host=Host())),
+        1.0,
     )
     assert not pacer.is_waiting
     shelf.db.close()
 
 
-def test_one_look_counts_once_however_many_steps_go_by_it(bench_with: Callable[[Pace], Bench]) -> None:
+def test_one_look_counts_once_however_many_steps_go_by_it(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(replace(PACE, smoothing_s=5.0))
     bench.see(NOW)
     look = bench.see(NOW + 1, cpu_percent=90.0)
@@ -148,7 +150,7 @@ def test_waits_and_unknown_figures_outlive_the_daemon(bench: Bench) -> None:
     bench.hold(BUSY, now=NOW)
     bench.hold(BUSY, now=NOW + 7)
     bench.restart()
-    assert bench.pacer.batch(bench.group) == Batch(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
+    assert bench.pacer.batch(bench.group) == BatchGateState(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
     bench.see(NOW + 100)
     bench.hold(BUSY, now=NOW + 100)
     bench.hold(BUSY, now=NOW + 101)
@@ -167,7 +169,7 @@ def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench:
 
 
 def test_a_batch_of_which_nothing_is_known_has_waited_for_nothing(bench: Bench) -> None:
-    assert bench.pacer.batch(4711) == Batch()
+    assert bench.pacer.batch(4711) == BatchGateState()
 
 
 def test_after_a_step_that_failed_all_is_made_anew_from_the_store(bench: Bench) -> None:
@@ -225,7 +227,7 @@ def test_a_batch_that_nothing_holds_back_waits_for_nothing(bench: Bench) -> None
     assert bench.pacer.batch(bench.group).waits_s == {}
 
 
-def test_one_that_waits_for_the_clock_is_woken_when_its_time_has_come(bench_with: Callable[[Pace], Bench]) -> None:
+def test_one_that_waits_for_the_clock_is_woken_when_its_time_has_come(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(replace(PACE, stagger_s=5.0))
     bench.launch(bench.runs[0], bench.see())
     bench.hold(STAGGERED, now=NOW + 1)
@@ -253,7 +255,9 @@ def test_runs_at_work_are_counted(bench: Bench) -> None:
     assert bench.standing.at_work == 2
 
 
-def test_ram_that_a_run_has_not_taken_yet_is_kept_for_it_and_for_one_more(bench_with: Callable[[Pace], Bench]) -> None:
+def test_ram_that_a_run_has_not_taken_yet_is_kept_for_it_and_for_one_more(
+    bench_with: Callable[[BatchPace], Bench],
+) -> None:
     bench = bench_with(replace(PACE, run_ram_mb=3 * GB))
     bench.launch(bench.runs[0], bench.see())
     bench.see(NOW + 1, memory_available_mb=10 * GB, ram={(bench.runs[0], 1): 1 * GB})
@@ -280,7 +284,7 @@ def test_until_that_is_learned_a_run_is_expected_to_take_what_another_of_its_bat
 
 
 def test_a_run_without_devices_is_taken_to_keep_those_busy_that_its_gates_go_by(
-    bench_with: Callable[[Pace], Bench],
+    bench_with: Callable[[BatchPace], Bench],
 ) -> None:
     bench = bench_with(replace(PACE, smoothing_s=5.0, max_gpu_percent=80.0))
     cards = (card(0, utilization_percent=10.0),)
@@ -289,7 +293,7 @@ def test_a_run_without_devices_is_taken_to_keep_those_busy_that_its_gates_go_by(
     assert bench.standing.loads["G0"].judged == pytest.approx(10.0 + 100.0 / 2)
 
 
-def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with: Callable[[Pace], Bench]) -> None:
+def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(replace(PACE, smoothing_s=5.0))
     bench.launch(bench.runs[0], bench.see(cpu_percent=10.0, cpu_count=4.0))
     bench.see(NOW + 5, cpu_percent=10.0, cpu_count=4.0)
@@ -298,7 +302,7 @@ def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with
     assert bench.standing.cpu.judged == pytest.approx(10.0)
 
 
-def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Callable[[Pace], Bench]) -> None:
+def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(replace(PACE, smoothing_s=5.0))
     look = bench.see(cpu_percent=10.0, cpu_count=4.0)
     bench.launch(bench.runs[0], look)
@@ -315,12 +319,12 @@ def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Ca
 
 def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> None:
     shelf = Shelf()
-    elements = [Element(values={"seed": str(seed)}) for seed in range(2)]
+    elements = [ArrayElement(values={"seed": str(seed)}) for seed in range(2)]
     first, second = shelf.add_each(
         elements, is_array=True, pace=PACE, group_limit=3, command=("sh", "-c", "make {seed}")
     )
     other = shelf.add(1, command=("sh", "-c", "else"))[0]
-    desk = Desk(shelf.store)
+    desk = JobTransitions(shelf.store)
     desk.begin(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
     desk.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
     desk.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
@@ -356,7 +360,7 @@ def test_a_bound_that_nobody_can_keep_is_told_once(bench: Bench, caplog: pytest.
 LOGGED = replace(PACE, max_gpu_percent=70.0, max_gpu_memory_mb=20 * GB, sample_log="/data/samples.csv")
 
 
-def rows_of(bench: Bench) -> list[Row]:
+def rows_of(bench: Bench) -> list[GateSample]:
     taken = bench.pacer.take_rows()
     assert {path for path, _ in taken} <= {"/data/samples.csv"}
     return [row for _, row in taken]
@@ -368,11 +372,11 @@ def test_a_batch_without_a_sample_log_has_no_rows(bench: Bench) -> None:
 
 
 def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
-    bench_with: Callable[[Pace], Bench],
+    bench_with: Callable[[BatchPace], Bench],
 ) -> None:
     bench = bench_with(LOGGED)
     bench.see(devices=(card(0, 5 * GB, utilization_percent=40.0), card(1)))
-    look = Look(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
+    look = Observation(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
     (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
     held = Plan(holds=(Hold(job_id=1, lane=lane, need=lane.need, reasons=(BUSY,)),))
     for _ in range(2):  # a look that is gone by twice is told once
@@ -386,7 +390,7 @@ def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
 
 
 def test_a_launch_has_a_row_for_its_device_with_the_figures_that_it_was_launched_by(
-    bench_with: Callable[[Pace], Bench],
+    bench_with: Callable[[BatchPace], Bench],
 ) -> None:
     bench = bench_with(LOGGED)
     look = bench.see(devices=(card(0), card(1, 5 * GB)))
@@ -397,14 +401,14 @@ def test_a_launch_has_a_row_for_its_device_with_the_figures_that_it_was_launched
     assert (row.gpu_memory_judged_mb, row.gpu_memory_charged_mb) == (5 * GB, 7 * GB)
 
 
-def test_on_a_machine_without_devices_there_is_a_row_for_the_host(bench_with: Callable[[Pace], Bench]) -> None:
+def test_on_a_machine_without_devices_there_is_a_row_for_the_host(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(LOGGED)
     bench.launch(bench.runs[0], bench.see())
     (row,) = rows_of(bench)
     assert (row.event, row.device, row.gpu_percent, row.taken_at) == ("launch", None, None, "1970-01-01T00:16:40.000Z")
 
 
-def test_a_start_that_did_not_come_to_be_is_no_launch(bench_with: Callable[[Pace], Bench]) -> None:
+def test_a_start_that_did_not_come_to_be_is_no_launch(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(LOGGED)
     look = bench.see()
     (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]

@@ -9,20 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.transitions import Desk
-from gpuyard.control.user_requests import Requests
-from gpuyard.core.job.dependencies import Prospect, prospect_of_all
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.control.user_requests import UserRequests
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
 from gpuyard.core.job.job import Dependency, DependencyKind
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
-from gpuyard.core.job.submission import Element, Submission
+from gpuyard.core.job.submission import ArrayElement, Submission
 from tests.fakes.clock import FakeClock
 from tests.unit.store import SPEC, Shelf
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
 ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 _STATE_BY_PROSPECT = {
-    Prospect.PENDING: JobState.BLOCKED, Prospect.MET: JobState.QUEUED, Prospect.NEVER: JobState.REJECTED,
+    DependencyOutlook.PENDING: JobState.BLOCKED,
+    DependencyOutlook.MET: JobState.QUEUED,
+    DependencyOutlook.NEVER: JobState.REJECTED,
 }  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def waiting_for(shelf: Shelf, *kinds: tuple[int, DependencyKind]) -> int:
     return job_id
 
 
-def end(shelf: Shelf, desk: Desk, job_id: int, state: JobState) -> None:
+def end(shelf: Shelf, desk: JobTransitions, job_id: int, state: JobState) -> None:
     shelf.finish(job_id, 200.0, state)
     desk.settle_dependants(job_id, 200.0)
 
@@ -48,7 +50,7 @@ def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_de
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(5)
-        desk = Desk(shelf.store)
+        desk = JobTransitions(shelf.store)
         job_id = waiting_for(shelf, *kinds)
         for other in order:
             before = shelf.job(job_id).state
@@ -85,7 +87,7 @@ def test_one_that_is_run_again_is_waited_for_again() -> None:
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(2)
-        desk = Desk(shelf.store)
+        desk = JobTransitions(shelf.store)
         job_id = waiting_for(shelf, (1, ANY), (2, ANY))
         end(shelf, desk, 1, JobState.FAILED)
         desk.apply(shelf.job(1), JobEvent.REQUEUE, 210.0)
@@ -99,7 +101,7 @@ def test_one_that_was_rejected_counts_as_ended() -> None:
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(1)
-        desk = Desk(shelf.store)
+        desk = JobTransitions(shelf.store)
         middle = waiting_for(shelf, (1, OK))
         last = waiting_for(shelf, (1, ANY), (middle, ANY))
         end(shelf, desk, 1, JobState.FAILED)
@@ -109,12 +111,12 @@ def test_one_that_was_rejected_counts_as_ended() -> None:
 
 def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(shelf: Shelf) -> None:
     (other,) = shelf.add()
-    desk = Desk(shelf.store)
+    desk = JobTransitions(shelf.store)
     controller = cast("Controller", SimpleNamespace(desk=desk))
-    requests = Requests(controller, shelf.store, shelf.catalogue, FakeClock())
+    requests = UserRequests(controller, shelf.store, shelf.catalogue, FakeClock())
     count = 1_500  # too many to be stored in one piece
     on = ((OK, parse_selection(str(other))),)
-    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[Element()] * count, dependencies=on)
+    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
     submission = requests.submit(like, "me")
     next(submission)
     end(shelf, desk, other, JobState.SUCCEEDED)
@@ -130,7 +132,7 @@ def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
         with closing(shelf.db):
             ids = shelf.add(count)
             waiting_for(shelf, *((job_id, ANY) for job_id in ids))
-            desk = Desk(shelf.store)
+            desk = JobTransitions(shelf.store)
             shelf.finish(1, 200.0)
             efforts.append(shelf.effort_of(lambda: desk.settle_dependants(1, 200.0)))  # noqa: B023
     few, many = efforts

@@ -10,22 +10,22 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.step import Look, Step
-from gpuyard.core.job.selection import Selection
-from gpuyard.core.job.submission import Asked, parse_submission
+from gpuyard.control.step import Observation, Step
+from gpuyard.core.job.selection import JobSelection
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
-from gpuyard.daemon.api.submit import Intake
-from gpuyard.daemon.api.wait_for_jobs import Waiting
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.monitor.sampling import Looks
+from gpuyard.daemon.api.submit import SubmissionHandler
+from gpuyard.daemon.api.wait_for_jobs import JobWaits
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.server.chunked_work import in_pieces
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.queue_ledger import Book
+from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
@@ -41,7 +41,7 @@ SOMEBODY = Holder(uid=os.getuid(), user="me", pid=1)
 class Bench:
     """A loop, whether it has asked for a look, and its steps as they are done."""
 
-    def __init__(self, yard: Yard, clock: FakeClock) -> None:
+    def __init__(self, yard: SchedulerLoop, clock: FakeClock) -> None:
         self.yard = yard
         self.clock = clock
         self.steps: asyncio.Queue[Step] = asyncio.Queue()
@@ -55,8 +55,8 @@ class Bench:
 
     async def submit(self, *, token: str = "", **options: object) -> int:
         """The id of the job. Each time by a newcomer: nothing but the database remembers what was sent before."""
-        asked = Asked(cwd="/", environment={}, command=("true",), options=options, token=token)
-        return int((await Intake(self.yard).take(parse_submission(asked)))["first"])
+        asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options=options, token=token)
+        return int((await SubmissionHandler(self.yard).take(parse_submission(asked)))["first"])
 
 
 @contextlib.asynccontextmanager
@@ -66,18 +66,18 @@ async def bench(home: Path) -> AsyncIterator[Bench]:
     database, _ = open_database(home / "queue.db")
     engine = LocalEngine(home)
     suspender = LocalSuspender(home / "suspending", engine.queue)
-    yard = Yard(database, Book(open_ledger(), me), engine, clock, me, suspender=suspender)
+    yard = SchedulerLoop(database, QueueLedger(open_ledger(), me), engine, clock, me, suspender=suspender)
     yard.requests.set_paused(paused=True)
     there = Bench(yard, clock)
-    latest = Look(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
+    latest = Observation(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
 
-    async def fresh(within_s: float) -> Look:
+    async def fresh(within_s: float) -> Observation:
         return latest
 
     looks: Any = SimpleNamespace(
         latest=latest, age=lambda: 0.0, request=there.look_asked.set, fresh=fresh, close=lambda: None
     )
-    yard.start(cast("Looks", looks))
+    yard.start(cast("SamplingThread", looks))
     try:
         await there.step()
         yield there
@@ -128,10 +128,10 @@ def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home
     async def story(there: Bench) -> None:
         yard, job = there.yard, await there.submit(gpus=0)
         await there.step()
-        waiting = Waiting(yard.catalogue, yard.store, [(job, job)])
+        waiting = JobWaits(yard.catalogue, yard.store, [(job, job)])
         waits = asyncio.create_task(yard.finishing.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
-        await in_pieces(yard.requests.cancel(Selection(ranges=((job, job),))))
+        await in_pieces(yard.requests.cancel(JobSelection(ranges=((job, job),))))
         yard.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits
@@ -179,7 +179,7 @@ def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
         monkeypatch.setattr(loop_module, "_TRY_AGAIN_S", 0.0)
         step = yard.controller.step
 
-        def fail_at_first(look: Look, **options: bool) -> Step:
+        def fail_at_first(look: Observation, **options: bool) -> Step:
             if faults:
                 raise faults.pop(0)
             return step(look, **options)
@@ -195,7 +195,7 @@ def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
 
 
 def test_the_end_of_somebody_elses_lease_is_noticed_at_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Yard, "_sleep", lambda *_: None)  # it never looks again by itself
+    monkeypatch.setattr(SchedulerLoop, "_sleep", lambda *_: None)  # it never looks again by itself
 
     async def story(there: Bench) -> None:
         yard = there.yard

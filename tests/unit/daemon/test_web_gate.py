@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.server.http_parser import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.web.access_rules import (
     LOOPBACK,
+    AccessRules,
     Credential,
-    Terms,
     check_rights,
     check_source,
     cookie_name,
@@ -26,8 +26,8 @@ from gpuyard.daemon.web.token_file import make_token, read_token
 from gpuyard.errors import EnvironmentFault
 
 HOST = "127.0.0.1:8765"
-TERMS = Terms(token="the-token-of-this-page")
-READ_ONLY = Terms(token=TERMS.token, is_read_only=True)
+TERMS = AccessRules(token="the-token-of-this-page")
+READ_ONLY = AccessRules(token=TERMS.token, is_read_only=True)
 COOKIE = f"gpuyard-8765={cookie_value(TERMS.token)}"
 JSON: dict[str, Any] = {"content-type": "application/json"}
 FROM_PAGE: dict[str, Any] = {"origin": f"http://{HOST}"}
@@ -39,20 +39,20 @@ def asked(method: str = "GET", path: str = "/v1/status", query: dict[str, str] |
     return Request(method=method, path=path, query=query or {}, headers=headers)
 
 
-def status(request: Request, terms: Terms = TERMS) -> int:
+def status(request: Request, terms: AccessRules = TERMS) -> int:
     """As the listener goes by the gate; 200 is let in."""
     try:
         check_source(request, terms)
         check_rights(request, credential_of(request, terms), terms)
-    except Refused as refused:
+    except HttpError as refused:
         return refused.status
     return 200
 
 
-def source(request: Request, terms: Terms = TERMS) -> int:
+def source(request: Request, terms: AccessRules = TERMS) -> int:
     try:
         check_source(request, terms)
-    except Refused as refused:
+    except HttpError as refused:
         return refused.status
     return 200
 
@@ -100,7 +100,7 @@ def test_it_answers_to_no_request_without_a_host() -> None:
 
 
 def test_where_it_is_bound_to_an_address_that_is_a_name_of_its_own() -> None:
-    terms = Terms(token="t", names=LOOPBACK | {"192.168.0.7", "box.lab"})
+    terms = AccessRules(token="t", names=LOOPBACK | {"192.168.0.7", "box.lab"})
     assert source(asked(host="192.168.0.7:8765"), terms) == 200
     assert source(asked(host="Box.Lab:8765"), terms) == 200
     assert source(asked(host="localhost:1"), terms) == 200
@@ -109,7 +109,7 @@ def test_where_it_is_bound_to_an_address_that_is_a_name_of_its_own() -> None:
 
 
 def test_where_it_is_bound_to_all_addresses_any_of_them_will_do_but_no_strange_name() -> None:
-    terms = Terms(token="t", names=LOOPBACK | {"box"}, takes_addresses=True)
+    terms = AccessRules(token="t", names=LOOPBACK | {"box"}, takes_addresses=True)
     assert [source(asked(host=host), terms) for host in ("10.0.0.4:1", "[fe80::1]:1", "box:1")] == [200, 200, 200]
     assert [source(asked(host=host), terms) for host in ("evil.example", "10.0.0.4.nip.io", "1234")] == [403] * 3
 
@@ -219,7 +219,7 @@ def test_a_cookie_is_named_by_the_port_that_the_browser_sees_and_does_not_tell_t
 @pytest.mark.parametrize("credential", [Credential.NONE, Credential.WRONG_TOKEN])
 def test_nothing_is_done_for_whoever_has_no_key(credential: Credential) -> None:
     for request in (asked(), asked("POST", "/v1/jobs/cancel", **JSON), asked(path="/static/page.js")):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(HttpError) as refused:
             check_rights(request, credential, TERMS)
         assert refused.value.status == 401
 

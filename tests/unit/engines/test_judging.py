@@ -8,32 +8,32 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.engines.cluster.outcome import PATIENCE, Fate, judge
-from gpuyard.engines.cluster.site import OVER, At, Sighting
-from gpuyard.engines.cluster.submission_dir import VOID, Began, Finish, Trace
-from gpuyard.engines.local.keeper_journal import Things
+from gpuyard.engines.cluster.outcome import PATIENCE, ElementOutcome, judge
+from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
+from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish
+from gpuyard.engines.local.keeper_journal import StartContext
 
-NOTHING = Trace()
-BEGAN = Trace(began=Began(at=1.0, node="n0", pid=42))
-VOIDED = Trace(began=VOID)
+NOTHING = ElementTrace()
+BEGAN = ElementTrace(began=Began(at=1.0, node="n0", pid=42))
+VOIDED = ElementTrace(began=VOID)
 NOT_YET = "not yet"
 TO_BE_VOIDED = "to be voided"
 ENOUGH = PATIENCE
 
 
-def left(word: str) -> Trace:
-    return Trace(began=BEGAN.began, ended=Finish(word=word, at=2.0, pid=43))
+def left(word: str) -> ElementTrace:
+    return ElementTrace(began=BEGAN.began, ended=Finish(word=word, at=2.0, pid=43))
 
 
-def seen(at: At, **other: Any) -> Sighting:
+def seen(at: SiteState, **other: Any) -> Sighting:
     return Sighting(id="7", at=at, **other)
 
 
-def fate_of(sighting: Sighting | None, trace: Trace, waited: int) -> Fate:
-    return judge("yonder", sighting, trace, Things(directory="/here", program="prog"), waited=waited)
+def fate_of(sighting: Sighting | None, trace: ElementTrace, waited: int) -> ElementOutcome:
+    return judge("yonder", sighting, trace, StartContext(directory="/here", program="prog"), waited=waited)
 
 
-def short(fate: Fate) -> object:
+def short(fate: ElementOutcome) -> object:
     """As the tables have it: `not yet`, `to be voided`, or the kind of its end and its status."""
     if fate.outcome is None:
         return TO_BE_VOIDED if fate.is_to_be_voided else NOT_YET
@@ -44,18 +44,18 @@ FAILED_3 = (OutcomeKind.FAILED, 3)
 
 
 @pytest.mark.parametrize("waited", [0, 1, ENOUGH])
-@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+@pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_a_word_of_success_is_believed_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
     assert short(fate_of(sighting, left("0"), waited)) == (OutcomeKind.SUCCEEDED, 0)
 
 
 @pytest.mark.parametrize("waited", [0, 1, ENOUGH])
-@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+@pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_what_was_voided_never_began_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
     assert short(fate_of(sighting, VOIDED, waited)) == OutcomeKind.UNBEGUN
 
 
-@pytest.mark.parametrize("sighting", [None, *map(seen, At)])
+@pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_what_could_not_start_says_so_at_once(sighting: Sighting | None) -> None:
     fate = fate_of(sighting, left("no-program"), 0)
     assert short(fate) == (OutcomeKind.CANNOT_START, 127)
@@ -68,20 +68,20 @@ def test_what_could_not_start_says_so_at_once(sighting: Sighting | None) -> None
     [
         (None, 0, NOT_YET),  # the site has not been asked since
         (None, 1, FAILED_3),  # and has no word on it
-        (At.PENDING, 0, NOT_YET),
-        (At.RUNNING, 0, NOT_YET),
-        (At.RUNNING, ENOUGH - 1, NOT_YET),
-        (At.RUNNING, ENOUGH, FAILED_3),
-        (At.SUCCEEDED, 0, FAILED_3),
-        (At.FAILED, 0, FAILED_3),
-        (At.TIMED_OUT, 0, (OutcomeKind.TIMED_OUT, 3)),
-        (At.OUT_OF_MEMORY, 0, FAILED_3),
-        (At.CANCELLED, 0, (OutcomeKind.CANCELLED, 3)),
-        (At.PREEMPTED, 0, (OutcomeKind.PREEMPTED, 3)),
-        (At.LOST, 0, (OutcomeKind.LOST, 3)),
+        (SiteState.PENDING, 0, NOT_YET),
+        (SiteState.RUNNING, 0, NOT_YET),
+        (SiteState.RUNNING, ENOUGH - 1, NOT_YET),
+        (SiteState.RUNNING, ENOUGH, FAILED_3),
+        (SiteState.SUCCEEDED, 0, FAILED_3),
+        (SiteState.FAILED, 0, FAILED_3),
+        (SiteState.TIMED_OUT, 0, (OutcomeKind.TIMED_OUT, 3)),
+        (SiteState.OUT_OF_MEMORY, 0, FAILED_3),
+        (SiteState.CANCELLED, 0, (OutcomeKind.CANCELLED, 3)),
+        (SiteState.PREEMPTED, 0, (OutcomeKind.PREEMPTED, 3)),
+        (SiteState.LOST, 0, (OutcomeKind.LOST, 3)),
     ],
 )
-def test_a_failure_waits_for_what_the_site_knows_of_it(at: At | None, waited: int, comes_to: object) -> None:
+def test_a_failure_waits_for_what_the_site_knows_of_it(at: SiteState | None, waited: int, comes_to: object) -> None:
     assert short(fate_of(None if at is None else seen(at), left("3"), waited)) == comes_to
 
 
@@ -91,20 +91,20 @@ def test_a_failure_waits_for_what_the_site_knows_of_it(at: At | None, waited: in
         (None, 0, NOT_YET),
         (None, 1, TO_BE_VOIDED),
         (None, ENOUGH, TO_BE_VOIDED),
-        (At.PENDING, ENOUGH, NOT_YET),
-        (At.RUNNING, ENOUGH, NOT_YET),
-        (At.SUCCEEDED, 0, NOT_YET),
-        (At.SUCCEEDED, ENOUGH, (OutcomeKind.SUCCEEDED, 0)),
-        (At.FAILED, ENOUGH - 1, NOT_YET),
-        (At.FAILED, ENOUGH, OutcomeKind.CANNOT_START),
-        (At.TIMED_OUT, 0, OutcomeKind.TIMED_OUT),
-        (At.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
-        (At.CANCELLED, 0, OutcomeKind.CANCELLED),
-        (At.PREEMPTED, 0, OutcomeKind.PREEMPTED),
-        (At.LOST, 0, OutcomeKind.LOST),
+        (SiteState.PENDING, ENOUGH, NOT_YET),
+        (SiteState.RUNNING, ENOUGH, NOT_YET),
+        (SiteState.SUCCEEDED, 0, NOT_YET),
+        (SiteState.SUCCEEDED, ENOUGH, (OutcomeKind.SUCCEEDED, 0)),
+        (SiteState.FAILED, ENOUGH - 1, NOT_YET),
+        (SiteState.FAILED, ENOUGH, OutcomeKind.CANNOT_START),
+        (SiteState.TIMED_OUT, 0, OutcomeKind.TIMED_OUT),
+        (SiteState.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
+        (SiteState.CANCELLED, 0, OutcomeKind.CANCELLED),
+        (SiteState.PREEMPTED, 0, OutcomeKind.PREEMPTED),
+        (SiteState.LOST, 0, OutcomeKind.LOST),
     ],
 )
-def test_of_what_left_no_trace(at: At | None, waited: int, comes_to: object) -> None:
+def test_of_what_left_no_trace(at: SiteState | None, waited: int, comes_to: object) -> None:
     assert short(fate_of(None if at is None else seen(at), NOTHING, waited)) == comes_to
 
 
@@ -114,22 +114,26 @@ def test_of_what_left_no_trace(at: At | None, waited: int, comes_to: object) -> 
         (None, 0, NOT_YET),
         (None, ENOUGH - 1, NOT_YET),
         (None, ENOUGH, OutcomeKind.LOST),
-        (seen(At.PENDING), ENOUGH, NOT_YET),
-        (seen(At.RUNNING), ENOUGH, NOT_YET),
-        (seen(At.SUCCEEDED, status=0), ENOUGH - 1, NOT_YET),
-        (seen(At.SUCCEEDED, status=0), ENOUGH, (OutcomeKind.SUCCEEDED, 0)),  # and one that could not write that down
-        (seen(At.FAILED, status=3), ENOUGH - 1, NOT_YET),
-        (seen(At.FAILED, status=3), ENOUGH, FAILED_3),  # a supervisor that could not write it down
-        (seen(At.FAILED, status=137), ENOUGH, OutcomeKind.LOST),  # one that was killed
-        (seen(At.FAILED, status=-9), ENOUGH, OutcomeKind.LOST),
-        (seen(At.FAILED, status=0), ENOUGH, OutcomeKind.LOST),
-        (seen(At.FAILED), ENOUGH, OutcomeKind.LOST),
-        (seen(At.TIMED_OUT), 0, OutcomeKind.TIMED_OUT),
-        (seen(At.OUT_OF_MEMORY), 0, (OutcomeKind.FAILED, 137)),
-        (seen(At.OUT_OF_MEMORY, status=1), 0, (OutcomeKind.FAILED, 1)),
-        (seen(At.CANCELLED), 0, OutcomeKind.CANCELLED),
-        (seen(At.PREEMPTED), 0, OutcomeKind.PREEMPTED),
-        (seen(At.LOST), 0, OutcomeKind.LOST),
+        (seen(SiteState.PENDING), ENOUGH, NOT_YET),
+        (seen(SiteState.RUNNING), ENOUGH, NOT_YET),
+        (seen(SiteState.SUCCEEDED, status=0), ENOUGH - 1, NOT_YET),
+        (
+            seen(SiteState.SUCCEEDED, status=0),
+            ENOUGH,
+            (OutcomeKind.SUCCEEDED, 0),
+        ),  # and one that could not write that down
+        (seen(SiteState.FAILED, status=3), ENOUGH - 1, NOT_YET),
+        (seen(SiteState.FAILED, status=3), ENOUGH, FAILED_3),  # a supervisor that could not write it down
+        (seen(SiteState.FAILED, status=137), ENOUGH, OutcomeKind.LOST),  # one that was killed
+        (seen(SiteState.FAILED, status=-9), ENOUGH, OutcomeKind.LOST),
+        (seen(SiteState.FAILED, status=0), ENOUGH, OutcomeKind.LOST),
+        (seen(SiteState.FAILED), ENOUGH, OutcomeKind.LOST),
+        (seen(SiteState.TIMED_OUT), 0, OutcomeKind.TIMED_OUT),
+        (seen(SiteState.OUT_OF_MEMORY), 0, (OutcomeKind.FAILED, 137)),
+        (seen(SiteState.OUT_OF_MEMORY, status=1), 0, (OutcomeKind.FAILED, 1)),
+        (seen(SiteState.CANCELLED), 0, OutcomeKind.CANCELLED),
+        (seen(SiteState.PREEMPTED), 0, OutcomeKind.PREEMPTED),
+        (seen(SiteState.LOST), 0, OutcomeKind.LOST),
     ],
 )
 def test_of_what_began_and_left_no_word(sighting: Sighting | None, waited: int, comes_to: object) -> None:
@@ -137,7 +141,7 @@ def test_of_what_began_and_left_no_word(sighting: Sighting | None, waited: int, 
 
 
 def test_out_of_memory_is_told_with_the_site_s_own_words() -> None:
-    fate = fate_of(seen(At.OUT_OF_MEMORY, reason="OutOfMemory"), left("137"), 0)
+    fate = fate_of(seen(SiteState.OUT_OF_MEMORY, reason="OutOfMemory"), left("137"), 0)
     assert fate.shortage is not None
     assert fate.shortage.where is ShortageKind.HOST
     assert fate.shortage.says == "yonder ended it: out of memory (OutOfMemory)"
@@ -147,21 +151,21 @@ _TRACES = st.sampled_from([NOTHING, BEGAN, VOIDED, left("0"), left("3"), left("1
 _SIGHTINGS = st.none() | st.builds(
     Sighting,
     id=st.just("7"),
-    at=st.sampled_from(At),
+    at=st.sampled_from(SiteState),
     reason=st.sampled_from(["", "words"]),
     status=st.none() | st.integers(-15, 255),
 )
 
 
 @given(sighting=_SIGHTINGS, trace=_TRACES, waited=st.integers(0, 6))
-def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: Trace, waited: int) -> None:
+def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: ElementTrace, waited: int) -> None:
     fate = fate_of(sighting, trace, waited)
     assert not (fate.is_to_be_voided and fate.outcome is not None)
     assert not fate.is_to_be_voided or trace == NOTHING, "only what left no trace can be kept from beginning"
     if trace.ended is not None and trace.ended.word == "0":
         assert short(fate) == (OutcomeKind.SUCCEEDED, 0)
     elif fate.outcome is not None and trace.began is not VOID:
-        by_site = sighting is not None and sighting.at is At.SUCCEEDED and trace.ended is None
+        by_site = sighting is not None and sighting.at is SiteState.SUCCEEDED and trace.ended is None
         assert by_site or fate.outcome.kind is not OutcomeKind.SUCCEEDED, "nobody else says that"
         assert fate.outcome.kind is not OutcomeKind.UNBEGUN, "and what left a trace, or was seen, may have begun"
     if fate.outcome is not None and fate.outcome.kind is not OutcomeKind.SUCCEEDED:
@@ -169,7 +173,7 @@ def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: Trac
 
 
 @given(sighting=_SIGHTINGS, trace=_TRACES)
-def test_nothing_that_is_over_or_gone_is_waited_for_for_ever(sighting: Sighting | None, trace: Trace) -> None:
+def test_nothing_that_is_over_or_gone_is_waited_for_for_ever(sighting: Sighting | None, trace: ElementTrace) -> None:
     is_over = sighting is None or sighting.at in OVER or trace.ended is not None
     if is_over or trace == VOIDED:
         assert short(fate_of(sighting, trace, PATIENCE)) != NOT_YET

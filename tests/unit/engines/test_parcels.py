@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.job.job import Usage
-from gpuyard.engines.cluster.submission_dir import VOID, Began, Element, Finish, Parcels, Trace
-from gpuyard.engines.local.keeper_journal import Things
+from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs, SubmittedElement
+from gpuyard.engines.local.keeper_journal import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
@@ -21,8 +21,8 @@ ENDED = {"word": "0", "pid": 43, "at": 13.5, "usage": {"peaks_mb": {"GPU-1": 123
 
 
 @pytest.fixture
-def parcels(tmp_path: Path) -> Parcels:
-    return Parcels(tmp_path / "shared")
+def parcels(tmp_path: Path) -> SubmissionDirs:
+    return SubmissionDirs(tmp_path / "shared")
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def launch(job_id: int = 1, attempt: int = 1, **other: object) -> Launch:
     return Launch(job_id=job_id, attempt=attempt, **fields)  # type: ignore[arg-type]
 
 
-def put(parcels: Parcels, name: str, content: object, token: str = "t") -> None:
+def put(parcels: SubmissionDirs, name: str, content: object, token: str = "t") -> None:
     text = content if isinstance(content, str) else json.dumps(content)
     Path(parcels.path(token), name).write_text(text)
 
@@ -47,21 +47,23 @@ def put(parcels: Parcels, name: str, content: object, token: str = "t") -> None:
 # Whole, and for its owner alone
 
 
-def test_what_is_written_is_read_in_its_order(parcels: Parcels) -> None:
+def test_what_is_written_is_read_in_its_order(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (launch(9), "/logs/9.1.log")])
     assert parcels.read("t") == (
-        Element(key="17.2", log="/logs/17.2.log", things=Things(directory="/here", program="true", stdin="/in")),
-        Element(key="9.1", log="/logs/9.1.log", things=Things(directory="/", program="true")),
+        SubmittedElement(
+            key="17.2", log="/logs/17.2.log", things=StartContext(directory="/here", program="true", stdin="/in")
+        ),
+        SubmittedElement(key="9.1", log="/logs/9.1.log", things=StartContext(directory="/", program="true")),
     )
 
 
-def test_elements_hold_only_what_differs_between_their_environments(parcels: Parcels) -> None:
+def test_elements_hold_only_what_differs_between_their_environments(parcels: SubmissionDirs) -> None:
     shared = {f"NAME_{number}": "x" * 100 for number in range(100)}
     parcels.write("t", [(launch(n, environment={**shared, "ID": str(n)}), f"/logs/{n}") for n in range(100)])
     assert Path(parcels.path("t"), "parcel.json").stat().st_size < 50_000
 
 
-def test_nobody_else_can_read_what_is_in_a_parcel(parcels: Parcels, tmp_path: Path) -> None:
+def test_nobody_else_can_read_what_is_in_a_parcel(parcels: SubmissionDirs, tmp_path: Path) -> None:
     before = os.umask(0)
     parcels.write("t", [(launch(), "/log")])
     parcels.mark_submitted("t")
@@ -72,7 +74,7 @@ def test_nobody_else_can_read_what_is_in_a_parcel(parcels: Parcels, tmp_path: Pa
     assert modes == {"t": 0o700, **dict.fromkeys(("parcel.json", "submitted", "0.lost", "0.began"), 0o600)}
 
 
-def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(parcels: Parcels) -> None:
+def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(parcels: SubmissionDirs) -> None:
     with full_disk(), pytest.raises(EnvironmentFault, match="cannot be used for work that is handed over"):
         parcels.write("t", [(launch(), "/log")])
     assert parcels.all() == []
@@ -81,17 +83,17 @@ def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(pa
 
 
 def test_all_are_found_by_one_who_comes_later_and_what_was_half_made_is_cleared_away(
-    parcels: Parcels, tmp_path: Path
+    parcels: SubmissionDirs, tmp_path: Path
 ) -> None:
     assert parcels.all() == []
     for token in ("b", "a"):
         parcels.write(token, [(launch(), "/log")])
     (tmp_path / "shared/parcels/.c").mkdir()
-    assert Parcels(tmp_path / "shared").all() == ["a", "b"]
+    assert SubmissionDirs(tmp_path / "shared").all() == ["a", "b"]
     assert sorted(os.listdir(tmp_path / "shared/parcels")) == ["a", "b"]
 
 
-def test_a_parcel_that_is_forgotten_is_gone(parcels: Parcels, tmp_path: Path) -> None:
+def test_a_parcel_that_is_forgotten_is_gone(parcels: SubmissionDirs, tmp_path: Path) -> None:
     parcels.write("t", [(launch(), "/log")])
     put(parcels, "0.began", BEGAN)
     assert parcels.traces("t")
@@ -105,7 +107,7 @@ def test_a_parcel_that_is_forgotten_is_gone(parcels: Parcels, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", '{"elements": [{"key"', "[]", '{"elements": [{"key": "1.1"}]}'])
-def test_a_parcel_that_cannot_be_understood_is_a_fault_that_names_it(parcels: Parcels, content: str) -> None:
+def test_a_parcel_that_cannot_be_understood_is_a_fault_that_names_it(parcels: SubmissionDirs, content: str) -> None:
     parcels.write("t", [(launch(), "/log")])
     put(parcels, "parcel.json", content)
     with pytest.raises(EnvironmentFault, match=r"t/parcel.json cannot be understood"):
@@ -115,7 +117,7 @@ def test_a_parcel_that_cannot_be_understood_is_a_fault_that_names_it(parcels: Pa
 # Marks
 
 
-def test_one_is_submitted_when_it_is_marked(parcels: Parcels) -> None:
+def test_one_is_submitted_when_it_is_marked(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(), "/log")])
     assert not parcels.is_submitted("t")
     parcels.mark_submitted("t")
@@ -124,7 +126,7 @@ def test_one_is_submitted_when_it_is_marked(parcels: Parcels) -> None:
 
 
 def test_where_the_folder_is_away_nobody_is_told_that_nothing_was_submitted_or_begun(
-    parcels: Parcels, tmp_path: Path
+    parcels: SubmissionDirs, tmp_path: Path
 ) -> None:
     parcels.write("t", [(launch(), "/log")])
     (tmp_path / "shared").rename(tmp_path / "away")
@@ -136,22 +138,24 @@ def test_where_the_folder_is_away_nobody_is_told_that_nothing_was_submitted_or_b
         parcels.void("t", 0)
 
 
-def test_what_had_not_begun_is_void_for_ever(parcels: Parcels, tmp_path: Path) -> None:
+def test_what_had_not_begun_is_void_for_ever(parcels: SubmissionDirs, tmp_path: Path) -> None:
     parcels.write("t", [(launch(), "/log")])
     assert parcels.void("t", 0)
     assert parcels.void("t", 0)
-    assert Parcels(tmp_path / "shared").void("t", 0)
-    assert parcels.traces("t") == {0: Trace(began=VOID)}
+    assert SubmissionDirs(tmp_path / "shared").void("t", 0)
+    assert parcels.traces("t") == {0: ElementTrace(began=VOID)}
 
 
 @pytest.mark.parametrize("content", [BEGAN, "", '{"at": 1'])
-def test_what_somebody_began_cannot_be_voided_though_it_has_not_said_all(parcels: Parcels, content: object) -> None:
+def test_what_somebody_began_cannot_be_voided_though_it_has_not_said_all(
+    parcels: SubmissionDirs, content: object
+) -> None:
     parcels.write("t", [(launch(), "/log")])
     put(parcels, "0.began", content)
     assert not parcels.void("t", 0)
 
 
-def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(parcels: Parcels) -> None:
+def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(), "/log")])
     with full_disk(), pytest.raises(EnvironmentFault, match=r"0\.began"):
         parcels.void("t", 0)
@@ -162,23 +166,23 @@ def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(parcels: P
 # Traces
 
 
-def test_traces_tell_what_each_element_left(parcels: Parcels) -> None:
+def test_traces_tell_what_each_element_left(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(n), "/log") for n in range(12)])
     assert parcels.traces("t") == {}
     put(parcels, "11.began", BEGAN)
     began = Began(at=12.5, node="n0", pid=42)
-    assert parcels.traces("t") == {11: Trace(began=began)}
+    assert parcels.traces("t") == {11: ElementTrace(began=began)}
     put(parcels, "11.ended", ENDED)
     put(parcels, "3.ended", {"word": "no-program", "pid": None, "at": 14.0, "usage": None})
     usage = Usage(peaks_mb={"GPU-1": 123.0}, ram_mb=55.0)
     assert parcels.traces("t") == {
-        3: Trace(ended=Finish(word="no-program", at=14.0)),
-        11: Trace(began=began, ended=Finish(word="0", at=13.5, pid=43, usage=usage)),
+        3: ElementTrace(ended=Finish(word="no-program", at=14.0)),
+        11: ElementTrace(began=began, ended=Finish(word="0", at=13.5, pid=43, usage=usage)),
     }
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"word": "0", "at": 1', "[]", '{"at": 1.0}', "voi", "\udcff"])
-def test_what_is_half_written_is_not_there_yet(parcels: Parcels, content: str) -> None:
+def test_what_is_half_written_is_not_there_yet(parcels: SubmissionDirs, content: str) -> None:
     parcels.write("t", [(launch(), "/log")])
     for name in ("0.began", "0.ended"):
         Path(parcels.path("t"), name).write_bytes(os.fsencode(content))
@@ -187,14 +191,14 @@ def test_what_is_half_written_is_not_there_yet(parcels: Parcels, content: str) -
     assert [trace.ended is not None for trace in parcels.traces("t").values()] == [True]
 
 
-def test_other_files_leave_no_trace(parcels: Parcels) -> None:
+def test_other_files_leave_no_trace(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(), "/log")])
     for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.began", "submitted"):
         put(parcels, name, ENDED)
     assert parcels.traces("t") == {}
 
 
-def test_a_file_is_read_once(parcels: Parcels) -> None:
+def test_a_file_is_read_once(parcels: SubmissionDirs) -> None:
     """With a thousand elements, it is what makes a look cheap."""
     parcels.write("t", [(launch(), "/log")])
     put(parcels, "0.began", BEGAN)
@@ -204,7 +208,7 @@ def test_a_file_is_read_once(parcels: Parcels) -> None:
     assert parcels.traces("t")[0] is first[0]
 
 
-def test_the_sites_output_is_told_up_to_its_last_part(parcels: Parcels) -> None:
+def test_the_sites_output_is_told_up_to_its_last_part(parcels: SubmissionDirs) -> None:
     parcels.write("t", [(launch(), "/log")])
     assert parcels.output("t", 0) is None
     put(parcels, "0.out", "x" * 100_000 + "the end\n")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.cluster.offer import Amount, Terms
+from gpuyard.core.cluster.offer import Amount, ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.ray_api import (
     DEFAULT_ADDRESS,
     Capacity,
+    RayJobRecord,
     RaySettings,
-    Record,
     address_of,
     capacity_of,
     free_of,
@@ -29,7 +29,7 @@ from gpuyard.engines.cluster.ray_api import (
     sighting_of,
     submission_of,
 )
-from gpuyard.engines.cluster.site import At, Parcel, Refused, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
 
 NOW = 1_794_780_900.0
@@ -92,14 +92,16 @@ def status_of(usage: Mapping[str, list[float]], at: float = NOW) -> bytes:
     return json.dumps({"result": True, "data": {"autoscalingError": None, "clusterStatus": status}}).encode()
 
 
-def record_of(told: Mapping[str, Any]) -> Record:
+def record_of(told: Mapping[str, Any]) -> RayJobRecord:
     [record] = records_of(json.dumps([told]).encode())
     return record
 
 
-def parcel_of(folder: str = "/shared/f00d", words: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any) -> Parcel:
-    told = Terms(**{"need": Need(), "name": "a job", **terms})
-    return Parcel(token="f00d", terms=told, count=9, folder=folder, supervisor=words)
+def parcel_of(
+    folder: str = "/shared/f00d", words: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any
+) -> ClusterSubmission:
+    told = ClusterTerms(**{"need": Need(), "name": "a job", **terms})
+    return ClusterSubmission(token="f00d", terms=told, count=9, folder=folder, supervisor=words)
 
 
 # Where it is
@@ -169,7 +171,7 @@ def test_a_model_and_options_become_resources_and_labels() -> None:
 
 @pytest.mark.parametrize("option", ["--partition=big", "--entrypoint-resources=fast", "--entrypoint-resources=3", ""])
 def test_an_option_that_says_nothing_to_ray_is_refused(option: str) -> None:
-    with pytest.raises(Refused, match="Ray cannot be told") as refusal:
+    with pytest.raises(SiteRefused, match="Ray cannot be told") as refusal:
         submission_of(parcel_of(options=(option,)), 0, None)
     assert "--entrypoint-resources=" in (refusal.value.hint or "")
 
@@ -179,7 +181,7 @@ def test_a_name_of_any_bytes_can_be_sent() -> None:
     assert asked["metadata"]["name"].encode() == b"half \\udce4"
 
 
-def run_entrypoint(parcel: Parcel, path: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_entrypoint(parcel: ClusterSubmission, path: str | None = None) -> subprocess.CompletedProcess[str]:
     words = ["/bin/sh", "-c", submission_of(parcel, 7, None)["entrypoint"]]
     environment = None if path is None else {"PATH": path}
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -205,38 +207,38 @@ def test_the_entrypoint_says_what_the_node_does_not_see(tmp_path: Path) -> None:
 # How it stands
 
 
-def sees(told: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW) -> tuple[At, int | None, str]:
+def sees(told: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW) -> tuple[SiteState, int | None, str]:
     sighting = sighting_of(record_of(told), is_stopped=is_stopped, now=now)
     return sighting.at, sighting.status, sighting.reason
 
 
 def test_what_waits_says_why() -> None:
     at, status, reason = sees(PENDING)
-    assert (at, status) == (At.PENDING, None)
+    assert (at, status) == (SiteState.PENDING, None)
     assert "waiting for resources" in reason
 
 
 def test_what_runs_says_where() -> None:
     sighting = sighting_of(record_of(RUNNING), is_stopped=True, now=NOW)
-    assert (sighting.at, sighting.place, sighting.id) == (At.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
+    assert (sighting.at, sighting.place, sighting.id) == (SiteState.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
     without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}), is_stopped=False, now=NOW)
     assert without_agent.place == "3086791fd16d25e4"
 
 
 def test_what_is_over_says_how_and_when() -> None:
-    assert sees({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (At.SUCCEEDED, 0)
-    assert sees({**OVER, "status": "STOPPED"})[:2] == (At.CANCELLED, None)
-    assert sees(FAILED)[:2] == (At.FAILED, 3)
+    assert sees({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
+    assert sees({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
+    assert sees(FAILED)[:2] == (SiteState.FAILED, 3)
     assert sighting_of(record_of(FAILED), is_stopped=False, now=NOW).ended_at == 1794780887.369
 
 
 def test_a_signal_is_a_status_as_a_shell_has_it() -> None:
-    assert sees({**FAILED, "driver_exit_code": -9})[:2] == (At.FAILED, 137)
+    assert sees({**FAILED, "driver_exit_code": -9})[:2] == (SiteState.FAILED, 137)
 
 
 def test_what_has_no_exit_code_is_lost() -> None:
     at, status, reason = sees(DIED)
-    assert (at, status) == (At.LOST, None)
+    assert (at, status) == (SiteState.LOST, None)
     assert reason == "Job supervisor actor died: The actor died unexpectedly before finishing this task."
 
 
@@ -244,20 +246,20 @@ def test_what_ray_killed_for_its_memory_ran_out_of_it() -> None:
     by_monitor = "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory. Memory on …"
     by_exit = "Job supervisor actor died: …\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: …"
     for message in (by_monitor, by_exit):
-        assert sees({**DIED, "message": message})[0] is At.OUT_OF_MEMORY
+        assert sees({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
 
 
 def test_what_waits_and_was_stopped_counts_as_cancelled() -> None:
-    assert sees(PENDING, is_stopped=True)[0] is At.CANCELLED
+    assert sees(PENDING, is_stopped=True)[0] is SiteState.CANCELLED
 
 
 def test_what_ray_should_have_given_up_long_ago_is_lost() -> None:
-    assert sees(PENDING, now=NOW + 15 * 60)[0] is At.PENDING
-    assert sees(PENDING, now=NOW + 30 * 60)[0] is At.LOST
+    assert sees(PENDING, now=NOW + 15 * 60)[0] is SiteState.PENDING
+    assert sees(PENDING, now=NOW + 30 * 60)[0] is SiteState.LOST
 
 
 def test_a_status_that_nobody_knows_is_not_the_end() -> None:
-    assert sees({**RUNNING, "status": "ASCENDING"})[0] is At.RUNNING
+    assert sees({**RUNNING, "status": "ASCENDING"})[0] is SiteState.RUNNING
 
 
 def test_jobs_that_nobody_submitted_and_half_characters_are_read_over() -> None:
@@ -268,7 +270,7 @@ def test_jobs_that_nobody_submitted_and_half_characters_are_read_over() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b"[1]", b'[{"status": 1}]'])
 def test_an_answer_that_cannot_be_understood_is_no_answer(answer: bytes) -> None:
-    with pytest.raises(Unreachable, match="cannot be understood"):
+    with pytest.raises(SiteUnreachable, match="cannot be understood"):
         records_of(answer)
 
 
@@ -304,10 +306,10 @@ TWO = Capacity(total=Amount(gpus=2.0, cpus=4.0, ram_mb=100.0), used=Amount(gpus=
 ONE = Amount(gpus=1.0, cpus=1.0, ram_mb=10.0)
 
 
-def stood(status: str, *, began: float, ended: float | None = None) -> Record:
+def stood(status: str, *, began: float, ended: float | None = None) -> RayJobRecord:
     """Seconds before or after the report."""
     end = None if ended is None else (NOW + ended) * 1000
-    return Record(status=status, start_time=(NOW + began) * 1000, end_time=end)
+    return RayJobRecord(status=status, start_time=(NOW + began) * 1000, end_time=end)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def stood(status: str, *, began: float, ended: float | None = None) -> Record:
         (stood("FAILED", began=-60, ended=-30), 1.0),  # it was over by then
     ],
 )
-def test_ours_is_counted_once(record: Record, gpus: float) -> None:
+def test_ours_is_counted_once(record: RayJobRecord, gpus: float) -> None:
     assert free_of(TWO, [(record, ONE)]).gpus == gpus
 
 

@@ -4,22 +4,22 @@ import subprocess
 
 import pytest
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import slurm_commands as commands
-from gpuyard.engines.cluster.site import At, Parcel, Sighting
-from gpuyard.engines.cluster.slurm_commands import Limits, Row, SlurmSettings
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState
+from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
 
 SHARED = Need(is_exclusive=False, memory_mb=5000.0)
 SHARDS = SlurmSettings(shard_mb=1024.0, card_mb=24000.0)
 
 
-def terms(**said: object) -> Terms:
-    return Terms(**{"need": Need(devices=0), "name": "train", **said})  # type: ignore[arg-type]
+def terms(**said: object) -> ClusterTerms:
+    return ClusterTerms(**{"need": Need(devices=0), "name": "train", **said})  # type: ignore[arg-type]
 
 
-def parcel(asked: Terms, count: int = 1, folder: str = "/shared/parcels/t1") -> Parcel:
-    return Parcel(token="t1", terms=asked, count=count, folder=folder, supervisor=("python3", "x"))
+def parcel(asked: ClusterTerms, count: int = 1, folder: str = "/shared/parcels/t1") -> ClusterSubmission:
+    return ClusterSubmission(token="t1", terms=asked, count=count, folder=folder, supervisor=("python3", "x"))
 
 
 def submitted(count: int = 1, settings: SlurmSettings | None = None, **said: object) -> list[str]:
@@ -46,7 +46,7 @@ def listed(**cells: str) -> bytes:
     return b"".join(said.get(name, "").encode()[:width].ljust(width) for name, width in widths.items()) + b"\n"
 
 
-def only(text: bytes) -> Row:
+def only(text: bytes) -> SlurmJobRow:
     (row,) = commands.parse_listing(text)
     return row
 
@@ -112,7 +112,7 @@ class TestSubmitting:
         ("said", "minutes"),
         [(terms(limit_s=0.5), 1), (terms(limit_s=60.0), 1), (terms(limit_s=60.1), 2), (terms(expected_s=7200.0), 120)],
     )
-    def test_time_is_in_whole_minutes_and_never_none_at_all(self, said: Terms, minutes: int) -> None:
+    def test_time_is_in_whole_minutes_and_never_none_at_all(self, said: ClusterTerms, minutes: int) -> None:
         assert f"--time={minutes}" in commands.submission(parcel(said), SlurmSettings())
 
     def test_what_has_no_limit_and_no_history_gets_the_sites_own(self) -> None:
@@ -147,7 +147,7 @@ class TestSubmitting:
 
     def test_the_script_runs_the_supervisor_with_the_elements_number(self) -> None:
         words = ("printf", "%s|", "it's", 'a "b" $HOME `x`', "two\nlines", "#SBATCH --hold", "")
-        text = commands.script(Parcel(token="t", terms=terms(), count=9, folder="/f", supervisor=words))
+        text = commands.script(ClusterSubmission(token="t", terms=terms(), count=9, folder="/f", supervisor=words))
         for environment, number in ({}, "0"), ({"SLURM_ARRAY_TASK_ID": "7"}, "7"):
             ran = subprocess.run(["/bin/sh"], input=text, env=environment, capture_output=True, text=True, check=True)
             assert ran.stdout.split("|")[:-1] == [*words[2:], number]
@@ -197,16 +197,16 @@ class TestListing:
 
     def test_an_element_that_runs(self) -> None:
         row = only(listed(StartTime="1700000000", EndTime="1800000000", Reason="None", exit_code="0"))
-        assert row == Row(
+        assert row == SlurmJobRow(
             job="17",
             number=3,
             token="t1",
-            sighting=Sighting(id="17_3", at=At.RUNNING, place="n0", started_at=1700000000.0),
+            sighting=Sighting(id="17_3", at=SiteState.RUNNING, place="n0", started_at=1700000000.0),
         )
 
     def test_an_element_that_waits_has_not_started_whenever_it_is_expected_to(self) -> None:
         row = only(listed(State="PENDING", NodeList="", StartTime="1800000000", EndTime="NONE", Reason="Resources"))
-        assert row.sighting == Sighting(id="17_3", at=At.PENDING, reason="Resources: what it asks for is in use")
+        assert row.sighting == Sighting(id="17_3", at=SiteState.PENDING, reason="Resources: what it asks for is in use")
 
     def test_an_element_that_is_over(self) -> None:
         row = only(
@@ -215,12 +215,12 @@ class TestListing:
             )
         )
         assert row.sighting == Sighting(
-            id="17_3", at=At.FAILED, place="n0", started_at=1700000000.0, ended_at=1700000010.0, status=3
+            id="17_3", at=SiteState.FAILED, place="n0", started_at=1700000000.0, ended_at=1700000010.0, status=3
         )
 
     def test_one_that_was_cancelled_as_it_waited_never_started(self) -> None:
         row = only(listed(State="CANCELLED", NodeList="", StartTime="1700000000", EndTime="1700000000", exit_code="0"))
-        assert row.sighting == Sighting(id="17_3", at=At.CANCELLED, ended_at=1700000001.0)
+        assert row.sighting == Sighting(id="17_3", at=SiteState.CANCELLED, ended_at=1700000001.0)
 
     def test_what_is_no_array_has_no_number(self) -> None:
         row = only(listed(ArrayTaskID="N/A"))
@@ -241,7 +241,7 @@ class TestListing:
         assert {row.job for row in rows} == {"17"}
 
     def test_a_long_state_is_read_whole(self) -> None:
-        assert only(listed(State="OUT_OF_MEMORY")).sighting.at is At.OUT_OF_MEMORY
+        assert only(listed(State="OUT_OF_MEMORY")).sighting.at is SiteState.OUT_OF_MEMORY
 
     def test_a_job_that_never_had_a_node_has_no_status(self) -> None:
         assert only(listed(State="FAILED", NodeList="", exit_code="1", Reason="BadConstraints")).sighting.status is None
@@ -267,18 +267,22 @@ class TestAccounts:
             (
                 "17",
                 3,
-                Sighting(id="17_3", at=At.SUCCEEDED, place="n0", started_at=1.7e9, ended_at=1.7e9 + 10, status=0),
+                Sighting(
+                    id="17_3", at=SiteState.SUCCEEDED, place="n0", started_at=1.7e9, ended_at=1.7e9 + 10, status=0
+                ),
             ),
             (
                 "17",
                 4,
-                Sighting(id="17_4", at=At.CANCELLED, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=143),
+                Sighting(
+                    id="17_4", at=SiteState.CANCELLED, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=143
+                ),
             ),
-            ("18", None, Sighting(id="18", at=At.CANCELLED, ended_at=1.7e9 + 6)),
+            ("18", None, Sighting(id="18", at=SiteState.CANCELLED, ended_at=1.7e9 + 6)),
             (
                 "19",
                 None,
-                Sighting(id="19", at=At.TIMED_OUT, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=0),
+                Sighting(id="19", at=SiteState.TIMED_OUT, place="n1", started_at=1.7e9, ended_at=1.7e9 + 6, status=0),
             ),
         ]
 
@@ -317,17 +321,17 @@ class TestLimits:
         [
             (
                 "MaxArraySize            = 2001\nMinJobAge               = 300 sec\n",
-                Limits(most_in_array=2001, listed_for_s=300.0),
+                SlurmLimits(most_in_array=2001, listed_for_s=300.0),
             ),
-            ("MaxArraySize = 0\n", Limits(most_in_array=1)),
+            ("MaxArraySize = 0\n", SlurmLimits(most_in_array=1)),
             (
                 "MaxArraySize = 2001\nSchedulerParameters     = bf_interval=1,max_array_tasks=50\n",
-                Limits(most_in_array=50),
+                SlurmLimits(most_in_array=50),
             ),
-            ("what?", Limits(most_in_array=1000)),
+            ("what?", SlurmLimits(most_in_array=1000)),
         ],
     )
-    def test_they_are_read_from_the_configuration(self, text: str, limits: Limits) -> None:
+    def test_they_are_read_from_the_configuration(self, text: str, limits: SlurmLimits) -> None:
         assert commands.configuration()[0] == "scontrol"
         assert commands.parse_configuration(text) == limits
 

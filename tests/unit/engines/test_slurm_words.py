@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.engines.cluster.site import At, Refused, Unreachable
+from gpuyard.engines.cluster.site import SiteRefused, SiteState, SiteUnreachable
 from gpuyard.engines.cluster.slurm_text import at_of, fault_of, reason_of, status_of, unanswered
 
 
@@ -10,32 +10,32 @@ class TestStates:
     @pytest.mark.parametrize(
         ("state", "at"),
         [
-            ("PENDING", At.PENDING),
-            ("CONFIGURING", At.PENDING),
-            ("REQUEUED", At.PENDING),
-            ("SPECIAL_EXIT", At.PENDING),
-            ("RUNNING", At.RUNNING),
-            ("COMPLETING", At.RUNNING),
-            ("SUSPENDED", At.RUNNING),
-            ("STAGE_OUT", At.RUNNING),
-            ("COMPLETED", At.SUCCEEDED),
-            ("FAILED", At.FAILED),
-            ("TIMEOUT", At.TIMED_OUT),
-            ("DEADLINE", At.TIMED_OUT),
-            ("OUT_OF_MEMORY", At.OUT_OF_MEMORY),
-            ("NODE_FAIL", At.LOST),
-            ("BOOT_FAIL", At.LOST),
-            ("REVOKED", At.LOST),
-            ("PREEMPTED", At.PREEMPTED),
-            ("CANCELLED", At.CANCELLED),
+            ("PENDING", SiteState.PENDING),
+            ("CONFIGURING", SiteState.PENDING),
+            ("REQUEUED", SiteState.PENDING),
+            ("SPECIAL_EXIT", SiteState.PENDING),
+            ("RUNNING", SiteState.RUNNING),
+            ("COMPLETING", SiteState.RUNNING),
+            ("SUSPENDED", SiteState.RUNNING),
+            ("STAGE_OUT", SiteState.RUNNING),
+            ("COMPLETED", SiteState.SUCCEEDED),
+            ("FAILED", SiteState.FAILED),
+            ("TIMEOUT", SiteState.TIMED_OUT),
+            ("DEADLINE", SiteState.TIMED_OUT),
+            ("OUT_OF_MEMORY", SiteState.OUT_OF_MEMORY),
+            ("NODE_FAIL", SiteState.LOST),
+            ("BOOT_FAIL", SiteState.LOST),
+            ("REVOKED", SiteState.LOST),
+            ("PREEMPTED", SiteState.PREEMPTED),
+            ("CANCELLED", SiteState.CANCELLED),
         ],
     )
-    def test_each_has_its_place(self, state: str, at: At) -> None:
+    def test_each_has_its_place(self, state: str, at: SiteState) -> None:
         assert at_of(state, "n0") is at
 
     def test_one_that_nobody_knows_is_no_end(self) -> None:
-        assert at_of("BRAND_NEW", "n0") is At.RUNNING
-        assert at_of("BRAND_NEW", "") is At.PENDING
+        assert at_of("BRAND_NEW", "n0") is SiteState.RUNNING
+        assert at_of("BRAND_NEW", "") is SiteState.PENDING
 
     @pytest.mark.parametrize(
         ("reason", "words"),
@@ -93,7 +93,7 @@ class TestFaults:
     )
     def test_what_nobody_answered_may_have_been_done(self, said: str) -> None:
         fault = fault_of("sbatch", 1, said)
-        assert isinstance(fault, Unreachable)
+        assert isinstance(fault, SiteUnreachable)
         assert fault.hint
 
     @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ class TestFaults:
     )
     def test_a_refusal_is_in_sbatchs_own_words(self, said: str, words: str) -> None:
         fault = fault_of("sbatch", 1, said)
-        assert isinstance(fault, Refused)
+        assert isinstance(fault, SiteRefused)
         assert fault.message == words
 
     def test_who_has_too_many_jobs_is_told_what_to_change(self) -> None:
@@ -126,18 +126,18 @@ class TestFaults:
             "size and/or time limits)\n"
         )
         fault = fault_of("sbatch", 1, said)
-        assert isinstance(fault, Refused)
+        assert isinstance(fault, SiteRefused)
         assert fault.hint is not None
         assert "most_jobs" in fault.hint
 
     @pytest.mark.parametrize("program", ["sbatch", "scancel"])
     def test_a_command_that_was_killed_answered_nothing(self, program: str) -> None:
-        assert isinstance(fault_of(program, -9, ""), Unreachable)
+        assert isinstance(fault_of(program, -9, ""), SiteUnreachable)
 
     @pytest.mark.parametrize("program", ["squeue", "sacct", "scontrol", "scancel"])
     def test_only_a_submission_is_refused(self, program: str) -> None:
         fault = fault_of(program, 1, f"{program}: error: something else\n")
-        assert isinstance(fault, Unreachable)
+        assert isinstance(fault, SiteUnreachable)
         assert fault.message == "something else"
 
     def test_a_command_that_takes_too_long_is_quoted(self) -> None:
@@ -163,4 +163,4 @@ class TestFaults:
             "scancel: error: Kill job error on job id 99: Invalid job id specified\n"
             "scancel: error: Kill job error on job id 1: Unable to contact slurm controller (connect failure)\n"
         )
-        assert isinstance(fault_of("scancel", 8, said), Unreachable)
+        assert isinstance(fault_of("scancel", 8, said), SiteUnreachable)

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.file_watch import Notice
+from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.lock_file import LockFile
 from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
-def settle(notice: Notice) -> None:
+def settle(notice: FileWatch) -> None:
     """Past the short looks that follow a change."""
     for _ in range(20):
         notice.wait(0.0)
 
 
-def waited_s(notice: Notice, timeout_s: float) -> float:
+def waited_s(notice: FileWatch, timeout_s: float) -> float:
     started = time.monotonic()
     notice.wait(timeout_s)
     return time.monotonic() - started
@@ -32,7 +32,7 @@ def hold_until_told(connection: Connection, path: Path) -> None:
     file.release()
 
 
-def noticed(notice: Notice) -> bool:
+def noticed(notice: FileWatch) -> bool:
     """A change ends a wait that would otherwise go on past any deadline."""
     return waited_s(notice, 2 * DEADLINE_S) < DEADLINE_S
 
@@ -40,7 +40,7 @@ def noticed(notice: Notice) -> bool:
 def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
     with child(hold_until_told, tmp_path / "a.lease") as holder:
         holder.hear()
-        notice = Notice(tmp_path)
+        notice = FileWatch(tmp_path)
         settle(notice)
         holder.tell("release")
         assert noticed(notice)
@@ -50,7 +50,7 @@ def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
 def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
     with child(hold_until_told, tmp_path / "a.lease") as holder:
         holder.hear()
-        notice = Notice(tmp_path)
+        notice = FileWatch(tmp_path)
         settle(notice)
         holder.kill()
         assert noticed(notice)
@@ -58,7 +58,7 @@ def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_time_given_is_waited_at_most(tmp_path: Path) -> None:
-    notice = Notice(tmp_path)
+    notice = FileWatch(tmp_path)
     settle(notice)
     assert 0.02 <= waited_s(notice, 0.03) < DEADLINE_S
     assert waited_s(notice, -1.0) < DEADLINE_S
@@ -66,7 +66,7 @@ def test_the_time_given_is_waited_at_most(tmp_path: Path) -> None:
 
 
 def test_a_wait_without_end_is_possible(tmp_path: Path) -> None:
-    notice = Notice(tmp_path)
+    notice = FileWatch(tmp_path)
     settle(notice)
     LockFile(tmp_path / "a.lease", b"").release()
     assert waited_s(notice, float("inf")) < DEADLINE_S
@@ -76,10 +76,10 @@ def test_a_wait_without_end_is_possible(tmp_path: Path) -> None:
 def test_a_directory_that_was_made_anew_is_watched_anew(tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     folder.mkdir()
-    Notice(folder).give_back()
+    FileWatch(folder).give_back()
     shutil.rmtree(folder)
     folder.mkdir()
-    notice = Notice(folder)
+    notice = FileWatch(folder)
     settle(notice)
     LockFile(folder / "a.lease", b"").release()
     assert noticed(notice)
@@ -87,10 +87,10 @@ def test_a_directory_that_was_made_anew_is_watched_anew(tmp_path: Path) -> None:
 
 
 def test_what_happened_before_one_waits_is_no_news(tmp_path: Path) -> None:
-    Notice(tmp_path).give_back()
+    FileWatch(tmp_path).give_back()
     for place in range(2000):
         LockFile(tmp_path / f"{place}.lease", b"").release()
-    notice = Notice(tmp_path)
+    notice = FileWatch(tmp_path)
     settle(notice)
     assert waited_s(notice, 0.03) >= 0.02
     notice.give_back()
@@ -100,7 +100,7 @@ def wait_with_many_files(connection: Connection, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (3000, 3000))
     for _ in range(1500):
         os.dup(0)
-    notice = Notice(folder)
+    notice = FileWatch(folder)
     settle(notice)
     connection.send("waiting")
     connection.send(noticed(notice))
@@ -126,6 +126,6 @@ def test_without_notices_one_looks_again_after_a_while(
                 self.inotify_add_watch = lambda *_: -1
 
     monkeypatch.setattr(ctypes, "CDLL", Libc)
-    notice = Notice(tmp_path / "never watched before")
+    notice = FileWatch(tmp_path / "never watched before")
     assert waited_s(notice, 2 * DEADLINE_S) < DEADLINE_S
     notice.give_back()

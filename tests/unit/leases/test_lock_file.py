@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.lock_file import Found, LockFile, held_files, remove_dead, take_over
+from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, take_over
 from tests.in_time import wait_until_gone
 from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
-def held(folder: Path, *, may_clean: bool = False) -> list[Found]:
+def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
     dead: list[str] = []
     found = list(held_files(folder, (".lease",), dead=dead))
     if may_clean:

@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Need, Ticket
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.queue_ledger import Book
-from gpuyard.ports import Wanted
+from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ports import WantedClaim
 from tests.unit.leases import DEADLINE_S, ME
 
 
-def waiting(book: Book) -> list[str]:
+def waiting(book: QueueLedger) -> list[str]:
     """The tickets that the queue is shown when it decides."""
     seen: list[str] = []
 
-    def decide(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[Wanted]:
+    def decide(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[WantedClaim]:
         seen.extend(ticket.id for ticket in tickets)
         return []
 
@@ -28,7 +28,7 @@ def waiting(book: Book) -> list[str]:
 
 def test_a_waiter_that_was_halted_keeps_its_place_and_holds_up_nobody(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    book = Book(ledger, ME)
+    book = QueueLedger(ledger, ME)
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
             ticket = ledger.enter_line(replace(ME, pid=sleeper.pid), Need(), 0, DEADLINE_S)

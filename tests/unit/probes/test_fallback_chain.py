@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeMissing, ProbeTimeout
-from gpuyard.probes.fallback_chain import Chain
+from gpuyard.probes.fallback_chain import FallbackChain
 from tests.fakes.clock import FakeClock
 
 CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Yard", memory_used_mb=5.0, processes=(Process(pid=1),))
@@ -64,8 +64,8 @@ def crash(name: str = "smi") -> ProbeCrashed:
     return ProbeCrashed(name, "ended badly", hint="look")
 
 
-def chain(*probes: ScriptedProbe | StuckProbe, clock: FakeClock | None = None) -> Chain:
-    return Chain(Vendor.NVIDIA, probes, clock or FakeClock())
+def chain(*probes: ScriptedProbe | StuckProbe, clock: FakeClock | None = None) -> FallbackChain:
+    return FallbackChain(Vendor.NVIDIA, probes, clock or FakeClock())
 
 
 def test_the_first_that_answers_is_believed_and_the_next_is_not_asked() -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Host, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed
-from gpuyard.probes.fallback_chain import Chain
-from gpuyard.probes.machine_reader import Machine, assemble
+from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.machine_reader import MachineReader, assemble
 from tests.fakes.clock import FakeClock
 
 HOST = Host(name="box", cpu_percent=5.0)
@@ -54,7 +54,9 @@ def slow() -> Iterator[SlowTool]:
 def test_a_machine_with_several_vendors_shows_them_all() -> None:
     clock = FakeClock()
     vendors = (Vendor.NVIDIA, Vendor.AMD, Vendor.INTEL)
-    snapshot = Machine([Chain(v, [FixedProbe(v)], clock) for v in vendors], FixedHost(), clock, 5).snapshot()
+    snapshot = MachineReader(
+        [FallbackChain(v, [FixedProbe(v)], clock) for v in vendors], FixedHost(), clock, 5
+    ).snapshot()
     assert [device.id for device in snapshot.devices] == ["nvidia-0", "amd-0", "intel-0"]
     assert snapshot.host == HOST
     assert snapshot.taken_at == clock.now()
@@ -62,8 +64,11 @@ def test_a_machine_with_several_vendors_shows_them_all() -> None:
 
 def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: SlowTool) -> None:
     clock = FakeClock()
-    chains = [Chain(Vendor.AMD, [slow], clock), Chain(Vendor.NVIDIA, [FixedProbe(Vendor.NVIDIA)], clock)]
-    machine = Machine(chains, FixedHost(), clock, 1.5)
+    chains = [
+        FallbackChain(Vendor.AMD, [slow], clock),
+        FallbackChain(Vendor.NVIDIA, [FixedProbe(Vendor.NVIDIA)], clock),
+    ]
+    machine = MachineReader(chains, FixedHost(), clock, 1.5)
     for _ in range(2):
         snapshot = machine.snapshot()
         assert [device.id for device in snapshot.devices] == ["nvidia-0"]
@@ -98,9 +103,9 @@ class PassingTime:
 def test_a_rest_that_ends_while_others_are_read_does_not_call_the_probe_out_of_turn() -> None:
     clock = FakeClock()
     probe = FlakyProbe(Vendor.AMD)
-    chain = Chain(Vendor.AMD, [probe], clock)
+    chain = FallbackChain(Vendor.AMD, [probe], clock)
     chain.read(1)
-    machine = Machine([chain], PassingTime(clock), clock, 5)
+    machine = MachineReader([chain], PassingTime(clock), clock, 5)
     assert [problem.kind for problem in machine.snapshot().problems] == ["crashed"]
     assert len(probe.timeouts) == 1
     assert [device.id for device in machine.snapshot().devices] == ["amd-0"]
@@ -113,8 +118,8 @@ def test_where_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytes
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     clock = FakeClock()
-    chain = Chain(Vendor.AMD, [FixedProbe(Vendor.AMD)], clock)
-    snapshot = Machine([chain], FixedHost(), clock, 5).snapshot()
+    chain = FallbackChain(Vendor.AMD, [FixedProbe(Vendor.AMD)], clock)
+    snapshot = MachineReader([chain], FixedHost(), clock, 5).snapshot()
     assert snapshot.host == HOST
     assert [problem.kind for problem in snapshot.problems] == ["timeout"]
 

@@ -11,13 +11,13 @@ import pytest
 
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import SimulatedOutOfMemory, UserError
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.simulated_usage import parse_devices
 
 HOLD = (
     "import signal, sys\n"
-    "from gpuyard.probes.simulated_devices import Usage\n"
-    "usage = Usage()\n"
+    "from gpuyard.probes.simulated_devices import SimulatedUse\n"
+    "usage = SimulatedUse()\n"
     "usage.allocate('SIM-0', float(sys.argv[1]))\n"
     "print('holding', flush=True)\n"
     "signal.pause()\n"
@@ -90,7 +90,7 @@ def test_however_a_process_dies_its_memory_is_free(
 
 def test_a_full_device_gives_nothing_and_says_so_as_cuda_does(devices: SimulatedDevices, hold: Holder) -> None:
     hold(80000)
-    with Usage(devices) as usage:
+    with SimulatedUse(devices) as usage:
         usage.allocate("SIM-0", 1000)
         with pytest.raises(SimulatedOutOfMemory, match=r"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"):
             usage.allocate("SIM-0", 2048)
@@ -98,7 +98,7 @@ def test_a_full_device_gives_nothing_and_says_so_as_cuda_does(devices: Simulated
 
 
 def test_load_adds_up_and_ends_at_a_hundred(devices: SimulatedDevices) -> None:
-    with Usage(devices) as one, Usage(devices) as two:
+    with SimulatedUse(devices) as one, SimulatedUse(devices) as two:
         one.set_load("SIM-1", 70)
         assert devices.read(1).devices[1].utilization_percent == 70
         two.set_load("SIM-1", 70)
@@ -109,7 +109,7 @@ def test_load_adds_up_and_ends_at_a_hundred(devices: SimulatedDevices) -> None:
 
 
 def test_an_unknown_device_is_refused_with_those_there_are(devices: SimulatedDevices) -> None:
-    with Usage(devices) as usage, pytest.raises(UserError) as refusal:
+    with SimulatedUse(devices) as usage, pytest.raises(UserError) as refusal:
         usage.allocate("SIM-9", 1)
     assert "SIM-0" in str(refusal.value.hint)
 
@@ -118,8 +118,8 @@ def test_many_processes_at_once_never_get_more_than_there_is(devices: SimulatedD
     program = (
         "import sys\n"
         "from gpuyard.errors import SimulatedOutOfMemory\n"
-        "from gpuyard.probes.simulated_devices import Usage\n"
-        "usage, got = Usage(), 0\n"
+        "from gpuyard.probes.simulated_devices import SimulatedUse\n"
+        "usage, got = SimulatedUse(), 0\n"
         "for _ in range(100):\n"
         "    try: usage.allocate('SIM-1', 512); got += 512\n"
         "    except SimulatedOutOfMemory: pass\n"
@@ -161,10 +161,10 @@ def test_users_with_private_habits_still_see_each_other(
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from gpuyard.probes.simulated_devices import SimulatedDevices, Usage\n"
+        "from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse\n"
         "os.umask(0o077); os.setuid(int(sys.argv[1]))\n"
         "devices = SimulatedDevices('1x24GB', Path(sys.argv[2]))\n"
-        "usage = Usage(devices)\n"
+        "usage = SimulatedUse(devices)\n"
         "usage.allocate('SIM-0', 1000)\n"
         "print(devices.read(1).devices[0].memory_used_mb, flush=True)\n"
         "sys.stdin.read()\n"

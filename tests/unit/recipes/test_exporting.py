@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.core.cluster.export import WORDS, After, Packed, Stays
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.export import WORDS, ExportedDependency, ExportedJob, NotExported
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
@@ -18,16 +18,16 @@ from gpuyard.recipes.export.slurm_script import slurm_script
 SHARED = Need(memory_mb=6000.0, is_exclusive=False)
 
 
-def packed(job_id: int, *words: str, **other: object) -> Packed:
+def packed(job_id: int, *words: str, **other: object) -> ExportedJob:
     """What is a term is one; the rest is the job's."""
     other = {"state": JobState.QUEUED, **other}
-    of_terms = {name: other.pop(name) for name in Terms.__struct_fields__ if name in other}
-    terms = Terms(**{"need": Need(devices=0), "name": "train", **of_terms})  # type: ignore[arg-type]
+    of_terms = {name: other.pop(name) for name in ClusterTerms.__struct_fields__ if name in other}
+    terms = ClusterTerms(**{"need": Need(devices=0), "name": "train", **of_terms})  # type: ignore[arg-type]
     words = words or ("train",)
-    return Packed(id=job_id, words=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
+    return ExportedJob(id=job_id, words=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
 
 
-def array(first: int, count: int, *, at: int = 0, **other: object) -> list[Packed]:
+def array(first: int, count: int, *, at: int = 0, **other: object) -> list[ExportedJob]:
     """`part N` for each index."""
     return [
         packed(first + n, "part", str(at + n), template=("part", "{index}"), index=at + n, group=first, **other)
@@ -35,19 +35,19 @@ def array(first: int, count: int, *, at: int = 0, **other: object) -> list[Packe
     ]
 
 
-def sweep(first: int, count: int, **other: object) -> list[Packed]:
+def sweep(first: int, count: int, **other: object) -> list[ExportedJob]:
     return [packed(first + n, "train", f"lr {n}", group=first, **other) for n in range(count)]
 
 
-def after(*ids: int, kind: DependencyKind = DependencyKind.OK, is_met: bool = False) -> tuple[After, ...]:
-    return tuple(After(job_id=each, kind=kind, is_met=is_met) for each in ids)
+def after(*ids: int, kind: DependencyKind = DependencyKind.OK, is_met: bool = False) -> tuple[ExportedDependency, ...]:
+    return tuple(ExportedDependency(job_id=each, kind=kind, is_met=is_met) for each in ids)
 
 
-def slurm(*jobs: Packed, tags: tuple[str, ...] = (), **settings: object) -> Script:
+def slurm(*jobs: ExportedJob, tags: tuple[str, ...] = (), **settings: object) -> Script:
     return slurm_script(jobs, SlurmSettings(**settings), tags)  # type: ignore[arg-type]
 
 
-def ray(*jobs: Packed, tags: tuple[str, ...] = (), **settings: object) -> Script:
+def ray(*jobs: ExportedJob, tags: tuple[str, ...] = (), **settings: object) -> Script:
     return ray_script(jobs, RaySettings(**settings), tags)  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def lines(script: Script) -> list[str]:
     return script.text.splitlines()
 
 
-def told(script: Script) -> dict[Stays, str]:
+def told(script: Script) -> dict[NotExported, str]:
     """For which jobs what is not carried over."""
     return {
         what: note.removesuffix(f": {words}")
@@ -109,8 +109,8 @@ def test_no_index_is_higher_than_slurm_takes_unless_told() -> None:
 
 
 def test_a_bound_on_an_array_in_pieces_is_not_carried_over() -> None:
-    assert Stays.AT_ONCE not in told(slurm(*array(1, 10, at_most=2)))
-    assert told(slurm(*array(1, 1500, at_most=2)))[Stays.AT_ONCE] == "all jobs"
+    assert NotExported.AT_ONCE not in told(slurm(*array(1, 10, at_most=2)))
+    assert told(slurm(*array(1, 1500, at_most=2)))[NotExported.AT_ONCE] == "all jobs"
 
 
 def test_dependencies_are_slurms_own() -> None:
@@ -136,7 +136,7 @@ def test_what_waits_for_others_that_are_not_there_is_held() -> None:
     script = slurm(packed(1), packed(5, after=after(3)))
     assert [line.endswith("--hold <<'END'") for line in submissions(script)] == [False, True]
     assert any(line.startswith("# It waits for 3, ") for line in lines(script))
-    assert told(script)[Stays.OUTSIDE] == "job 5"
+    assert told(script)[NotExported.OUTSIDE] == "job 5"
 
 
 def test_what_is_held_is_held_there() -> None:
@@ -164,7 +164,7 @@ def test_needs_are_told_in_the_words_of_the_engine() -> None:
         "--job-name=train",
     ):
         assert word in submissions(script)[0].split()
-    assert not {Stays.SHARE, Stays.PRIORITY} & set(told(script))
+    assert not {NotExported.SHARE, NotExported.PRIORITY} & set(told(script))
 
 
 def test_nothing_of_the_engines_own_files_is_in_it() -> None:
@@ -181,7 +181,7 @@ def test_options_of_an_engine_are_for_that_engine_alone() -> None:
     script = slurm(mine, others)
     assert "--qos=x" in script.text
     assert "--qos=y" not in script.text
-    assert told(script)[Stays.OPTIONS] == "job 2"
+    assert told(script)[NotExported.OPTIONS] == "job 2"
 
 
 def test_those_with_a_higher_priority_come_first_but_after_what_they_wait_for() -> None:
@@ -208,29 +208,29 @@ def test_what_jobs_read_and_where_runs_write_goes_along() -> None:
 def test_what_is_not_carried_over_is_told_once_of_a_kind_and_stands_in_the_script(
     write: Callable[..., Script],
 ) -> None:
-    few = (Stays.ENVIRONMENT, Stays.GATES)
+    few = (NotExported.ENVIRONMENT, NotExported.GATES)
     jobs = [packed(n, stays=few if n in (3, 4, 5, 9) else few[:1], tag="night", priority=n == 9) for n in range(1, 11)]
     script = write(*jobs, tags=("night",))
     assert told(script) == {
-        Stays.ENVIRONMENT: "all jobs",
-        Stays.GATES: "jobs 3-5 9",
-        Stays.TAGS: "all jobs",
-        Stays.PRIORITY: "job 9",
+        NotExported.ENVIRONMENT: "all jobs",
+        NotExported.GATES: "jobs 3-5 9",
+        NotExported.TAGS: "all jobs",
+        NotExported.PRIORITY: "job 9",
     }
     assert [line[4:] for line in lines(script) if line.startswith("# - ")] == list(script.notes)
 
 
 def test_a_long_list_of_jobs_is_cut() -> None:
-    jobs = [packed(n, stays=(Stays.GATES,) if n % 2 else ()) for n in range(1, 200)]
-    assert told(slurm(*jobs))[Stays.GATES].endswith(" 41 and others")
+    jobs = [packed(n, stays=(NotExported.GATES,) if n % 2 else ()) for n in range(1, 200)]
+    assert told(slurm(*jobs))[NotExported.GATES].endswith(" 41 and others")
 
 
 def test_whole_gpus_in_place_of_shares_are_told() -> None:
     job = packed(1, need=SHARED)
-    assert Stays.SHARE in told(slurm(job))
-    assert Stays.SHARE in told(ray(job))
-    assert Stays.SHARE not in told(ray(job, card_mb=24_000.0))
-    assert Stays.SHARE not in told(slurm(packed(1, need=Need())))
+    assert NotExported.SHARE in told(slurm(job))
+    assert NotExported.SHARE in told(ray(job))
+    assert NotExported.SHARE not in told(ray(job, card_mb=24_000.0))
+    assert NotExported.SHARE not in told(slurm(packed(1, need=Need())))
 
 
 # Ray
@@ -248,7 +248,7 @@ def test_an_array_there_has_one_file_and_gets_its_index() -> None:
     asked = "--entrypoint-num-cpus=2.0"
     assert submissions(script) == [f"submit 17 {asked} -- sh 17.sh 5", f"submit 18 {asked} -- sh 17.sh 6"]
     assert 'export GPUYARD_ARRAY_INDEX="$1"' in lines(script)
-    assert told(script)[Stays.AT_ONCE] == "all jobs"
+    assert told(script)[NotExported.AT_ONCE] == "all jobs"
 
 
 def test_the_script_waits_for_what_jobs_wait_for_after_all_that_wait_for_nothing() -> None:
@@ -271,7 +271,7 @@ def test_what_is_held_and_what_waits_for_it_is_commented_out() -> None:
         "# Wait for 99, not submitted here:",
         "# Wait for 1, not submitted here:",
     ]
-    assert (told(script)[Stays.HELD], told(script)[Stays.OUTSIDE]) == ("job 1", "job 3")
+    assert (told(script)[NotExported.HELD], told(script)[NotExported.OUTSIDE]) == ("job 1", "job 3")
 
 
 def test_time_limits_and_retries_are_kept_by_the_job_itself() -> None:

@@ -12,14 +12,14 @@ from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.submission_dir import Parcels
+from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.local import job_logs
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Launch
 from gpuyard.recipes.batch.plan import default_root
 from gpuyard.recipes.uninstall import uninstall
-from gpuyard.recipes.uninstall.find_files import Found, find
-from gpuyard.recipes.uninstall.remove_files import Problem, measure, remove
+from gpuyard.recipes.uninstall.find_files import FoundFiles, find
+from gpuyard.recipes.uninstall.remove_files import RemovalProblem, measure, remove
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.unit.leases import as_root
@@ -63,11 +63,11 @@ def files_in(folder: Path) -> list[str]:
     return sorted(os.path.relpath(path, folder) for path in found if os.path.islink(path) or not os.path.isdir(path))
 
 
-def removed() -> list[Problem]:
+def removed() -> list[RemovalProblem]:
     return remove(find().places)
 
 
-def stays(found: Found) -> dict[str, str]:
+def stays(found: FoundFiles) -> dict[str, str]:
     return {each.path: each.why for each in found.stays}
 
 
@@ -102,7 +102,7 @@ def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user
     write(state / "simulated/lock")
     write(state / "simulated/1-aa.share")
     launch = Launch(job_id=1, attempt=1, command=("true",), cwd="/", environment={})
-    Parcels(state / "slurm").write("0123456789ab", [(launch, "/log")])
+    SubmissionDirs(state / "slurm").write("0123456789ab", [(launch, "/log")])
     write(user / ".config/gpuyard/config.toml", "")
     for name in ("mutex", "a.lease", "b.ticket", ".c.lease"):
         write(user / ".gpu_locks" / name)
@@ -116,7 +116,7 @@ def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user
     assert not state.exists()
     assert not (user / ".gpu_locks").exists()
     assert not (user / ".config/gpuyard").exists()
-    assert find() == Found(places=(), stays=())
+    assert find() == FoundFiles(places=(), stays=())
 
 
 def test_with_a_home_of_its_own_all_of_it_is_removed(own_home: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.planning.assets import Budgets, Waits
+from gpuyard.residency.planning.assets import Budgets, StallCause
 from gpuyard.residency.planning.budget_limits import limits_of
-from gpuyard.residency.planning.plan_state import State
+from gpuyard.residency.planning.plan_state import PlanState
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.running.coordinator import Coordinator
@@ -190,8 +190,8 @@ def test_who_waits_for_a_free_reader_waits_for_the_disk() -> None:
     assets = {asset.key: asset for asset in (scene(0, 10), scene(1, 10))}
     limits = limits_of(assets.values(), Budgets(vram=100, ram=100))
     asked = dict.fromkeys(assets, 0)
-    state = State(limits=limits, assets=assets, asked=asked, readers=1, next_after=lambda *_: None)
-    assert set(plan(state).waits.values()) == {Waits.DISK}
+    state = PlanState(limits=limits, assets=assets, asked=asked, readers=1, next_after=lambda *_: None)
+    assert set(plan(state).waits.values()) == {StallCause.DISK}
 
 
 def test_a_device_that_refuses_every_asset_ends_the_run_with_a_report(shelf: Shelf, tmp_path: Path) -> None:

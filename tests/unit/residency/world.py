@@ -24,8 +24,8 @@ from gpuyard.residency.planning.assets import (
     Step,
     key_of,
 )
-from gpuyard.residency.planning.budget_limits import Limits, cannot_fit, limits_of
-from gpuyard.residency.planning.plan_state import Plan, State
+from gpuyard.residency.planning.budget_limits import BudgetLimits, cannot_fit, limits_of
+from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.planning.upcoming_use import Future, keys_of, uses_of
@@ -47,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def rounded(self, nbytes: int) -> int:
         return -(-nbytes // self.page) * self.page
 
-    def limits(self, units: Sequence[Unit]) -> Limits:
+    def limits(self, units: Sequence[Unit]) -> BudgetLimits:
         return limits_of([self.assets[key] for key in _keys(units)], self.budgets)
 
     def that_fit(self) -> list[Unit]:
@@ -217,12 +217,12 @@ class World:
 
     # The plan
 
-    def _step(self) -> Plan:
+    def _step(self) -> TransferPlan:
         asked: dict[str, int] = {}
         for (key, _), place in self.asked.items():
             asked[key] = min(place, asked.get(key, place))
         made = plan(
-            State(
+            PlanState(
                 limits=self.limits,
                 assets=self.assets,
                 ram=self.ram,

@@ -3,15 +3,17 @@
 import pytest
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import Bound
-from gpuyard.simulator.schedule_metrics import Passed, Run, measure_pass, percentile
+from gpuyard.simulator.makespan_bound import MakespanBound
+from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun, measure_pass, percentile
 from tests.unit.simulator.samples import trace_job
 
-BOUND = Bound(longest_s=100.0, compute_s=150.0, memory_s=20.0, crowding_s=10.0)
+BOUND = MakespanBound(longest_s=100.0, compute_s=150.0, memory_s=20.0, crowding_s=10.0)
 
 
-def run(job: int, started_s: float, ended_s: float, outcome: OutcomeKind = OutcomeKind.SUCCEEDED, **more: float) -> Run:
-    return Run(
+def run(
+    job: int, started_s: float, ended_s: float, outcome: OutcomeKind = OutcomeKind.SUCCEEDED, **more: float
+) -> SimulatedRun:
+    return SimulatedRun(
         job=job, started_s=started_s, ended_s=ended_s, devices=(0,), outcome=outcome, done_s=ended_s - started_s,
         paused_s=more.get("paused_s", 0.0), suspensions=int(more.get("suspensions", 0)),
     )  # fmt: skip
@@ -26,7 +28,7 @@ def test_the_figures_of_a_pass() -> None:
         run(1, 120.0, 310.0, paused_s=15.0, suspensions=1),
         run(2, 50.0, 51.0, OutcomeKind.FAILED),
     ]
-    passed = Passed(jobs=jobs, runs=runs, devices_mb=(1000.0, 3000.0), memory_mb_s=600_000.0, compute_s=150.0)
+    passed = SimulatedPass(jobs=jobs, runs=runs, devices_mb=(1000.0, 3000.0), memory_mb_s=600_000.0, compute_s=150.0)
     figures = measure_pass("gpuyard", 2, passed, BOUND)
     assert (figures.jobs, figures.lost, figures.starts) == (3, 1, 5)
     assert figures.makespan_s == 300.0
@@ -40,7 +42,7 @@ def test_the_figures_of_a_pass() -> None:
 
 
 def test_a_pass_in_which_nothing_was_done_has_figures_all_the_same() -> None:
-    passed = Passed(jobs=[trace_job()], runs=[], devices_mb=(1000.0,), memory_mb_s=0.0, compute_s=0.0)
+    passed = SimulatedPass(jobs=[trace_job()], runs=[], devices_mb=(1000.0,), memory_mb_s=0.0, compute_s=0.0)
     figures = measure_pass("fifo", 1, passed, BOUND)
     assert (figures.lost, figures.makespan_s, figures.mean_wait_s) == (1, 0.0, 0.0)
 

@@ -8,7 +8,7 @@ import pytest
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.policies import find_policy
-from gpuyard.simulator.schedule_metrics import Passed, Run
+from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.trace_file import TraceJob
@@ -24,16 +24,16 @@ def simulation(policy: str, devices: str = "1x24GB", quantum_s: float = 0.0) -> 
         found.close()
 
 
-def play(policy: str, jobs: Sequence[TraceJob], devices: str = "1x24GB") -> Passed:
+def play(policy: str, jobs: Sequence[TraceJob], devices: str = "1x24GB") -> SimulatedPass:
     with simulation(policy, devices) as found:
         return found.play(jobs)
 
 
-def last_runs(passed: Passed) -> dict[int, Run]:
+def last_runs(passed: SimulatedPass) -> dict[int, SimulatedRun]:
     return {run.job: run for run in passed.runs}
 
 
-def outcomes(passed: Passed) -> list[tuple[int, OutcomeKind]]:
+def outcomes(passed: SimulatedPass) -> list[tuple[int, OutcomeKind]]:
     return [(run.job, run.outcome) for run in passed.runs]
 
 

@@ -3,23 +3,23 @@
 from xml.etree import ElementTree as ET
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import Bound
-from gpuyard.simulator.schedule_metrics import Passed, Run, measure_pass
+from gpuyard.simulator.makespan_bound import MakespanBound
+from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun, measure_pass
 from gpuyard.simulator.timeline_picture import Panel, draw_timeline, program_name
 from gpuyard.simulator.trace_file import TraceJob
 from tests.unit.simulator.samples import trace_job
 
 SVG = "{http://www.w3.org/2000/svg}"
-BOUND = Bound(longest_s=100.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
+BOUND = MakespanBound(longest_s=100.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
 
 
-def run(job: int, started_s: float, *devices: int, outcome: OutcomeKind = OutcomeKind.SUCCEEDED) -> Run:
+def run(job: int, started_s: float, *devices: int, outcome: OutcomeKind = OutcomeKind.SUCCEEDED) -> SimulatedRun:
     ended_s = started_s + 100.0
-    return Run(job=job, started_s=started_s, ended_s=ended_s, devices=devices, outcome=outcome, peak_mb=9000.0)
+    return SimulatedRun(job=job, started_s=started_s, ended_s=ended_s, devices=devices, outcome=outcome, peak_mb=9000.0)
 
 
-def panel(jobs: list[TraceJob], runs: list[Run], name: str = "gpuyard", cards: int = 2) -> Panel:
-    passed = Passed(jobs=jobs, runs=runs, devices_mb=(24_576.0,) * cards, memory_mb_s=1.0, compute_s=1.0)
+def panel(jobs: list[TraceJob], runs: list[SimulatedRun], name: str = "gpuyard", cards: int = 2) -> Panel:
+    passed = SimulatedPass(jobs=jobs, runs=runs, devices_mb=(24_576.0,) * cards, memory_mb_s=1.0, compute_s=1.0)
     return Panel(passed=passed, figures=measure_pass(name, 1, passed, BOUND))
 
 

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.store.row_codec import lane_of
 
 SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
@@ -24,14 +24,14 @@ class Shelf:
     def __init__(self) -> None:
         self.db: Database = open_database(None)[0]
         self.store = JobStore(self.db)
-        self.catalogue = Catalogue(self.db, self.store)
+        self.catalogue = QueueQueries(self.db, self.store)
 
     def add(self, count: int = 1, *, batch: bool = False, complete: bool = True, **said: Any) -> list[int]:
         """Jobs of one submission that are all alike; what is said of them is said of the spec or of the job."""
-        return self.add_each([Element()] * count, batch=batch, complete=complete, **said)
+        return self.add_each([ArrayElement()] * count, batch=batch, complete=complete, **said)
 
     def add_each(
-        self, elements: Sequence[Element], *, batch: bool = False, complete: bool = True, **said: Any
+        self, elements: Sequence[ArrayElement], *, batch: bool = False, complete: bool = True, **said: Any
     ) -> list[int]:
         of_spec = {name: value for name, value in said.items() if name in JobSpec.__struct_fields__}
         like = Job(

@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import Shelf
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
-PACE = Pace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sample_log="/data/samples.csv")
+PACE = BatchPace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sample_log="/data/samples.csv")
 
 
 def attempt_of(job_id: int) -> Attempt:

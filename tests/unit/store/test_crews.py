@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import Shelf
 
-CREW = Crew(most_per_device=4, stagger_s=1.0)
+CREW = TagSharing(most_per_device=4, stagger_s=1.0)
 TASK = Task(workspace="/w", config="a b", owner="w-1/2", marker="/w/out/a b_completed.txt", record="/w/r.json")
 
 

@@ -11,22 +11,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.control.batch_gates import Batch, Pacer
-from gpuyard.control.transitions import Desk
-from gpuyard.core.job.job import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, Parked
+from gpuyard.control.batch_gates import BatchGates, BatchGateState
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import Selection
+from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.queue_order import Use
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import Database, faults_told, migrations, open_database, open_reader
-from gpuyard.store.job_search import Place, Search, Wanted
+from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 
 DATA = Path(__file__).parents[2] / "data"
 RELEASED = sorted(DATA.glob("queue-schema-*.db"))
@@ -97,7 +97,7 @@ def test_an_old_database_is_brought_to_the_schema_that_a_new_one_has(
 def test_every_job_of_an_old_database_is_still_there(opened: Opener, released: Path, tmp_path: Path) -> None:
     database = opened(Path(shutil.copy(released, tmp_path)))
     store = JobStore(database)
-    catalogue = Catalogue(database, store)
+    catalogue = QueueQueries(database, store)
     ids = list(catalogue.ids(1, catalogue.last_id()))
     jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
     later = {14: "suspending", 15: "suspended", 16: "resuming", 17: "queued"} if has_suspended(released) else {}
@@ -139,7 +139,7 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
 ) -> None:
     database = opened(Path(shutil.copy(released, tmp_path)))
     store = JobStore(database)
-    catalogue = Catalogue(database, store)
+    catalogue = QueueQueries(database, store)
     full = [job for job_id in (11, 12, 13) if (job := store.job(job_id)) is not None]
     assert [job.words for job in full] == [("run", "1e-3"), ("run", "{lr}"), ("/bin/sh", "-c", "a | b")]
     assert {(job.group, job.group_limit, job.priority) for job in full} == {(11, 2, 3)}
@@ -160,8 +160,8 @@ def test_all_that_an_old_database_knows_of_its_jobs_is_read_back(
         (1, DependencyKind.OK, JobState.QUEUED), (2, DependencyKind.ANY, JobState.HELD),
     ]  # fmt: skip
     assert catalogue.story(8) == [(1020.0, "failed", "exit status 3")]
-    assert catalogue.ranges(Selection(tags=("night",))) == [(11, 13)]
-    assert store.learned.uses() == {("me", "night"): Use(seconds=120.0, at=1030.0)}
+    assert catalogue.ranges(JobSelection(tags=("night",))) == [(11, 13)]
+    assert store.learned.uses() == {("me", "night"): WeightedUse(seconds=120.0, at=1030.0)}
     assert store.learned.profile("0123") == Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
     assert store.setting("paused") == "1"
     ready = {each.lane.priority: [job.job_id for job in each.jobs] for each in store.ready_queues()}
@@ -176,7 +176,9 @@ def test_jobs_of_an_old_database_are_found_by_their_commands(opened: Opener, rel
     opened(copy)
     with contextlib.closing(open_reader(copy)) as reader:
         search = Search(reader)
-        found = [search.newest(Wanted(search=words), Place(offset=0, count=99)).ids for words in ("train.py", "a | b")]
+        found = [
+            search.newest(JobFilter(search=words), PageRange(offset=0, count=99)).ids for words in ("train.py", "a | b")
+        ]
     assert 1 in found[0]
     assert found[1] == [13]
 
@@ -190,7 +192,7 @@ def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
     apart = {job.id: (job, attempt) for job, attempt in store.live() if 13 < job.id < 18}
     assert [str(job.state) for job, _ in apart.values()] == ["suspending", "suspended", "resuming"]
     job, attempt = apart[15]
-    assert (attempt.parked, attempt.suspended_at, attempt.suspended_s) == (Parked.FOR_ROOM, 1100.0, 30.0)
+    assert (attempt.parked, attempt.suspended_at, attempt.suspended_s) == (SuspendedBy.FOR_ROOM, 1100.0, 30.0)
     assert (attempt.reserved_mb, attempt.predicted_mb) == (8192.0, 7000.0)
     assert attempt.usage is not None
     assert (attempt.usage.peaks_mb, attempt.usage.ram_mb) == ({"GPU-a": 6144.0, "GPU-b": 512.0}, 900.0)
@@ -206,7 +208,7 @@ def test_what_was_suspended_or_ran_out_of_memory_in_an_old_database_still_is(
     assert lack is not None
     assert (lack.shortage.where, lack.shortage.asked_mb) == (ShortageKind.DEVICE, 2048.0)
     assert lack.others == (("bob, pid 7", 2048.0), ("processes without a lease", None))
-    profiles = dict(Catalogue(database, store).profiles(10))
+    profiles = dict(QueueQueries(database, store).profiles(10))
     assert list(profiles) == ["4567", "0123"]
     assert (profiles["4567"].peaks_mb, profiles["4567"].floor_mb) == ((6144.0, 6200.0), 8192.0)
 
@@ -218,7 +220,7 @@ def test_a_batch_of_an_old_database_goes_on_at_its_pace(opened: Opener, released
     (queue,) = [each for each in store.ready_queues() if each.lane.pace is not None]
     assert [job.job_id for job in queue.jobs] == [20]
     assert (queue.lane.group, queue.lane.group_limit) == (18, 2)
-    assert queue.lane.pace == Pace(
+    assert queue.lane.pace == BatchPace(
         max_cpu_percent=85.0,
         min_free_memory_mb=2048.0,
         max_gpu_percent=80.0,
@@ -230,8 +232,10 @@ def test_a_batch_of_an_old_database_goes_on_at_its_pace(opened: Opener, released
         sample_log="/data/me/samples.csv",
     )
     assert store.last_start(18) == 1030.0
-    assert Pacer(Desk(store)).batch(18) == Batch(waits_s={"cpu": 12.5, "gpu-memory": 3.0}, unknown=("--max-gpu",))
-    assert Catalogue(database, store).submission_of(18) == (18, 20, "batch")
+    assert BatchGates(JobTransitions(store)).batch(18) == BatchGateState(
+        waits_s={"cpu": 12.5, "gpu-memory": 3.0}, unknown=("--max-gpu",)
+    )
+    assert QueueQueries(database, store).submission_of(18) == (18, 20, "batch")
     waiting = store.job(20)
     assert waiting is not None
     assert waiting.words == ("sim_view", "--seed", "72")

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.submission import Element
-from gpuyard.core.scheduling.queue_order import AGEING_S, Line
+from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.scheduling.queue_order import AGEING_S, QueueLine
 from gpuyard.store.database import Database, open_database, open_reader
-from gpuyard.store.job_search import Place, Search, Wanted
+from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
 from tests.data.make_queue_schema import SPEC, like, submit
 
 NOW = 1_000_000.0
-ALL = Place(offset=0, count=10_000)
+ALL = PageRange(offset=0, count=10_000)
 
 
 class Queue:
@@ -30,15 +30,15 @@ class Queue:
         self.store = JobStore(database)
         self.search = Search(reader)
 
-    def add(self, command: str = "true", *elements: Element, **facts: object) -> int:
+    def add(self, command: str = "true", *elements: ArrayElement, **facts: object) -> int:
         words = tuple(command.split(" "))
         spec = replace(SPEC, command=words, need=replace(SPEC.need, devices=int(str(facts.pop("devices", 1)))),
                        name=facts.pop("name", None), tag=facts.pop("tag", ""), is_array=len(elements) > 1)  # fmt: skip
         with self.store.transaction():
-            return submit(self.store, replace(like(spec), **facts), elements or (Element(),))
+            return submit(self.store, replace(like(spec), **facts), elements or (ArrayElement(),))
 
     def found(self, **wanted: object) -> list[int]:
-        return self.search.page(Wanted(**wanted), {}, NOW, ALL, show_all=True).ids  # type: ignore[arg-type]
+        return self.search.page(JobFilter(**wanted), {}, NOW, ALL, show_all=True).ids  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def walked(queue: Queue, used: dict[tuple[str, str], float]) -> list[int]:
-    line = Line(queue.store.ready_queues(), used, NOW, is_whole=True)
+    line = QueueLine(queue.store.ready_queues(), used, NOW, is_whole=True)
     found = []
     while (first := line.first()) is not None:
         found.append(first[1].job_id)
@@ -85,13 +85,13 @@ def test_what_waits_is_paged_in_the_order_in_which_it_would_start(
         weights = {party: float(weight) for party, weight in used.items()}
         expected = walked(queue, weights)
         pages = [
-            queue.search.page(Wanted(), weights, NOW, Place(offset=offset, count=4), show_all=False)
+            queue.search.page(JobFilter(), weights, NOW, PageRange(offset=offset, count=4), show_all=False)
             for offset in range(0, len(told) + 1, 4)
         ]
         assert [job_id for page in pages for job_id in page.ids] == expected
         assert {page.total for page in pages} == {len(told)}
         nights = [job_id for job_id in expected if told[job_id - 1][1] == "night"]
-        assert queue.search.page(Wanted(tag="night"), weights, NOW, ALL, show_all=False).ids == nights
+        assert queue.search.page(JobFilter(tag="night"), weights, NOW, ALL, show_all=False).ids == nights
 
 
 def fill(queue: Queue) -> dict[str, int]:
@@ -123,9 +123,12 @@ def test_a_search_lists_jobs_in_the_order_of_the_whole_list(queue: Queue) -> Non
         ("running", False), ("running", True), ("held", False), ("held", True), ("failed", True), ("failed", False),
     ]]  # fmt: skip
     assert queue.found(states=chosen) == queue.found(states=chosen, search="train") == by_state
-    newest = queue.search.newest(Wanted(states=chosen), Place(offset=1, count=2))
+    newest = queue.search.newest(JobFilter(states=chosen), PageRange(offset=1, count=2))
     assert (newest.ids, newest.total) == (sorted(by_state, reverse=True)[1:3], 6)
-    assert queue.search.newest(Wanted(search="TRAIN"), Place(offset=1, count=2)).ids == [len(whole) - 1, len(whole) - 2]
+    assert queue.search.newest(JobFilter(search="TRAIN"), PageRange(offset=1, count=2)).ids == [
+        len(whole) - 1,
+        len(whole) - 2,
+    ]
 
 
 def test_one_that_is_no_longer_queued_stands_where_the_others_of_its_state_are(queue: Queue) -> None:
@@ -141,11 +144,11 @@ def test_one_that_is_no_longer_queued_stands_where_the_others_of_its_state_are(q
 def test_of_those_that_finished_only_the_last_ten_are_listed_unless_all_are_asked_for(queue: Queue) -> None:
     for _ in range(3):
         fill(queue)
-    place = Place(offset=70, count=50)
-    short = queue.search.page(Wanted(), {}, NOW, place, show_all=False)
+    place = PageRange(offset=70, count=50)
+    short = queue.search.page(JobFilter(), {}, NOW, place, show_all=False)
     assert short.total == 84 - 24 + 10
     assert short.ids == []
-    assert queue.search.page(Wanted(), {}, NOW, place, show_all=True).total == 84
+    assert queue.search.page(JobFilter(), {}, NOW, place, show_all=True).total == 84
 
 
 @pytest.mark.parametrize(
@@ -169,11 +172,11 @@ def test_of_those_that_finished_only_the_last_ten_are_listed_unless_all_are_aske
     ],
 )
 def test_a_search_finds_parts_of_what_is_shown_and_nothing_else(queue: Queue, search: str, matches: list[str]) -> None:
-    lr = [Element(values={"lr": value}) for value in ("0.2", "0.1", "1e-4")]
+    lr = [ArrayElement(values={"lr": value}) for value in ("0.2", "0.1", "1e-4")]
     first = queue.add("python train.py --lr {lr} --out {x}", *lr)
-    arrays = queue.add("run seed={index} {strange", *(Element(index=index) for index in (11, 12)))
+    arrays = queue.add("run seed={index} {strange", *(ArrayElement(index=index) for index in (11, 12)))
     commands = [("/bin/sh", "-c", "a | b"), ("cat", "café"), ("say", 'say "x"')]
-    own = queue.add("", *(Element(command=command) for command in commands))
+    own = queue.add("", *(ArrayElement(command=command) for command in commands))
     known = {
         "sweep-1": first + 1, "array-12": arrays + 1, "own": own, "café": own + 1, "quoted": own + 2,
         "percent": queue.add("dd 50%_"), "backslash": queue.add("a\\b"),
@@ -191,9 +194,9 @@ def test_a_search_for_a_number_finds_the_job_with_that_id(queue: Queue) -> None:
 def test_jobs_that_match_are_told_as_stretches_of_ids(queue: Queue) -> None:
     for place in range(9):
         queue.add("a" if place in (2, 5, 6) else "b", user="ann" if place < 8 else "bob")
-    assert queue.search.ranges(Wanted(search="b")) == [(1, 2), (4, 5), (8, 9)]
-    assert queue.search.ranges(Wanted(search="b", user="ann")) == [(1, 2), (4, 5), (8, 8)]
-    assert queue.search.ranges(Wanted(search="c")) == []
+    assert queue.search.ranges(JobFilter(search="b")) == [(1, 2), (4, 5), (8, 9)]
+    assert queue.search.ranges(JobFilter(search="b", user="ann")) == [(1, 2), (4, 5), (8, 8)]
+    assert queue.search.ranges(JobFilter(search="c")) == []
     assert queue.found(ranges=((2, 4), (8, 9)), search="b") == [2, 4, 8, 9]
 
 
@@ -205,7 +208,7 @@ def test_jobs_of_a_submission_that_is_on_its_way_are_not_there_yet(queue: Queue)
 
     with queue.store.transaction():
         lane = queue.store.lane_id(lane_of(job, number))
-        queue.store.add_jobs(job, queue.store.add_spec(job.spec), lane, first, [Element(), Element()])
+        queue.store.add_jobs(job, queue.store.add_spec(job.spec), lane, first, [ArrayElement(), ArrayElement()])
     assert queue.found() == queue.found(search="true") == [1]
     with queue.store.transaction():
         queue.store.complete_submission(number)

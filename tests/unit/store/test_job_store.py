@@ -8,13 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Dependency, DependencyKind, Growth, Lack, Outcome, OutcomeKind, Parked, Usage
+from gpuyard.core.job.job import (
+    Dependency,
+    DependencyKind,
+    Growth,
+    MemoryLack,
+    Outcome,
+    OutcomeKind,
+    SuspendedBy,
+    Usage,
+)
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.queue_order import Lane, Use
+from gpuyard.core.scheduling.queue_order import Lane, WeightedUse
 from gpuyard.errors import StoreFault
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import Shelf, full_scans
@@ -288,7 +297,11 @@ def test_ids_go_on_after_those_that_are_known_from_elsewhere(shelf: Shelf) -> No
 
 
 def test_what_sets_jobs_of_a_submission_apart_is_read_back(shelf: Shelf) -> None:
-    elements = Element(index=7), Element(values={"lr": "caf\udce9"}), Element(command=("sh", "-c", "a | b"))
+    elements = (
+        ArrayElement(index=7),
+        ArrayElement(values={"lr": "caf\udce9"}),
+        ArrayElement(command=("sh", "-c", "a | b")),
+    )
     jobs = [shelf.job(job_id) for job_id in shelf.add_each(elements, is_array=True, group_limit=2)]
     assert [(job.index, job.values, job.command) for job in jobs] == [
         (each.index, each.values, each.command) for each in elements
@@ -351,14 +364,14 @@ def test_all_that_changes_while_an_attempt_lives_is_read_back(shelf: Shelf) -> N
     changed = replace(
         begun,
         reserved_mb=2048.0,
-        parked=Parked.BY_PERSON,
+        parked=SuspendedBy.BY_PERSON,
         suspended_at=150.0,
         suspended_s=7.5,
         usage=Usage(peaks_mb={"G0": 10.0}, curve=((0.5, 10.0),), grew_at_s=0.5, levels_mb={"G0": 10.0}),
-        lack=Lack(shortage=shortage, others=(("bob, pid 7", None),)),
+        lack=MemoryLack(shortage=shortage, others=(("bob, pid 7", None),)),
     )
     shelf.store.update_attempt(changed)
-    shown = Lack(shortage=replace(shortage, says="caf?: out of memory"), others=(("bob, pid 7", None),))
+    shown = MemoryLack(shortage=replace(shortage, says="caf?: out of memory"), others=(("bob, pid 7", None),))
     assert [attempt for _, attempt in shelf.store.live()] == [replace(changed, lack=shown)]
 
 
@@ -417,8 +430,8 @@ def test_what_was_read_of_a_change_that_was_undone_is_forgotten(shelf: Shelf) ->
 def test_use_and_profiles_are_replaced_as_they_grow(shelf: Shelf) -> None:
     learned = Profile(label="run", count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
     for seconds in (5.0, 9.0):
-        shelf.store.learned.set_use(("me", "t"), Use(seconds=seconds, at=100.0))
+        shelf.store.learned.set_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
         shelf.store.learned.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
-    assert shelf.store.learned.uses() == {("me", "t"): Use(seconds=9.0, at=100.0)}
+    assert shelf.store.learned.uses() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
     assert shelf.store.learned.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
     assert shelf.store.learned.profile("g") is None

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Outcome, OutcomeKind, Parked
-from gpuyard.core.job.submission import Element
+from gpuyard.core.job.job import Outcome, OutcomeKind, SuspendedBy
+from gpuyard.core.job.submission import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.past_runs import Run, runs_between
+from gpuyard.store.past_runs import PastRun, runs_between
 from tests.data.make_queue_schema import SPEC, SUCCEEDED, attempt, like, submit
 
 
@@ -20,15 +20,15 @@ class Queue:
         self.store = store
         self._path = path
 
-    def run(self, begins: float, ends: float, *elements: Element, outcome: Outcome = SUCCEEDED) -> int:
+    def run(self, begins: float, ends: float, *elements: ArrayElement, outcome: Outcome = SUCCEEDED) -> int:
         spec = replace(SPEC, command=("train", "--lr", "{lr}"), name="big")
         with self.store.transaction():
-            job_id = submit(self.store, like(spec), elements or (Element(),))
+            job_id = submit(self.store, like(spec), elements or (ArrayElement(),))
             self.store.begin_attempt(replace(attempt(job_id), started_at=begins, reserved_mb=512.0))
             self.store.end_attempt(job_id, 1, outcome, ends)
         return job_id
 
-    def between(self, since: float, until: float, limit: int = 100) -> tuple[list[Run], int]:
+    def between(self, since: float, until: float, limit: int = 100) -> tuple[list[PastRun], int]:
         with closing(open_reader(self._path)) as reader:
             return runs_between(reader, since, until, limit)
 
@@ -56,7 +56,7 @@ def test_where_there_are_too_many_the_last_are_told_and_the_others_counted(queue
 
 
 def test_a_run_is_told_with_its_own_words_its_devices_and_how_it_ended(queue: Queue) -> None:
-    queue.run(1, 2, Element(values={"lr": "0.1"}), outcome=Outcome(kind=OutcomeKind.TIMED_OUT))
+    queue.run(1, 2, ArrayElement(values={"lr": "0.1"}), outcome=Outcome(kind=OutcomeKind.TIMED_OUT))
     ((run,), _) = queue.between(0, 9)
     assert (run.command, run.name, run.user, run.outcome) == ("train --lr 0.1", "big", "me", OutcomeKind.TIMED_OUT)
     assert (run.devices, run.reserved_mb, run.attempt, run.moves) == (("GPU-a", "GPU-b"), 512.0, 1, ())
@@ -67,6 +67,6 @@ def test_one_that_was_suspended_tells_when_it_was_and_when_it_went_on(queue: Que
     with queue.store.transaction():
         for at, kind in ((2.0, "suspending"), (3.0, "suspended"), (4.0, "priority"), (5.0, "resumed")):
             queue.store.tell(job_id, at, kind)
-        queue.store.update_attempt(replace(attempt(job_id), parked=Parked.FOR_ROOM, suspended_s=3.0))
+        queue.store.update_attempt(replace(attempt(job_id), parked=SuspendedBy.FOR_ROOM, suspended_s=3.0))
     ((run,), _) = queue.between(0, 99)
     assert run.moves == ((2.0, "suspending"), (5.0, "resumed"))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Dependency, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.selection import Selection
+from gpuyard.core.job.selection import JobSelection
 from tests.unit.store import Shelf, full_scans
 
 # Which jobs
@@ -26,17 +26,17 @@ def test_jobs_are_meant_by_id_name_and_tag_at_once(shelf: Shelf) -> None:
     shelf.add(2)
     shelf.add(1, name="big", tag="night")
     ranges = shelf.catalogue.ranges
-    assert ranges(Selection(names=("big",))) == [(1, 2), (7, 7)]
-    assert ranges(Selection(tags=("night",))) == [(3, 4), (7, 7)]
-    assert ranges(Selection(names=("big",), tags=("night",), ranges=((6, 6),))) == [(1, 4), (6, 7)]
-    assert ranges(Selection(is_all=True)) == [(1, 7)]
-    assert ranges(Selection(names=("none",))) == []
+    assert ranges(JobSelection(names=("big",))) == [(1, 2), (7, 7)]
+    assert ranges(JobSelection(tags=("night",))) == [(3, 4), (7, 7)]
+    assert ranges(JobSelection(names=("big",), tags=("night",), ranges=((6, 6),))) == [(1, 4), (6, 7)]
+    assert ranges(JobSelection(is_all=True)) == [(1, 7)]
+    assert ranges(JobSelection(names=("none",))) == []
 
 
 def test_a_range_ends_where_the_queue_does(shelf: Shelf) -> None:
     shelf.add(3)
-    assert shelf.catalogue.ranges(Selection(ranges=((2, 10**17),))) == [(2, 3)]
-    assert shelf.catalogue.ranges(Selection(ranges=((8, 9),))) == []
+    assert shelf.catalogue.ranges(JobSelection(ranges=((2, 10**17),))) == [(2, 3)]
+    assert shelf.catalogue.ranges(JobSelection(ranges=((8, 9),))) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 10)), max_size=8))
@@ -44,7 +44,7 @@ def test_stretches_are_in_order_apart_and_cover_just_what_is_meant(spans: list[t
     shelf = Shelf()
     shelf.add(60)
     chosen = tuple((first, first + more) for first, more in spans)
-    found = shelf.catalogue.ranges(Selection(ranges=chosen))
+    found = shelf.catalogue.ranges(JobSelection(ranges=chosen))
     shelf.db.close()
     covered = [each for first, last in found for each in range(first, last + 1)]
     assert covered == sorted({each for first, last in chosen for each in range(first, last + 1)})
@@ -110,7 +110,7 @@ def test_nothing_that_people_ask_scans_all_jobs(shelf: Shelf) -> None:
     for act in (
         lambda: catalogue.finished(10), lambda: catalogue.forgettable(10.0, 10), lambda: catalogue.story(1),
         lambda: catalogue.in_state([JobState.HELD, JobState.RUNNING], 10), lambda: catalogue.first_unfinished(1, 3),
-        lambda: catalogue.ranges(Selection(names=("big",), tags=("night",), ranges=((1, 2),))),
+        lambda: catalogue.ranges(JobSelection(names=("big",), tags=("night",), ranges=((1, 2),))),
         lambda: list(catalogue.ids(1, 3)), lambda: catalogue.count_in([(1, 3)], JobState.QUEUED),
         lambda: catalogue.jobs_in(1, 3, 10), lambda: catalogue.submission_of(1),
         lambda: catalogue.forget([1]),

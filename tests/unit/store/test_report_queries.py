@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Lack, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.report.usage_report import Ran
-from gpuyard.store.report_queries import By, attempts_since
+from gpuyard.core.report.usage_report import PastAttempt
+from gpuyard.store.report_queries import GroupBy, attempts_since
 from tests.unit.store import Shelf, full_scans
 
 
@@ -20,11 +20,11 @@ def connection(shelf: Shelf) -> sqlite3.Connection:
     return shelf.db._connection
 
 
-def found(shelf: Shelf, since: float = 0.0, by: By = By.USER) -> list[Ran]:
+def found(shelf: Shelf, since: float = 0.0, by: GroupBy = GroupBy.USER) -> list[PastAttempt]:
     return list(attempts_since(connection(shelf), since, by))
 
 
-def only(shelf: Shelf, by: By = By.USER) -> Ran:
+def only(shelf: Shelf, by: GroupBy = GroupBy.USER) -> PastAttempt:
     (one,) = found(shelf, by=by)
     return one
 
@@ -52,11 +52,11 @@ def test_those_that_ended_after_that_time_are_read_and_those_that_go_on(shelf: S
 def test_all_about_an_attempt_is_read(shelf: Shelf) -> None:
     (job,) = shelf.add(need=Need(is_exclusive=False, memory_mb=900.0))
     usage = Usage(peaks_mb={"G0": 700.0, "G1": 800.0}, curve=((0.0, 1.0), (1.0, 2.0)))
-    lack = Lack(shortage=Shortage(where=ShortageKind.HOST, says="no more"))
+    lack = MemoryLack(shortage=Shortage(where=ShortageKind.HOST, says="no more"))
     attempt = begin(shelf, job, reserved_mb=900.0, usage=usage, lack=lack)
     end(shelf, attempt, 200.0, OutcomeKind.OUT_OF_MEMORY)
     shelf.finish(job, 300.0)
-    assert only(shelf) == Ran(
+    assert only(shelf) == PastAttempt(
         job=job, group="me", started_at=110.0, ended_at=200.0, queued_at=100.0, devices=("G0", "G1"), gpus=2,
         reserved_mb=900.0, peaks_mb=usage.peaks_mb, outcome="out-of-memory", status=3, lacked="host", is_healed=True,
     )  # fmt: skip
@@ -118,8 +118,8 @@ def test_groups_are_workspaces_tags_or_names_and_else_a_dash(shelf: Shelf) -> No
     task = Task(workspace="/data/zoo", config="cnn", owner="zoo-1/a", marker="/m", record="/r")
     for said in ({"tag": "zoo-1", "task": task}, {"tag": "night", "name": "eval"}, {}):
         begin(shelf, shelf.add(**said)[0])
-    assert [each.group for each in found(shelf, by=By.WORKSPACE)] == ["/data/zoo", "night", "-"]
-    assert [each.group for each in found(shelf, by=By.NAME)] == ["-", "eval", "-"]
+    assert [each.group for each in found(shelf, by=GroupBy.WORKSPACE)] == ["/data/zoo", "night", "-"]
+    assert [each.group for each in found(shelf, by=GroupBy.NAME)] == ["-", "eval", "-"]
 
 
 def test_a_long_history_is_not_read_for_a_short_time(shelf: Shelf) -> None:

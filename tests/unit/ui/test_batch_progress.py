@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from gpuyard.recipes.batch.finish import Summary
-from gpuyard.recipes.batch.plan import Plan
+from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.views.batch_progress import (
-    LiveScreen,
+    LiveBatchScreen,
     Outlook,
-    PlainScreen,
+    PlainBatchScreen,
     Progress,
     hold_of,
     line_of,
@@ -29,7 +29,7 @@ PROGRESS = Progress(
     name="city", total=400, succeeded=140, failed=2, cancelled=0, running=6, gate="gpu",
     held_by="GPU 91% > 80% on GPU 0", elapsed_s=725.0, left_s=1320.0,
 )  # fmt: skip
-PLAN = Plan(name="city", command=("./make",), count=400, root="/data/out", pruned_root="/data/empty")
+PLAN = BatchPlan(name="city", command=("./make",), count=400, root="/data/out", pruned_root="/data/empty")
 SUMMARY = Summary(
     name="city", command=("./make",), root="/data/out", runs=400, succeeded=400, failed=0, cancelled=0, pruned=31,
     attempts=400, frames=47520, waits_s={"stagger": 0.4, "cpu": 61.0, "gpu": 1330.0}, unknown=(), started_at=None,
@@ -121,7 +121,7 @@ def test_the_end_is_told_by_the_runs_that_finished_last_and_moves_away_while_non
 
 def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    screen = PlainScreen(lambda: now)
+    screen = PlainBatchScreen(lambda: now)
     shown = [(0.0, 1), (1.0, 2), (4.9, 3), (5.0, 3), (60.0, 3), (61.0, 4)]
     for now, done in shown:
         screen.show(replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%"))
@@ -169,7 +169,7 @@ def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was
     terminal, stdout = Teletype(), sys.stdout
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal)
-    with pytest.raises(KeyboardInterrupt), LiveScreen() as screen:  # noqa: PT012 - also where it begins and ends
+    with pytest.raises(KeyboardInterrupt), LiveBatchScreen() as screen:  # noqa: PT012 - also where it begins and ends
         interrupt(signum, nth)
         screen.show(PROGRESS)
         assert not terminal.shows_cursor()

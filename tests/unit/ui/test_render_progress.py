@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from gpuyard.recipes.render.manifest import Bad
-from gpuyard.residency.running.status_file import Report, Skip, Status
-from gpuyard.ui.views.render_progress import Pace, PlainScreen, bytes_text, line_of, picture_of
+from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
+from gpuyard.ui.views.render_progress import PlainRenderScreen, RenderRate, bytes_text, line_of, picture_of
 from gpuyard.ui.views.render_summary import summary_lines
 from tests.unit.recipes.render.standing import STATUS, status, worker
 
 
-def drawn(now: Status, pace: float | None = None, width: int = 80) -> list[str]:
+def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list[str]:
     out = Console(file=io.StringIO(), width=width, highlight=False)
     out.print(picture_of(now, pace))
     assert isinstance(out.file, io.StringIO)
@@ -70,7 +70,7 @@ def test_the_first_line_says_no_rate_and_no_time_that_are_not_known() -> None:
 
 
 def test_the_pace_is_that_of_late() -> None:
-    pace = Pace()
+    pace = RenderRate()
     told = [
         pace.note(status(elapsed_s=float(at), rendered=rendered)) for at, rendered in [(0, 0), (10, 100), (20, 200)]
     ]
@@ -82,7 +82,7 @@ def test_the_pace_is_that_of_late() -> None:
 
 def test_a_pipe_is_told_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    with PlainScreen(lambda: now[0]) as screen:
+    with PlainRenderScreen(lambda: now[0]) as screen:
         for second in range(25):
             now[0] = float(second)
             screen.show(status(elapsed_s=float(second)))
@@ -102,13 +102,13 @@ def test_sizes_are_told_in_the_unit_that_fits(nbytes: int, text: str) -> None:
 # When it is over
 
 
-def summed_up(report: Report, *bad: Bad) -> list[str]:
+def summed_up(report: RenderReport, *bad: Bad) -> list[str]:
     return list(summary_lines(report, bad, "/out"))
 
 
 def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
     done = status(state="finished", rendered=1900, skipped=0, stalls_s={"disk": 61.0, "slot": 0.2, "vram": 700.0})
-    assert summed_up(Report(status=done, skipped=())) == [
+    assert summed_up(RenderReport(status=done, skipped=())) == [
         "1,900 of 2,000 labels rendered, 100 were there already, in 12m 5s",
         "",
         "  moved   60.0 GB read, 80.0 GB uploaded, 1.0 GB brought back to RAM",
@@ -123,7 +123,7 @@ def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
 def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None:
     skipped = [Skip(label=f"l{number}", kind="asset", reason="/b.ply: it is empty") for number in range(7)]
     skipped.append(Skip(label="x", kind="renderer", reason="ValueError: no\nway"))
-    lines = summed_up(Report(status=status(skipped=8, rendered=1892), skipped=tuple(skipped)))
+    lines = summed_up(RenderReport(status=status(skipped=8, rendered=1892), skipped=tuple(skipped)))
     assert lines[2:10] == [
         "  skipped  7: a scene or an actor cannot be read",
         "             l0: /b.ply: it is empty",
@@ -136,6 +136,6 @@ def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None
 
 def test_the_summary_says_what_is_left_and_what_of_the_manifest_was_left_out() -> None:
     stopped = status(state="interrupted", rendered=1000, already=0, skipped=0)
-    lines = summed_up(Report(status=stopped, skipped=()), Bad(place="line 3", reason="it is not JSON"))
+    lines = summed_up(RenderReport(status=stopped, skipped=()), Bad(place="line 3", reason="it is not JSON"))
     assert lines[0] == "1,000 of 2,000 labels rendered, 1,000 left, in 12m 5s"
     assert lines[2] == "  left out  1 place of the manifest that cannot be understood"

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gpuyard.core.report.hourly import HOUR_S, Window
-from gpuyard.core.report.usage_report import Ran, Reporter
+from gpuyard.core.report.hourly import HOUR_S, TimeWindow
+from gpuyard.core.report.usage_report import PastAttempt, Reporter
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.ui.views.report_html import report_page
 from gpuyard.ui.views.report_terminal import report_view
@@ -20,9 +20,9 @@ DAYS = ("Mon  9", "Tue 10", "Wed 11", "Thu 12", "Fri 13", "Sat 14", "Sun 15", "M
 HOSTILE = "<script>alert('x')</script>\x1b[31m&\"[red]"
 
 
-def answer(*attempts: Ran, days: int = 7, devices: int = 2) -> dict[str, Any]:
+def answer(*attempts: PastAttempt, days: int = 7, devices: int = 2) -> dict[str, Any]:
     """As the daemon gives it."""
-    window = Window(UNTIL - days * 24 * HOUR_S, UNTIL)
+    window = TimeWindow(UNTIL - days * 24 * HOUR_S, UNTIL)
     cards = [Device(id=f"G{at}", vendor=Vendor.SIMULATED, index=at, memory_total_mb=1024.0) for at in range(devices)]
     reporter = Reporter(window, cards, lambda at: datetime.fromtimestamp(at, UTC))
     for each in attempts:
@@ -33,13 +33,13 @@ def answer(*attempts: Ran, days: int = 7, devices: int = 2) -> dict[str, Any]:
     return {**shape, "groups": groups, "by": "user", "host": "box", "since": since, "until": until}
 
 
-def ran(hours_ago: float, **said: Any) -> Ran:
+def ran(hours_ago: float, **said: Any) -> PastAttempt:
     """Two hours on one card."""
     started_at = UNTIL - hours_ago * HOUR_S
     usual: dict[str, Any] = {"job": 1, "group": "ada", "started_at": started_at, "ended_at": started_at + 2 * HOUR_S,
                              "queued_at": started_at - 90, "devices": ("G0",), "gpus": 1, "is_alone": True,
                              "peaks_mb": {"G0": 256.0}, "outcome": "succeeded"}  # fmt: skip
-    return Ran(**{**usual, **said})
+    return PastAttempt(**{**usual, **said})
 
 
 def some() -> dict[str, Any]:

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from gpuyard.ui.cli.jobs.queue import STATES
 from gpuyard.ui.tui import header_view, job_pages
-from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Letters, has_colour, letters_for
-from gpuyard.ui.tui.job_actions import ACTS, Notice, told
+from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, has_colour, letters_for
+from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, told
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.memory_bar import Memory, draw, figures, memory_of, split
+from gpuyard.ui.tui.memory_bar import MemoryParts, draw, figures, memory_of, split
 from gpuyard.ui.tui.panel_heights import share_out
-from gpuyard.ui.tui.row_window import Page, Window, choose, move, page_of, settle, wanted
-from gpuyard.ui.tui.screen_state import Board
-from gpuyard.ui.tui.sparkline import COLUMN_S, Series, sparkline
+from gpuyard.ui.tui.row_window import Page, RowWindow, choose, move, page_of, settle, wanted
+from gpuyard.ui.tui.screen_state import ScreenState
+from gpuyard.ui.tui.sparkline import COLUMN_S, SparklineSeries, sparkline
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 200_000)), min_size=1, max_size=6)
 NOW = "2026-11-16T02:00:00.000Z"
@@ -48,8 +48,8 @@ def an_answer(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"jobs": list(rows), "counts": {"queued": len(rows)}, "next": None, "total": len(rows), **more}
 
 
-def a_board(devices: int = 2, letters: Letters = UNICODE, width: int = 80, height: int = 24) -> Board:
-    board = Board(letters)
+def a_board(devices: int = 2, letters: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
+    board = ScreenState(letters)
     board.status, board.trouble = {"paused": False, "notices": []}, None
     board.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
     board.resize(width, height)
@@ -79,18 +79,20 @@ def test_parts_of_a_bar_are_as_wide_as_they_are_large() -> None:
 
 def test_a_bar_tells_its_parts_apart_without_colour() -> None:
     memory = memory_of(a_device(0))
-    assert memory == Memory(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
+    assert memory == MemoryParts(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
     assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
     assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
 
 
 def test_what_is_not_known_of_memory_is_not_drawn() -> None:
     assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
-    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == Memory(foreign=25.0, free=75.0)
+    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == MemoryParts(
+        foreign=25.0, free=75.0
+    )
 
 
 def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
-    memory = Memory(own=10240, free=2048)
+    memory = MemoryParts(own=10240, free=2048)
     assert figures(memory, 30, ASCII).plain == "own 10.0  free 2.0 GB"
     assert figures(memory, 15, ASCII).plain == "#10.0 .2.0 GB"
 
@@ -99,7 +101,7 @@ def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
 
 
 def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known() -> None:
-    series = Series()
+    series = SparklineSeries()
     for at, value in ((0.0, 100.0), (1.0, 0.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
         series.note(at, value)
     assert series.last(4, 2 * COLUMN_S + 2) == [None, 100.0, None, 50.0]
@@ -107,7 +109,7 @@ def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known
 
 
 def test_what_is_heard_of_the_past_comes_before_what_was_seen_meanwhile() -> None:
-    series = Series()
+    series = SparklineSeries()
     series.note(10 * COLUMN_S, 7.0)
     series.note_all([(8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)])
     assert series.last(3, 10 * COLUMN_S) == [1.0, None, 7.0]
@@ -117,7 +119,7 @@ def test_what_is_heard_of_the_past_comes_before_what_was_seen_meanwhile() -> Non
 
 
 def test_a_window_over_a_long_queue_asks_for_a_few_rows_around_what_is_seen() -> None:
-    window = Window(height=8)
+    window = RowWindow(height=8)
     page = page_of({"jobs": [a_row(n) for n in range(24)], "next": 24, "total": 100_000}, 0)
     after, limit = wanted(window, (0, 0))
     assert (after, limit) == (0, 24)
@@ -131,7 +133,7 @@ def test_a_window_over_a_long_queue_asks_for_a_few_rows_around_what_is_seen() ->
 
 def test_a_job_that_was_chosen_stays_so_wherever_it_moves() -> None:
     page = Page(rows=tuple(map(a_row, (1, 2, 3))), total=3)
-    window = choose(Window(height=2), 1, page)
+    window = choose(RowWindow(height=2), 1, page)
     moved = settle(window, Page(rows=tuple(map(a_row, (3, 1, 2))), total=3))
     assert (moved.job_id, moved.at, moved.top) == (2, 2, 1)
     gone = settle(moved, Page(rows=tuple(map(a_row, (3, 1))), total=2))
@@ -139,13 +141,13 @@ def test_a_job_that_was_chosen_stays_so_wherever_it_moves() -> None:
 
 
 def test_until_somebody_chooses_it_is_whatever_comes_first() -> None:
-    window = settle(Window(height=5), Page(rows=tuple(map(a_row, (1, 2))), total=2))
+    window = settle(RowWindow(height=5), Page(rows=tuple(map(a_row, (1, 2))), total=2))
     assert window.job_id == 1
     assert settle(window, Page(rows=tuple(map(a_row, (2, 1))), total=2)).job_id == 2
 
 
 def test_an_empty_queue_has_no_chosen_job() -> None:
-    window = settle(Window(height=5), Page())
+    window = settle(RowWindow(height=5), Page())
     assert (window.job_id, window.top, move(window, 1, Page()).at) == (None, 0, 0)
 
 
@@ -172,7 +174,7 @@ def test_at_80x24_two_gpus_have_two_lines_each_and_eight_have_one() -> None:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5), (132, 43)])
 @pytest.mark.parametrize("devices", [0, 1, 2, 8, 16])
 def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
-    letters: Letters, width: int, height: int, devices: int
+    letters: Glyphs, width: int, height: int, devices: int
 ) -> None:
     board = a_board(devices, letters, width, height)
     rows = [a_row(n, state, reason="GPU 0: 4.0 GB are free, 10.0 GB needed") for n, state in enumerate(STATES)]
@@ -279,9 +281,9 @@ def test_the_last_keys_are_always_told() -> None:
 
 def test_an_act_is_told_by_what_changed_or_why_not() -> None:
     hold = ACTS["hold"]
-    assert told(hold, {"count": 1, "changed": "17", "unchanged": []}) == Notice("held 17")
+    assert told(hold, {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
     refused = told(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
-    assert refused == Notice("17 is not held: it runs", is_bad=True)
+    assert refused == ActionNotice("17 is not held: it runs", is_bad=True)
     assert told(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
 
 
@@ -289,7 +291,7 @@ def test_what_the_daemon_has_to_say_is_told_when_nothing_else_is() -> None:
     board = a_board()
     board.status = {"notices": ["the disk is full"]}
     assert plain(board.notices()) == "! the disk is full"
-    board.notice = Notice("held 17")
+    board.notice = ActionNotice("held 17")
     assert plain(board.notices()) == "held 17"
 
 
@@ -332,7 +334,7 @@ def test_a_link_in_a_log_is_text() -> None:
 
 
 def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
-    paper = job_pages.Paper([Text("  reason: " + "word " * 20)], 40)
+    paper = job_pages.WrappedText([Text("  reason: " + "word " * 20)], 40)
     lines = paper.lines(0, 99)
     assert len(lines) == len(paper) > 2
     assert all(line.cell_len <= 40 for line in lines)
@@ -342,7 +344,7 @@ def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
 def test_a_command_however_long_is_wrapped_whole(text: str) -> None:
-    paper = job_pages.Paper([Text(f"command: {text}")], 80)
+    paper = job_pages.WrappedText([Text(f"command: {text}")], 80)
     lines = paper.lines(0, len(paper))
     assert max(line.cell_len for line in lines) <= 80
     assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")

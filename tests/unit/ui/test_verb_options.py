@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuyard.ui.cli import QUEUE_VERBS, import_verb
 from gpuyard.ui.cli.click_group import click_command
 from gpuyard.ui.cli.fast_parser import parse
-from gpuyard.ui.cli.verb_options import ONE, Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import ONE, Arguments, Option, Typed, Verb
 
 TABLE = (
     Option("flag", None, "A flag.", short="f"),
@@ -19,9 +19,9 @@ TABLE = (
     Option("env", "NAME=VALUE", "Many values.", is_repeatable=True),
     Option("two-words", "X", "A value."),
 )
-MANY = Verb("Many words.", TABLE, Words("IDS...", is_many=True))
-PROGRAM = Verb("A program.", TABLE, Words("-- CMD...", is_program=True))
-CHOICE = Verb("One of them.", TABLE, Words("start|stop", choices=("start", "stop")))
+MANY = Verb("Many words.", TABLE, Arguments("IDS...", is_many=True))
+PROGRAM = Verb("A program.", TABLE, Arguments("-- CMD...", is_program=True))
+CHOICE = Verb("One of them.", TABLE, Arguments("start|stop", choices=("start", "stop")))
 SINGLE = Verb("One word.", TABLE, ONE)
 NONE = Verb("No word.", TABLE)
 

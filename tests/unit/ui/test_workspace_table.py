@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.recipes.workspace.sweep_status import Row, Standing
+from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import cell_width
-from gpuyard.ui.views.workspace_table import Frame, changes_of, picture_of, summary_of
+from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, summary_of
 
 STATES = (
     "completed", "running", "suspended", "finishing", "stopping", "waiting", "retrying", "held", "failed", "stopped",
@@ -17,11 +17,11 @@ STATES = (
 )  # fmt: skip
 
 
-def row(config: str, state: str, **others: Any) -> Row:
-    return Row(config=config, state=state, **others)
+def row(config: str, state: str, **others: Any) -> ConfigStatus:
+    return ConfigStatus(config=config, state=state, **others)
 
 
-def under_way(config: str, gpu: str = "0", **others: Any) -> Row:
+def under_way(config: str, gpu: str = "0", **others: Any) -> ConfigStatus:
     session = f"TASK_{config}_gpu{gpu}"
     facts = {"seconds": 75.0, "memory_mb": 812.0, "attempt": 1, "job": 7, "last_line": "epoch 3 of 9, loss 0.123"}
     return row(config, "running", gpu=gpu, session=session, **{**facts, **others})
@@ -34,14 +34,14 @@ ROWS = (
     row("exp4", "failed", gpu="1", seconds=3.0, attempt=1, job=4, log="/tmp/train_logs/exp4.log", note="exit status 3"),
     row("exp5", "waiting", job=5, note="no room"),
 )
-STANDING = Standing(
+STANDING = SweepStatus(
     workspace="/home/alice/my_experiment", task_name="TASK", tag="my_experiment-1a2b3c", rows=ROWS, left_s=7260.0,
     why="exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
 )  # fmt: skip
 
 
-def drawn(standing: Standing, columns: int | None = None, lines: int | None = None, **others: bool) -> list[str]:
-    picture = picture_of(standing, Frame(columns=columns, lines=lines, **others))
+def drawn(standing: SweepStatus, columns: int | None = None, lines: int | None = None, **others: bool) -> list[str]:
+    picture = picture_of(standing, TableSize(columns=columns, lines=lines, **others))
     return ["".join(text for text, _ in line) for line in picture]
 
 
@@ -50,8 +50,8 @@ def cells(lines: list[str], config: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def styles(standing: Standing, text: str) -> set[str | None]:
-    picture = picture_of(standing, Frame(columns=100))
+def styles(standing: SweepStatus, text: str) -> set[str | None]:
+    picture = picture_of(standing, TableSize(columns=100))
     return {style for line in picture for part, style in line if text in part}
 
 
@@ -96,9 +96,9 @@ def test_the_bar_shows_what_is_done_what_failed_and_what_runs_each_by_its_share(
     ],
 )
 def test_the_time_left_is_told_only_where_it_is_known_and_something_is_left(
-    rows: tuple[Row, ...], left_s: float | None, told: str
+    rows: tuple[ConfigStatus, ...], left_s: float | None, told: str
 ) -> None:
-    assert summary_of(replace(STANDING, rows=rows, left_s=left_s), Frame()) == told
+    assert summary_of(replace(STANDING, rows=rows, left_s=left_s), TableSize()) == told
 
 
 def test_the_last_line_is_shown_without_the_colours_and_the_orders_that_were_in_it() -> None:
@@ -197,7 +197,7 @@ texts = st.text(max_size=30) | st.sampled_from(
     ["実験 七", "\x1b[2J\x1b]0;x\x07", "a\nb\tc", "-rf $(reboot)", "e\u0301" * 20]
 )
 known_rows = st.builds(
-    Row,
+    ConfigStatus,
     config=texts,
     state=st.sampled_from(STATES),
     gpu=st.none() | st.sampled_from(["0", "0,1,2,3"]),
@@ -210,7 +210,7 @@ known_rows = st.builds(
     note=st.none() | texts,
 )
 standings = st.builds(
-    Standing,
+    SweepStatus,
     workspace=texts,
     task_name=texts,
     tag=st.just("tag"),
@@ -224,7 +224,7 @@ standings = st.builds(
 
 @given(standings, st.integers(40, 200), st.none() | st.integers(1, 60), st.booleans())
 def test_whatever_is_in_it_the_picture_fits_and_orders_a_terminal_nothing(
-    standing: Standing, columns: int, lines: int | None, is_unicode: bool
+    standing: SweepStatus, columns: int, lines: int | None, is_unicode: bool
 ) -> None:
     shown = drawn(standing, columns, lines, is_unicode=is_unicode)
     assert all(line.isprintable() for line in shown)

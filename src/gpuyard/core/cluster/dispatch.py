@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, Offer, Terms, amount_of, less
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of, less
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.planner import Hold, Plan, Start
-from gpuyard.core.scheduling.preemption import Running
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Line, Party
+from gpuyard.core.scheduling.preemption import RunningJob
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueLine
 from gpuyard.core.scheduling.running_counts import Counts, limit_reached
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.units import format_size
@@ -23,7 +23,7 @@ MOST_AT_ONCE = 2000
 _ROUNDING = 1e-6
 
 
-class View(Struct, frozen=True, kw_only=True):
+class DispatchView(Struct, frozen=True, kw_only=True):
     """`running` are all live attempts, here and elsewhere, and `live` how many each engine has. A lane in `refused` was
     just refused by its engine. `terms` are asked for only where a job may go."""
 
@@ -31,8 +31,8 @@ class View(Struct, frozen=True, kw_only=True):
     queues: Sequence[LaneQueue]
     offers: Mapping[str, Offer]
     live: Mapping[str, int]
-    terms: Callable[[int], Terms]
-    running: Sequence[Running] = ()
+    terms: Callable[[int], ClusterTerms]
+    running: Sequence[RunningJob] = ()
     used: Mapping[Party, float] = {}
     shut: tuple[Reason, ...] = ()
     stopped: frozenset[str] = frozenset()
@@ -40,13 +40,13 @@ class View(Struct, frozen=True, kw_only=True):
     refused: Mapping[int, Reason] = {}
 
 
-def hand_over(view: View, *, about: int | None = None) -> Plan:
+def hand_over(view: DispatchView, *, about: int | None = None) -> Plan:
     """`about` is a lane that is looked at however many there are."""
     return _Hander(view, about).plan()
 
 
 class _Hander:
-    def __init__(self, view: View, about: int | None) -> None:
+    def __init__(self, view: DispatchView, about: int | None) -> None:
         self._view = view
         self._counts = Counts(view.running)
         self._live = dict(view.live)
@@ -54,7 +54,7 @@ class _Hander:
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
         self._holds: dict[int, Hold] = {}
-        self._line = Line(list(self._in_reach(view.queues)), view.used, view.now, about=about)
+        self._line = QueueLine(list(self._in_reach(view.queues)), view.used, view.now, about=about)
 
     def _in_reach(self, queues: Sequence[LaneQueue]) -> Iterator[LaneQueue]:
         """However many lanes wait for an engine that is in trouble, they hide none of another's."""
@@ -83,7 +83,7 @@ class _Hander:
     def _hold(self, lane: Lane, candidate: Candidate, need: Need, why: tuple[Reason, ...]) -> None:
         self._holds.setdefault(lane.id, Hold(job_id=candidate.job_id, lane=lane, need=need, reasons=why))
 
-    def _start(self, lane: Lane, candidate: Candidate, terms: Terms) -> None:
+    def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
         self._counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=False)
@@ -115,7 +115,7 @@ class _Hander:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", offer.most_jobs),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
-    def _take(self, lane: Lane, candidate: Candidate, terms: Terms) -> tuple[Reason, ...]:
+    def _take(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> tuple[Reason, ...]:
         """From what is free there; a reason where that is not enough."""
         free = self._free.get(lane.engine)
         if free is None:

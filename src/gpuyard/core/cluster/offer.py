@@ -31,7 +31,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     card_mb: float | None = None
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class ClusterTerms(Struct, frozen=True, kw_only=True):
     """On what terms an attempt is handed over, in place of a claim: what it needs, for how long, how urgent it is.
 
     `limit_s` is the user's; `expected_s` is where there is none: it never took nearly as long. At most `at_most` of its
@@ -69,7 +69,7 @@ def _rounded(part: float) -> float:
     return min(math.ceil(part * _PARTS - _ROUNDING), _PARTS // most) / _PARTS
 
 
-def amount_of(terms: Terms, card_mb: float | None) -> Amount:
+def amount_of(terms: ClusterTerms, card_mb: float | None) -> Amount:
     """Whoever says nothing of CPUs takes one."""
     return Amount(gpus=gpus_of(terms.need, card_mb), cpus=float(terms.cpus or 1), ram_mb=terms.ram_mb or 0.0)
 

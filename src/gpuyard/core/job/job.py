@@ -14,9 +14,9 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.core.notify.subscriptions import Wish
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.notify.subscriptions import Subscription
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
@@ -38,7 +38,7 @@ class OnPreempt(StrEnum):
     NEVER = "never"
 
 
-class Parked(StrEnum):
+class SuspendedBy(StrEnum):
     """Why a job is suspended: a person said so, and it stays until one says otherwise; or it waits for room."""
 
     BY_PERSON = "by-person"
@@ -107,14 +107,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     configuration: str = ""
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
-    pace: Pace | None = None
+    pace: BatchPace | None = None
     sees_all_devices: bool = False
-    crew: Crew | None = None
+    crew: TagSharing | None = None
     task: Task | None = None
     engine: str = ""
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
-    notify: tuple[Wish, ...] = ()
+    notify: tuple[Subscription, ...] = ()
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
@@ -190,7 +190,7 @@ class Usage(Struct, frozen=True, kw_only=True):
         return max(self.peaks_mb.values(), default=None)
 
 
-class Lack(Struct, frozen=True, kw_only=True):
+class MemoryLack(Struct, frozen=True, kw_only=True):
     """What an attempt that ran out of memory lacked, and who held how much of the rest at that moment."""
 
     shortage: Shortage
@@ -222,11 +222,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     reserved_mb: float | None = None
     predicted_mb: float | None = None
-    parked: Parked | None = None
+    parked: SuspendedBy | None = None
     suspended_at: float | None = None
     suspended_s: float = 0.0
     usage: Usage | None = None
-    lack: Lack | None = None
+    lack: MemoryLack | None = None
     engine: str = ""
     place: str | None = None
     site_id: str | None = None

@@ -7,16 +7,16 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt, Job, Outcome
 
 
-class NewsKind(StrEnum):
+class PublishedEventKind(StrEnum):
     STARTED = "started"
     ENDED = "ended"  # an attempt: its job may be tried again
     FINISHED = "finished"  # a job: nothing more will come of it
 
 
-class News(Struct, frozen=True, kw_only=True):
+class PublishedEvent(Struct, frozen=True, kw_only=True):
     """`job` is as it stands since then; `attempt` and `outcome` are those of its last run, where it had one."""
 
-    kind: NewsKind
+    kind: PublishedEventKind
     job: Job
     at: float
     attempt: Attempt | None = None

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Job, JobSpec
-from gpuyard.core.job.submission import Asked, Element, Submission, parse_submission
+from gpuyard.core.job.submission import ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.notify.subscriptions import as_typed
 from gpuyard.errors import UserError
 
@@ -23,7 +23,7 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
     if many is not None:
         raise UserError(f"--{many} makes many jobs, and this is one once more", hint="submit those anew")
     spec = job.spec
-    asked = Asked(
+    asked = SubmissionRequest(
         cwd=spec.cwd,
         environment=spec.environment,
         token=token,
@@ -32,9 +32,9 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
         options=_changed(options_of(job), options),
     )
     element = (
-        Element(index=job.index, values=job.values, command=job.command)
+        ArrayElement(index=job.index, values=job.values, command=job.command)
         if command is None
-        else Element(index=job.index)
+        else ArrayElement(index=job.index)
     )
     submission = replace(parse_submission(asked), elements=(element,))
     if "notify" in options:

@@ -11,7 +11,7 @@ from gpuyard.errors import UserError
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
-class Selection(Struct, frozen=True, kw_only=True):
+class JobSelection(Struct, frozen=True, kw_only=True):
     """`ranges` hold their first and their last id. Where there are `states`, jobs in others are not meant."""
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -25,7 +25,7 @@ class Selection(Struct, frozen=True, kw_only=True):
         return not (self.ranges or self.names or self.tags or self.is_all)
 
 
-def parse_selection(text: str) -> Selection:
+def parse_selection(text: str) -> JobSelection:
     ranges: list[tuple[int, int]] = []
     names: list[str] = []
     tags: list[str] = []
@@ -38,7 +38,7 @@ def parse_selection(text: str) -> Selection:
             is_all = True
         else:
             ranges.append(_range(word))
-    return Selection(ranges=tuple(ranges), names=tuple(names), tags=tuple(tags), is_all=is_all)
+    return JobSelection(ranges=tuple(ranges), names=tuple(names), tags=tuple(tags), is_all=is_all)
 
 
 def format_ids(ids: Iterable[int]) -> str:

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
-from gpuyard.core.job.selection import Selection, parse_selection
+from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.notify.subscriptions import MOST_WISHES, Wish, parse_wish
-from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, Pace
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.notify.subscriptions import MOST_WISHES, Subscription, parse_wish
+from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, BatchPace
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
@@ -42,7 +42,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 
-class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A submission as it comes in. `token` makes it count once, however often it is sent; `configuration` is a digest
     of the files that its command names. A workspace's has a `task` and a `crew`. One who is in no folder, and has no
     variables, leaves them out: then they are the daemon's to choose."""
@@ -56,10 +56,10 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     table: str | None = None
     options: dict[str, Any] = {}
     task: Task | None = None
-    crew: Crew | None = None
+    crew: TagSharing | None = None
 
 
-class Element(Struct, frozen=True, kw_only=True):
+class ArrayElement(Struct, frozen=True, kw_only=True):
     """What sets one job of a submission apart."""
 
     index: int | None = None
@@ -75,15 +75,15 @@ class Submission(Struct, frozen=True, kw_only=True):
     spec: JobSpec
     priority: int
     count: int
-    elements: Iterable[Element]
-    dependencies: tuple[tuple[DependencyKind, Selection], ...] = ()
+    elements: Iterable[ArrayElement]
+    dependencies: tuple[tuple[DependencyKind, JobSelection], ...] = ()
     devices: tuple[str, ...] | None = None
     group_limit: int | None = None
     is_held: bool = False
     devices_are_optional: bool = False
 
 
-def parse_submission(asked: Asked) -> Submission:
+def parse_submission(asked: SubmissionRequest) -> Submission:
     options = Options(asked.options)
     pace = _pace(options) if "concurrency" in options else None
     need = _need(options, pace)
@@ -164,7 +164,7 @@ def _refuse_for_engine(spec: JobSpec, options: Options) -> None:
             )
 
 
-def _pace(options: Options) -> Pace:
+def _pace(options: Options) -> BatchPace:
     """The gates of a batch; the bounds that a single job has for itself are the batch's."""
     vram_mb, most_mb = options.size("vram"), options.number("max-gpu-mem-mb")
     if vram_mb is not None and most_mb is not None and vram_mb > most_mb:
@@ -173,7 +173,7 @@ def _pace(options: Options) -> Pace:
             "(--max-gpu-mem-mb)",
             hint="allow more, or none would ever start",
         )
-    return Pace(
+    return BatchPace(
         max_cpu_percent=options.number("max-cpu"),
         min_free_memory_mb=options.number("min-free-mem-mb"),
         max_gpu_percent=options.number("max-gpu"),
@@ -186,7 +186,7 @@ def _pace(options: Options) -> Pace:
     )
 
 
-def _need(options: Options, pace: Pace | None) -> Need:
+def _need(options: Options, pace: BatchPace | None) -> Need:
     gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
     is_exclusive = options.flag("exclusive")
     vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
@@ -224,7 +224,7 @@ def _ram(options: Options) -> float | None:
 # The jobs of one submission
 
 
-def _elements(asked: Asked, options: Options) -> tuple[int, Iterable[Element], int | None]:
+def _elements(asked: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
     """How many, which, and how many of them at once."""
     array = options.text("array")
     ways = {
@@ -250,23 +250,23 @@ def _elements(asked: Asked, options: Options) -> tuple[int, Iterable[Element], i
     return len(found), list(map(_numbered, found)), options.whole("concurrency", 1, least=1)
 
 
-def _many(asked: Asked, options: Options) -> Iterator[Element]:
+def _many(asked: SubmissionRequest, options: Options) -> Iterator[ArrayElement]:
     if asked.list is not None:
         return _lines(asked.list.removeprefix(_BYTE_ORDER_MARK))
     if asked.table is not None:
         return _rows(asked.table.removeprefix(_BYTE_ORDER_MARK))
     if sweep := options.texts("sweep"):
         return _sweep(sweep)
-    return iter([Element()])
+    return iter([ArrayElement()])
 
 
-def _numbered(element: Element) -> Element:
+def _numbered(element: ArrayElement) -> ArrayElement:
     """A run of a batch is known by its index."""
     index = element.values.get("index", "")
     return replace(element, index=int(index)) if index.isascii() and index.isdecimal() else element
 
 
-def _array(text: str) -> tuple[int, Iterable[Element], int | None]:
+def _array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
     match = _ARRAY.fullmatch(text.strip())
     if match is None:
         raise UserError(f"'{text}' is not a range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
@@ -277,7 +277,7 @@ def _array(text: str) -> tuple[int, Iterable[Element], int | None]:
         raise UserError(f"'{text}' is an empty range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
     indexes = range(first, last + 1, step or 1)
     _refuse_too_many(len(indexes))
-    return len(indexes), (Element(index=index) for index in indexes), limit
+    return len(indexes), (ArrayElement(index=index) for index in indexes), limit
 
 
 def _refuse_too_many(count: int) -> None:
@@ -285,7 +285,7 @@ def _refuse_too_many(count: int) -> None:
         raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
 
 
-def _sweep(texts: list[str]) -> Iterator[Element]:
+def _sweep(texts: list[str]) -> Iterator[ArrayElement]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -295,7 +295,7 @@ def _sweep(texts: list[str]) -> Iterator[Element]:
         axes[name] = list(itertools.islice(spans, MOST_JOBS + 1))
     _refuse_too_many(math.prod(map(len, axes.values())))
     for point in itertools.product(*axes.values()):
-        yield Element(values=dict(zip(axes, point, strict=True)))
+        yield ArrayElement(values=dict(zip(axes, point, strict=True)))
 
 
 def _span(word: str) -> Iterable[str]:
@@ -309,13 +309,13 @@ def _span(word: str) -> Iterable[str]:
     return map(str, range(first, last + 1))
 
 
-def _lines(text: str) -> Iterator[Element]:
+def _lines(text: str) -> Iterator[ArrayElement]:
     lines = [line.strip() for line in text.split("\n")]  # as a shell does: a form feed ends no command
     commands = [line for line in lines if line and not line.startswith("#")]
     if not commands:
         raise UserError("the file has no command in it", hint="write one on each line; lines with # are left out")
     for line in commands:
-        yield Element(command=read_line(line))
+        yield ArrayElement(command=read_line(line))
 
 
 def read_line(line: str) -> tuple[str, ...]:
@@ -328,7 +328,7 @@ def read_line(line: str) -> tuple[str, ...]:
         raise UserError(f"'{line}' cannot be split into words: {error}", hint="close its quotes") from error
 
 
-def _rows(text: str) -> Iterator[Element]:
+def _rows(text: str) -> Iterator[ArrayElement]:
     rows = csv.reader(io.StringIO(text), strict=True)
     try:
         names = [name.strip() for name in next(rows, [])]
@@ -339,7 +339,7 @@ def _rows(text: str) -> Iterator[Element]:
         for row in filter(None, rows):
             if len(row) != len(names):
                 raise UserError(f"line {rows.line_num} of the CSV file has {len(row)} values for {len(names)} columns")
-            yield Element(values=dict(zip(names, row, strict=True)))
+            yield ArrayElement(values=dict(zip(names, row, strict=True)))
         if row is None:
             raise UserError("the CSV file has no values in it", hint="write a line of them for each job")
     except csv.Error as error:
@@ -374,7 +374,7 @@ def _whole(text: str) -> str:
     return text
 
 
-def _wishes(texts: list[str]) -> tuple[Wish, ...]:
+def _wishes(texts: list[str]) -> tuple[Subscription, ...]:
     if len(texts) > MOST_WISHES:
         raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MOST_WISHES} times")
     return tuple(map(parse_wish, texts))
@@ -384,12 +384,12 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def decode_asked(body: bytes) -> Asked:
+def decode_asked(body: bytes) -> SubmissionRequest:
     """Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which it refuses."""
     try:
         said = json.loads(body)
         if b"\\u" in body:  # other halves of letters stand for no byte, and no program can be told them
             json.dumps(said, ensure_ascii=False).encode(errors="surrogateescape")
-        return msgspec.convert(said, Asked)
+        return msgspec.convert(said, SubmissionRequest)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the submission cannot be understood: {error}") from error

@@ -10,11 +10,11 @@ from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
-from gpuyard.core.scheduling.device_memory import Promise, Room, charge
+from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare, charge
 from gpuyard.core.snapshot import Device
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class MemoryPart(Struct, frozen=True, kw_only=True):
     """What some leases have of a device: charged in all, and used of that as far as anybody can tell."""
 
     charged_mb: float | None = None
@@ -23,18 +23,18 @@ class Part(Struct, frozen=True, kw_only=True):
 
 class Breakdown(Struct, frozen=True, kw_only=True):
     capacity_mb: float | None
-    own: Part
-    others: Part
+    own: MemoryPart
+    others: MemoryPart
     foreign_mb: float | None
     free_mb: float | None
 
 
-def break_down(device: Device, promises: Sequence[Promise], own: AbstractSet[str]) -> Breakdown:
+def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> Breakdown:
     """`own` are the ids of the leases that are this queue's."""
     mine = [promise for promise in promises if promise.lease_id in own]
     others = [promise for promise in promises if promise.lease_id not in own]
-    used = Part(used_mb=_used(mine)), Part(used_mb=_used(others))
-    room = Room(device, promises, None)
+    used = MemoryPart(used_mb=_used(mine)), MemoryPart(used_mb=_used(others))
+    room = DeviceRoom(device, promises, None)
     size = room.capacity_mb
     if size is None or room.free_mb is None:
         return Breakdown(capacity_mb=None, own=used[0], others=used[1], foreign_mb=None, free_mb=None)
@@ -47,8 +47,8 @@ def break_down(device: Device, promises: Sequence[Promise], own: AbstractSet[str
     others_kept, left = _take(left, charged[1] - others_used)
     return Breakdown(
         capacity_mb=size,
-        own=Part(charged_mb=mine_used + mine_kept, used_mb=used[0].used_mb),
-        others=Part(charged_mb=others_used + others_kept, used_mb=used[1].used_mb),
+        own=MemoryPart(charged_mb=mine_used + mine_kept, used_mb=used[0].used_mb),
+        others=MemoryPart(charged_mb=others_used + others_kept, used_mb=used[1].used_mb),
         foreign_mb=foreign,
         free_mb=left,
     )
@@ -59,7 +59,7 @@ def _take(left: float, wanted: float) -> tuple[float, float]:
     return taken, left - taken
 
 
-def _used(promises: Iterable[Promise]) -> float | None:
+def _used(promises: Iterable[PromisedShare]) -> float | None:
     """Unknown where the driver hides it of any of them."""
     total = 0.0
     for promise in promises:
@@ -69,5 +69,5 @@ def _used(promises: Iterable[Promise]) -> float | None:
     return total
 
 
-def _charged(promises: Iterable[Promise], size: float) -> float:
+def _charged(promises: Iterable[PromisedShare], size: float) -> float:
     return sum((charge(promise, size) for promise in promises), 0.0)

@@ -50,7 +50,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     seen_at: float = 0.0
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class FinishedRun(Struct, frozen=True, kw_only=True):
     """What one attempt has to teach; what is `None` was not measured."""
 
     seconds: float | None = None
@@ -93,7 +93,7 @@ def _from(cwd: str, path: str) -> str:
     return path if path.startswith("/") or not cwd else f"{cwd}/{path}"
 
 
-def learn(before: Profile, run: Run) -> Profile:
+def learn(before: Profile, run: FinishedRun) -> Profile:
     """The profile with one more run; where that was cut short, only what it proves."""
     after = replace(before, seen_at=run.at)
     if run.lacked_mb is not None:

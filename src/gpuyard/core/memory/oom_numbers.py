@@ -62,7 +62,7 @@ _BYTES_PER_TYPE = {
 }  # fmt: skip
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class OomNumbers(Struct, frozen=True, kw_only=True):
     asked_mb: float | None = None
     free_mb: float | None = None
     total_mb: float | None = None
@@ -70,8 +70,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     device_index: int | None = None
 
 
-def read(line: str) -> Figures:
-    return Figures(
+def read(line: str) -> OomNumbers:
+    return OomNumbers(
         asked_mb=_first(_ASKED, line) or _tensor_mb(line),
         free_mb=_first(_FREE, line),
         total_mb=_first(_TOTAL, line),

@@ -32,26 +32,26 @@ _FOLLOWS = re.compile(
 )
 
 
-class Form(Struct, frozen=True):
+class OomPattern(Struct, frozen=True):
     framework: str | None
     pattern: re.Pattern[str]
     is_host: bool = False
     is_notice: bool = False
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    form: Form
+class OomMatch(Struct, frozen=True, kw_only=True):
+    form: OomPattern
     at: int
 
 
-def find(line: str) -> Found | None:
+def find(line: str) -> OomMatch | None:
     lowered = line.lower()
     if not any(hint in lowered for hint in _HINTS):
         return None
     for form in _FORMS:
         match = form.pattern.search(line)
         if match is not None:
-            return None if _TALK.search(line, 0, match.start()) else Found(form=form, at=match.start())
+            return None if _TALK.search(line, 0, match.start()) else OomMatch(form=form, at=match.start())
     return None
 
 
@@ -60,12 +60,12 @@ def may_follow(error: str) -> bool:
     return _FOLLOWS.search(error) is not None
 
 
-def _device(framework: str | None, *patterns: str, is_notice: bool = False) -> Form:
-    return Form(framework, re.compile("|".join(patterns), re.IGNORECASE), is_notice=is_notice)
+def _device(framework: str | None, *patterns: str, is_notice: bool = False) -> OomPattern:
+    return OomPattern(framework, re.compile("|".join(patterns), re.IGNORECASE), is_notice=is_notice)
 
 
-def _host(framework: str, *patterns: str) -> Form:
-    return Form(framework, re.compile("|".join(patterns)), is_host=True)
+def _host(framework: str, *patterns: str) -> OomPattern:
+    return OomPattern(framework, re.compile("|".join(patterns)), is_host=True)
 
 
 _FORMS = (

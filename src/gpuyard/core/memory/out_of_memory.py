@@ -24,8 +24,8 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.memory import oom_numbers, oom_patterns
-from gpuyard.core.memory.oom_numbers import Figures
-from gpuyard.core.memory.oom_patterns import Found
+from gpuyard.core.memory.oom_numbers import OomNumbers
+from gpuyard.core.memory.oom_patterns import OomMatch
 
 _LAST_LINES = 200
 _MOST_CHARS = 1 << 17
@@ -111,7 +111,7 @@ def _undecorated(line: str) -> str:
     return _SPEAKER.sub("", _DECORATION.sub("", line), count=1) if line else line
 
 
-def _last_form(lines: Sequence[str]) -> tuple[int, Found | None]:
+def _last_form(lines: Sequence[str]) -> tuple[int, OomMatch | None]:
     for at in range(len(lines) - 1, -1, -1):
         found = oom_patterns.find(lines[at])
         if found is not None:
@@ -133,7 +133,7 @@ def _is_consequence(lines: Sequence[str], header: int) -> bool:
     return any(sentence in before for sentence in _NO_NEW_FAILURE)
 
 
-def _takes_back(error: str, found: Found) -> bool:
+def _takes_back(error: str, found: OomMatch) -> bool:
     match = _ERROR.match(error)
     if match is None:
         return False
@@ -142,7 +142,7 @@ def _takes_back(error: str, found: Found) -> bool:
     return match[1].rpartition(".")[2] in _OTHER_ERRORS
 
 
-def _figures(lines: Sequence[str], at: int, last: Found) -> Figures:
+def _figures(lines: Sequence[str], at: int, last: OomMatch) -> OomNumbers:
     figures = oom_numbers.read(lines[at])
     if figures.asked_mb is not None:
         return figures
@@ -155,7 +155,7 @@ def _figures(lines: Sequence[str], at: int, last: Found) -> Figures:
     return figures
 
 
-def _shortage(line: str, found: Found, figures: Figures) -> Shortage:
+def _shortage(line: str, found: OomMatch, figures: OomNumbers) -> Shortage:
     return Shortage(
         where=ShortageKind.HOST if found.form.is_host else ShortageKind.DEVICE,
         says=_tidied(line, found.at),

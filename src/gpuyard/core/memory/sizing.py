@@ -24,7 +24,7 @@ from gpuyard.core.memory.estimates import Profile, memory_of, speaks_for_others
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.device_fit import tiny_mb, unsuitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
 
@@ -81,7 +81,7 @@ def need_of(  # noqa: PLR0913 - all that is known of it
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
 
 
-def _can_be_shared(need: Need, crew: Crew, cards: "Cards") -> bool:
+def _can_be_shared(need: Need, crew: TagSharing, cards: "Cards") -> bool:
     sizes = cards.suiting(need).sizes
     return crew.most_per_device > 1 and bool(sizes) and sizes[-1] > 0
 

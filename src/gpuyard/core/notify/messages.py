@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.scheduling.device_fit import Packing, crowded
-from gpuyard.core.scheduling.device_memory import Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_strangers
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
@@ -47,17 +47,21 @@ class Message(Struct, frozen=True, kw_only=True):
     log: str = ""
 
 
-def occurrence_of(news: News) -> Occurrence | None:
+def occurrence_of(news: PublishedEvent) -> Occurrence | None:
     """What it is to those who want to be told; most news is nothing to them."""
     event = _event_of(news)
     return None if event is None else Occurrence(event=event, at=news.at, job=news.job, attempt=news.attempt)
 
 
-def _event_of(news: News) -> Event | None:
+def _event_of(news: PublishedEvent) -> Event | None:
     state = news.job.state
-    if news.kind is NewsKind.ENDED and news.outcome is not None and news.outcome.kind is OutcomeKind.OUT_OF_MEMORY:
+    if (
+        news.kind is PublishedEventKind.ENDED
+        and news.outcome is not None
+        and news.outcome.kind is OutcomeKind.OUT_OF_MEMORY
+    ):
         return Event.OUT_OF_MEMORY
-    if news.kind is not NewsKind.FINISHED:
+    if news.kind is not PublishedEventKind.FINISHED:
         return None
     if state is JobState.SUCCEEDED:
         return Event.FINISHED
@@ -173,7 +177,7 @@ def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     is_taken = any(lease.on(device.id) for lease in leases)
     is_empty = device.processes == () and not may_have_strangers(device)
     is_busy = not is_empty and (device.utilization_percent or 0.0) > IDLE_PERCENT
-    return is_taken or is_busy or crowded(Need(), Room(device, (), None), Packing()) is not None
+    return is_taken or is_busy or crowded(Need(), DeviceRoom(device, (), None), Packing()) is not None
 
 
 def label_of(device: Device) -> str:

@@ -33,24 +33,24 @@ class Event(StrEnum):
 JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class Subscription(Struct, frozen=True, kw_only=True):
     """Of these events of a job, to this target; to those of the configuration where it names none."""
 
     events: tuple[Event, ...] = JOB_EVENTS
     target: str | None = None
 
 
-def parse_wish(text: str) -> Wish:
+def parse_wish(text: str) -> Subscription:
     """`TARGET`, `EVENT,EVENT` or `EVENT,EVENT=TARGET`, as they are typed after --notify."""
     if _PLAIN_WORDS.fullmatch(text):
-        return Wish(events=_job_events(text))
+        return Subscription(events=_job_events(text))
     events, equals, target = text.partition("=")
     if equals and _PLAIN_WORDS.fullmatch(events):
-        return Wish(events=_job_events(events), target=check_target(target))
-    return Wish(target=check_target(text))
+        return Subscription(events=_job_events(events), target=check_target(target))
+    return Subscription(target=check_target(text))
 
 
-def as_typed(wish: Wish) -> str:
+def as_typed(wish: Subscription) -> str:
     """What `parse_wish` makes it of."""
     events = ",".join(wish.events)
     return events if wish.target is None else f"{events}={wish.target}"

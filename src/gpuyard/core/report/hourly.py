@@ -16,7 +16,7 @@ _HOURS_OF_DAY = 24
 Local = Callable[[float], datetime]
 
 
-class Window(Struct, frozen=True):
+class TimeWindow(Struct, frozen=True):
     """From when until when, in seconds since the epoch."""
 
     since: float
@@ -27,7 +27,7 @@ class Window(Struct, frozen=True):
         return (self.until - self.since) / HOUR_S
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class DayRow(Struct, frozen=True, kw_only=True):
     """From this day on: for each hour of a day the GPU-hours, and how much of the devices was in use; unknown outside
     of the window and where there is no device."""
 
@@ -36,15 +36,15 @@ class Row(Struct, frozen=True, kw_only=True):
     used_percent: tuple[float | None, ...]
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class HourlyPicture(Struct, frozen=True, kw_only=True):
     days_per_row: int
-    rows: tuple[Row, ...]
+    rows: tuple[DayRow, ...]
 
 
 class Hours:
     """The hours that a window touches, and what was added to each. A stretch costs the same however long it is."""
 
-    def __init__(self, window: Window, local: Local) -> None:
+    def __init__(self, window: TimeWindow, local: Local) -> None:
         moment = local(window.since)
         self.first = window.since - moment.minute * 60 - moment.second - moment.microsecond / 1e6
         self.count = max(1, -int(-(window.until - self.first) // HOUR_S))
@@ -70,7 +70,7 @@ class Hours:
         return found
 
 
-def draw(window: Window, local: Local, used: Hours, busy: Hours, devices: int) -> Picture:
+def draw(window: TimeWindow, local: Local, used: Hours, busy: Hours, devices: int) -> HourlyPicture:
     """`used` is what attempts used, each for itself, `busy` when devices were in use, of so many."""
     cells = [_place(local(used.first + at * HOUR_S)) for at in range(used.count)]
     first_day, last_day = cells[0][0], cells[-1][0]
@@ -81,7 +81,7 @@ def draw(window: Window, local: Local, used: Hours, busy: Hours, devices: int) -
         there_s = max(0.0, min(begin + HOUR_S, window.until) - max(begin, window.since))
         sheets[(day - first_day) // days].add(hour, used_s, busy_s, there_s * devices)
     rows = [sheet.row(first_day + number * days) for number, sheet in enumerate(sheets)]
-    return Picture(days_per_row=days, rows=tuple(rows))
+    return HourlyPicture(days_per_row=days, rows=tuple(rows))
 
 
 def _place(moment: datetime) -> tuple[int, int]:
@@ -108,8 +108,8 @@ class _Sheet:
         self._busy_s[hour] += busy_s
         self._there_s[hour] += there_s
 
-    def row(self, day: int) -> Row:
-        return Row(
+    def row(self, day: int) -> DayRow:
+        return DayRow(
             day=date.fromordinal(day).isoformat(),
             gpu_hours=tuple(used / HOUR_S for used in self._used_s),
             used_percent=tuple(map(_percent, self._busy_s, self._there_s)),

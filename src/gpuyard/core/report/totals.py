@@ -14,7 +14,7 @@ _MB_PER_GB = 1024.0
 _CauseKey = tuple[str, int | None, str | None]
 
 
-class Waits(Struct, frozen=True, kw_only=True):
+class WaitTotals(Struct, frozen=True, kw_only=True):
     """From being queued to the first start, of those that started in the window."""
 
     jobs: int
@@ -23,7 +23,7 @@ class Waits(Struct, frozen=True, kw_only=True):
     longest_s: float | None
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class MemoryTotals(Struct, frozen=True, kw_only=True):
     """Of the attempts that were measured what was reserved, and what of that was never used; how long others had
     devices."""
 
@@ -43,19 +43,19 @@ class Cause(Struct, frozen=True, kw_only=True):
     healed: int
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class ReportTotals(Struct, frozen=True, kw_only=True):
     gpu_hours: float
     suspended_hours: float
     jobs: int
     attempts: int
     succeeded: int
     running: int
-    waits: Waits
-    memory: Memory
+    waits: WaitTotals
+    memory: MemoryTotals
     causes: tuple[Cause, ...]
 
 
-class Tally:
+class TotalsBuilder:
     """What a group comes to, as it is added up."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Tally:
         before = self.causes.get(cause, (0, 0))
         self.causes[cause] = (before[0] + attempts, before[1] + healed)
 
-    def take(self, other: "Tally") -> None:
+    def take(self, other: "TotalsBuilder") -> None:
         for name in ("gpu_s", "suspended_s", "unknown_s", "reserved_mb_s", "unused_mb_s", "attempts", "succeeded",
                      "running"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -92,8 +92,8 @@ class Tally:
         for cause, (attempts, healed) in other.causes.items():
             self._note(cause, attempts, healed)
 
-    def figures(self) -> Figures:
-        return Figures(
+    def figures(self) -> ReportTotals:
+        return ReportTotals(
             gpu_hours=self.gpu_s / HOUR_S,
             suspended_hours=self.suspended_s / HOUR_S,
             jobs=len(self.jobs),
@@ -101,7 +101,7 @@ class Tally:
             succeeded=self.succeeded,
             running=self.running,
             waits=_waits(self.waits),
-            memory=Memory(
+            memory=MemoryTotals(
                 reserved_gb_hours=self.reserved_mb_s / _MB_PER_GB / HOUR_S,
                 unused_gb_hours=self.unused_mb_s / _MB_PER_GB / HOUR_S,
                 unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
@@ -111,12 +111,12 @@ class Tally:
         )
 
 
-def _waits(waits: list[float]) -> Waits:
+def _waits(waits: list[float]) -> WaitTotals:
     if not waits:
-        return Waits(jobs=0, median_s=None, p90_s=None, longest_s=None)
+        return WaitTotals(jobs=0, median_s=None, p90_s=None, longest_s=None)
     ordered = sorted(waits)
     p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
-    return Waits(jobs=len(ordered), median_s=median(ordered), p90_s=p90, longest_s=ordered[-1])
+    return WaitTotals(jobs=len(ordered), median_s=median(ordered), p90_s=p90, longest_s=ordered[-1])
 
 
 def _causes(causes: Mapping[_CauseKey, tuple[int, int]]) -> Iterator[Cause]:

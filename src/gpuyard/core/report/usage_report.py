@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.report.hourly import HOUR_S, Hours, Local, Picture, Window, draw, merged
-from gpuyard.core.report.totals import Figures, Tally
+from gpuyard.core.report.hourly import HOUR_S, HourlyPicture, Hours, Local, TimeWindow, draw, merged
+from gpuyard.core.report.totals import ReportTotals, TotalsBuilder
 from gpuyard.core.snapshot import Device
 
 MOST_GROUPS = 100
 
 
-class Ran(Struct, frozen=True, kw_only=True, gc=False):
+class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     """An attempt as a report reads it. `queued_at` is since when its job waited, where this was its first start; at an
     engine its `devices` have no names here, and only their number is known. `suspended` are stretches, in order."""
 
@@ -48,7 +48,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
     group: str | None
     groups: int
-    figures: Figures
+    figures: ReportTotals
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     busy_percent: float | None
 
 
-class Box(Struct, frozen=True, kw_only=True):
+class DeviceTimeUse(Struct, frozen=True, kw_only=True):
     """How much of the time of the devices that are there now was used."""
 
     devices: int
@@ -71,15 +71,15 @@ class Box(Struct, frozen=True, kw_only=True):
     busy_percent: float | None
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    total: Figures
+class UsageReport(Struct, frozen=True, kw_only=True):
+    total: ReportTotals
     groups: tuple[Group, ...]
     devices: tuple[DeviceUse, ...]
-    box: Box
-    picture: Picture
+    box: DeviceTimeUse
+    picture: HourlyPicture
 
 
-def stretches(ran: Ran, window: Window) -> list[tuple[float, float]]:
+def stretches(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, float]]:
     """When it ran within the window."""
     begin, end = _bounds(ran, window)
     if end <= begin:
@@ -95,7 +95,7 @@ def stretches(ran: Ran, window: Window) -> list[tuple[float, float]]:
     return [*found, (begin, end)]
 
 
-def _bounds(ran: Ran, window: Window) -> tuple[float, float]:
+def _bounds(ran: PastAttempt, window: TimeWindow) -> tuple[float, float]:
     ended_at = window.until if ran.ended_at is None else min(ran.ended_at, window.until)
     begin = max(ran.started_at, window.since)
     return begin, ended_at if ran.has_begun else begin
@@ -104,19 +104,19 @@ def _bounds(ran: Ran, window: Window) -> tuple[float, float]:
 class Reporter:
     """Attempts go in one by one, in any order; the report comes out."""
 
-    def __init__(self, window: Window, devices: Sequence[Device], local: Local) -> None:
+    def __init__(self, window: TimeWindow, devices: Sequence[Device], local: Local) -> None:
         self._window = window
         self._local = local
         self._devices = {device.id: device for device in devices}
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, TotalsBuilder] = {}
         self._hours = Hours(window, local)
         self._on: dict[str, list[tuple[float, float]]] = {}
         self._attempts_on: dict[str, int] = {}
 
-    def add(self, ran: Ran) -> None:
+    def add(self, ran: PastAttempt) -> None:
         tally = self._tallies.get(ran.group)
         if tally is None:
-            tally = self._tallies[ran.group] = Tally()
+            tally = self._tallies[ran.group] = TotalsBuilder()
         tally.attempts += 1
         tally.jobs.add(ran.job)
         tally.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_begun=ran.has_begun)
@@ -124,7 +124,7 @@ class Reporter:
             tally.waits.append(max(0.0, ran.started_at - ran.queued_at))
         self._add_time(ran, tally)
 
-    def _add_time(self, ran: Ran, tally: Tally) -> None:
+    def _add_time(self, ran: PastAttempt, tally: TotalsBuilder) -> None:
         found = stretches(ran, self._window)
         ran_s = 0.0
         for begin, end in found:
@@ -140,7 +140,7 @@ class Reporter:
         if ran.gpus:
             self._add_memory(ran, ran_s, tally)
 
-    def _add_memory(self, ran: Ran, ran_s: float, tally: Tally) -> None:
+    def _add_memory(self, ran: PastAttempt, ran_s: float, tally: TotalsBuilder) -> None:
         tally.unknown_s += ran_s * (ran.gpus - len(ran.devices))
         for device_id in ran.devices:
             reserved, peak = self._reserved(ran, device_id), ran.peaks_mb.get(device_id)
@@ -150,22 +150,22 @@ class Reporter:
                 tally.reserved_mb_s += reserved * ran_s
                 tally.unused_mb_s += max(0.0, reserved - peak) * ran_s
 
-    def _reserved(self, ran: Ran, device_id: str) -> float | None:
+    def _reserved(self, ran: PastAttempt, device_id: str) -> float | None:
         if not ran.is_alone:
             return ran.reserved_mb
         device = self._devices.get(device_id)
         return None if device is None else device.memory_total_mb
 
-    def report(self) -> Report:
+    def report(self) -> UsageReport:
         busy = {device_id: merged(found) for device_id, found in self._on.items()}
         hours = Hours(self._window, self._local)
         for device_id in busy.keys() & self._devices.keys():
             for begin, end in busy[device_id]:
                 hours.add(begin, end)
-        total = Tally()
+        total = TotalsBuilder()
         for tally in self._tallies.values():
             total.take(tally)
-        return Report(
+        return UsageReport(
             total=total.figures(),
             groups=tuple(_groups(self._tallies)),
             devices=tuple(sorted(self._uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))),
@@ -193,19 +193,19 @@ def _hours(found: Iterable[tuple[float, float]]) -> float:
     return sum(end - begin for begin, end in found) / HOUR_S
 
 
-def _box(devices: int, hours: float, busy_hours: float) -> Box:
+def _box(devices: int, hours: float, busy_hours: float) -> DeviceTimeUse:
     there = devices * hours
     percent = min(100.0, 100 * busy_hours / there) if there else None
-    return Box(devices=devices, device_hours=there, busy_hours=busy_hours, busy_percent=percent)
+    return DeviceTimeUse(devices=devices, device_hours=there, busy_hours=busy_hours, busy_percent=percent)
 
 
-def _groups(tallies: Mapping[str, Tally]) -> Iterator[Group]:
+def _groups(tallies: Mapping[str, TotalsBuilder]) -> Iterator[Group]:
     """Those that used most first; beyond a number that anybody would read, the rest as one."""
     ordered = sorted(tallies.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
     for name, tally in ordered[:MOST_GROUPS]:
         yield Group(group=name, groups=1, figures=tally.figures())
     if others := ordered[MOST_GROUPS:]:
-        rest = Tally()
+        rest = TotalsBuilder()
         for _, tally in others:
             rest.take(tally)
         yield Group(group=None, groups=len(others), figures=rest.figures())

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import allowed_strangers
-from gpuyard.core.scheduling.device_memory import Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom
 from gpuyard.core.scheduling.load_gates import Smoothed, SteadyGate, judge_steadily, smooth
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over, plain
 from gpuyard.core.snapshot import Device, Snapshot
@@ -29,7 +29,7 @@ DEFAULT_STEADY_S = 3.0
 _ROUNDING_MB = 1e-6
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class BatchPace(Struct, frozen=True, kw_only=True):
     """What a batch asks for. A bound that is `None` does not apply. `run_ram_mb` is what a run takes of RAM, where that
     is not left to be learned; launches are at least `stagger_s` apart; `sample_log` is a file to write figures to."""
 
@@ -48,7 +48,7 @@ class Pace(Struct, frozen=True, kw_only=True):
         return self.max_gpu_percent is not None or self.max_gpu_memory_mb is not None
 
 
-class Figure(Struct, frozen=True, kw_only=True):
+class GateFigure(Struct, frozen=True, kw_only=True):
     """As it was last read, and smoothed; `seen` is what its gate goes by, and `judged` what it comes to with what is as
     good as taken."""
 
@@ -59,7 +59,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     gate: SteadyGate = SteadyGate()
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class PaceState(Struct, frozen=True, kw_only=True):
     """How the gates of a batch stand: its figures of the host, and of each device by its id. Its last run started at
     `launched_at`; `at_work` of its runs have not ended, and the largest of them holds `run_vram_mb` of a device.
     The last run of any batch started at `others_at`."""
@@ -69,13 +69,13 @@ class Standing(Struct, frozen=True, kw_only=True):
     others_at: float | None = None
     at_work: int = 0
     run_vram_mb: float = 0.0
-    cpu: Figure = Figure()
-    memory: Figure = Figure()
-    loads: Mapping[str, Figure] = {}
-    full: Mapping[str, Figure] = {}
+    cpu: GateFigure = GateFigure()
+    memory: GateFigure = GateFigure()
+    loads: Mapping[str, GateFigure] = {}
+    full: Mapping[str, GateFigure] = {}
 
 
-class Coming(Struct, frozen=True, kw_only=True):
+class ExpectedUse(Struct, frozen=True, kw_only=True):
     """What is as good as taken: RAM that runs at work have not taken yet and that one run more would take, memory of a
     device that one run more would take, and load that averages do not show yet, of the CPU and of each device by its
     id."""
@@ -87,7 +87,7 @@ class Coming(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, float] = {}
 
 
-def follow(before: Standing, pace: Pace, snapshot: Snapshot, coming: Coming, now: float) -> Standing:
+def follow(before: PaceState, pace: BatchPace, snapshot: Snapshot, coming: ExpectedUse, now: float) -> PaceState:
     """The standing by one more look."""
     host = snapshot.host
     cpu = _smoothed(before.cpu, host.cpu_percent, pace, now)
@@ -111,7 +111,7 @@ def follow(before: Standing, pace: Pace, snapshot: Snapshot, coming: Coming, now
     )
 
 
-def unknown_figures(pace: Pace, standing: Standing, *, has_devices: bool) -> Iterator[str]:
+def unknown_figures(pace: BatchPace, standing: PaceState, *, has_devices: bool) -> Iterator[str]:
     """Bounds that nobody can keep, as no probe gives the figure, by what the command line calls them. A batch that has
     devices, of which none is there at the moment, waits for them to come back."""
     if pace.max_cpu_percent is not None and standing.cpu.judged is None:
@@ -126,7 +126,7 @@ def unknown_figures(pace: Pace, standing: Standing, *, has_devices: bool) -> Ite
         yield "--max-gpu-mem-mb"
 
 
-def refusals(pace: Pace, standing: Standing, now: float) -> Iterator[Reason]:
+def refusals(pace: BatchPace, standing: PaceState, now: float) -> Iterator[Reason]:
     """Why no run may start now, wherever it would go."""
     # Where the clock was set back since, to wait until it is there again might take hours.
     own, others = (
@@ -150,7 +150,7 @@ def watches(need: Need, device_id: str) -> bool:
     return device_id not in need.banned and (need.only is None or device_id in need.only)
 
 
-def watched_refusals(pace: Pace, standing: Standing, need: Need, now: float) -> Iterator[Reason]:
+def watched_refusals(pace: BatchPace, standing: PaceState, need: Need, now: float) -> Iterator[Reason]:
     """Why no run without devices of its own may start now. It may use any device that it finds, so all that it watches
     have to be within their bounds."""
     for device_id in standing.loads:
@@ -158,7 +158,7 @@ def watched_refusals(pace: Pace, standing: Standing, need: Need, now: float) -> 
             yield reason
 
 
-def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: float) -> Reason | None:
+def device_refusal(pace: BatchPace, standing: PaceState, room: DeviceRoom, need: Need, now: float) -> Reason | None:
     """Why no run may start on this device now."""
     device_id = room.device.id
     closed = _gate_refusal(pace, standing, device_id, now)
@@ -173,8 +173,8 @@ def device_refusal(pace: Pace, standing: Standing, room: Room, need: Need, now: 
     return Reason(kind=ReasonKind.TOO_FULL, text=text, device_id=device_id, had=charged, needed=bound)
 
 
-def _gate_refusal(pace: Pace, standing: Standing, device_id: str, now: float) -> Reason | None:
-    load, full = standing.loads.get(device_id, Figure()), standing.full.get(device_id, Figure())
+def _gate_refusal(pace: BatchPace, standing: PaceState, device_id: str, now: float) -> Reason | None:
+    load, full = standing.loads.get(device_id, GateFigure()), standing.full.get(device_id, GateFigure())
     if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
         return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
     if full.gate.is_closed:
@@ -182,7 +182,7 @@ def _gate_refusal(pace: Pace, standing: Standing, device_id: str, now: float) ->
     return None
 
 
-def _charged_mb(room: Room, need: Need, standing: Standing) -> float | None:
+def _charged_mb(room: DeviceRoom, need: Need, standing: PaceState) -> float | None:
     """What is used and reserved of a device, with one more run if it is not the first there: where nobody else is, a
     bound that is too tight would keep it out for ever. One of which nothing is known counts as the largest of its batch
     that is at work."""
@@ -200,27 +200,27 @@ def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> fl
     return float(load_percent * 0.5 ** (max(0.0, age_s) / smoothing_s)) if smoothing_s > 0 else 0.0
 
 
-def _smoothed(before: Figure, reading: float | None, pace: Pace, now: float) -> Figure:
+def _smoothed(before: GateFigure, reading: float | None, pace: BatchPace, now: float) -> GateFigure:
     average = smooth(before.smoothed, reading, now, pace.smoothing_s)
     return replace(before, now=reading, smoothed=average, seen=average.value, judged=average.value)
 
 
-def _with_more(figure: Figure, percent: float) -> Figure:
+def _with_more(figure: GateFigure, percent: float) -> GateFigure:
     return figure if figure.seen is None else replace(figure, judged=min(100.0, figure.seen + percent))
 
 
-def _gated(figure: Figure, is_within: bool | None, pace: Pace, now: float) -> Figure:  # noqa: FBT001
+def _gated(figure: GateFigure, is_within: bool | None, pace: BatchPace, now: float) -> GateFigure:  # noqa: FBT001
     return replace(figure, gate=judge_steadily(figure.gate, is_within, now, pace.steady_s))
 
 
-def _load(before: Standing, device: Device, pace: Pace, coming: Coming, now: float) -> Figure:
-    figure = _smoothed(before.loads.get(device.id, Figure()), device.utilization_percent, pace, now)
+def _load(before: PaceState, device: Device, pace: BatchPace, coming: ExpectedUse, now: float) -> GateFigure:
+    figure = _smoothed(before.loads.get(device.id, GateFigure()), device.utilization_percent, pace, now)
     figure = _with_more(figure, coming.loads.get(device.id, 0.0))
     return _gated(figure, _is_within(figure.seen, pace.max_gpu_percent), pace, now)
 
 
-def _full(before: Standing, device: Device, pace: Pace, now: float) -> Figure:
-    figure = _smoothed(before.full.get(device.id, Figure()), device.memory_used_mb, pace, now)
+def _full(before: PaceState, device: Device, pace: BatchPace, now: float) -> GateFigure:
+    figure = _smoothed(before.full.get(device.id, GateFigure()), device.memory_used_mb, pace, now)
     most = max((each for each in (figure.seen, figure.now) if each is not None), default=None)
     return _gated(replace(figure, seen=most, judged=most), _is_within(most, pace.max_gpu_memory_mb), pace, now)
 
@@ -236,7 +236,7 @@ def _is_enough(figure: float | None, bound: float | None) -> bool | None:
 # In words
 
 
-def _too_busy(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
+def _too_busy(reason: Reason, figure: GateFigure, pace: BatchPace, now: float) -> Reason:
     """`reason` is that of the gate; one that is open is overrun by what has just started."""
     if figure.gate.is_closed:
         return _steady(reason, figure, pace, now)
@@ -244,7 +244,7 @@ def _too_busy(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
     return replace(told, text=f"{told.text} (with what has just started)")
 
 
-def _short_of_memory(figure: Figure, pace: Pace, now: float) -> Reason:
+def _short_of_memory(figure: GateFigure, pace: BatchPace, now: float) -> Reason:
     bound = pace.min_free_memory_mb or 0.0
     if figure.gate.is_closed:
         text, had = f"{figure.seen or 0.0:.0f} MB of RAM available", figure.seen
@@ -255,7 +255,7 @@ def _short_of_memory(figure: Figure, pace: Pace, now: float) -> Reason:
     return _steady(reason, figure, pace, now)
 
 
-def _steady(reason: Reason, figure: Figure, pace: Pace, now: float) -> Reason:
+def _steady(reason: Reason, figure: GateFigure, pace: BatchPace, now: float) -> Reason:
     """One whose figure is within again, but not for long enough yet, is told as such."""
     since = figure.gate.within_since
     if since is None:

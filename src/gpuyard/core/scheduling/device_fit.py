@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling import wait_reasons
-from gpuyard.core.scheduling.device_memory import Promise, Room, capacity
+from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare, capacity
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.wait_remedies import remedy_for
 from gpuyard.core.snapshot import Device, Host
@@ -54,7 +54,7 @@ def unsuitable(need: Need, device: Device) -> ReasonKind | None:
     return None if is_of_kind(need, device) else ReasonKind.NOT_ASKED_FOR
 
 
-def taken(need: Need, room: Room) -> ReasonKind | None:
+def taken(need: Need, room: DeviceRoom) -> ReasonKind | None:
     """An exclusive lease goes beside nobody, and nobody beside it."""
     if not room.promises or not (need.is_exclusive or room.is_alone):
         return None
@@ -67,7 +67,7 @@ def unsound(need: Need, device: Device) -> ReasonKind | None:
     return _beyond_bounds(need, device) if device.healthy else ReasonKind.UNHEALTHY
 
 
-def _in_the_way(need: Need, room: Room) -> list[Promise]:
+def _in_the_way(need: Need, room: DeviceRoom) -> list[PromisedShare]:
     return [each for each in room.promises if need.is_exclusive or each.share.is_exclusive]
 
 
@@ -85,7 +85,7 @@ def _bounds(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None,
     )
 
 
-def crowded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
+def crowded(need: Need, room: DeviceRoom, packing: Packing) -> ReasonKind | None:
     if _lacks_memory(need, room):
         return ReasonKind.NO_ROOM
     if room.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load:
@@ -95,14 +95,14 @@ def crowded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
     return _overloaded(need, room, packing)
 
 
-def _lacks_memory(need: Need, room: Room) -> bool:
+def _lacks_memory(need: Need, room: DeviceRoom) -> bool:
     """Return whether the device has too little free memory. One of unknown size cannot be shared."""
     if room.free_mb is None:
         return not need.is_exclusive
     return need.memory_mb is not None and room.free_mb < need.memory_mb
 
 
-def _overloaded(need: Need, room: Room, packing: Packing) -> ReasonKind | None:
+def _overloaded(need: Need, room: DeviceRoom, packing: Packing) -> ReasonKind | None:
     if packing.max_jobs_per_device is not None and room.takers >= packing.max_jobs_per_device:
         return ReasonKind.TOO_MANY
     # The only job on a device may exceed the bound by itself: elsewhere it would do so, too.
@@ -134,11 +134,11 @@ def _exceeds(value: float | None, bound: float | None) -> bool:
 # In words
 
 
-def reason_for(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:
+def reason_for(kind: ReasonKind, need: Need, room: DeviceRoom, packing: Packing) -> Reason:
     return replace(_told(kind, need, room, packing), remedy=remedy_for(kind, need, room))
 
 
-def _told(kind: ReasonKind, need: Need, room: Room, packing: Packing) -> Reason:  # noqa: PLR0911 - one for each
+def _told(kind: ReasonKind, need: Need, room: DeviceRoom, packing: Packing) -> Reason:  # noqa: PLR0911 - one for each
     device = room.device
     holders = tuple(each.holder for each in room.promises)
     match kind:

@@ -22,7 +22,7 @@ from gpuyard.core.snapshot import Device
 UNKNOWN_PERCENT = 100.0
 
 
-class Promise(Struct, frozen=True, kw_only=True):
+class PromisedShare(Struct, frozen=True, kw_only=True):
     """A share that is taken, or kept for somebody who is ahead; `lease_id` where it was granted."""
 
     share: Share
@@ -32,7 +32,7 @@ class Promise(Struct, frozen=True, kw_only=True):
     lease_id: str | None = None
 
 
-class Room:
+class DeviceRoom:
     """A device and what is promised of it, with the sums of that; it never changes."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Room:
     def __init__(
         self,
         device: Device,
-        promises: Sequence[Promise],
+        promises: Sequence[PromisedShare],
         seen_percent: float | None,
         foreign: ForeignLoad = NO_FOREIGN_LOAD,
     ) -> None:
@@ -59,10 +59,10 @@ class Room:
         """What strangers hold and what is promised."""
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
-    def with_promise(self, promise: Promise) -> "Room":
-        return Room(self.device, [*self.promises, promise], self.seen_percent, self.foreign)
+    def with_promise(self, promise: PromisedShare) -> "DeviceRoom":
+        return DeviceRoom(self.device, [*self.promises, promise], self.seen_percent, self.foreign)
 
-    def without(self, lease_ids: frozenset[str] | None = None) -> "Room":
+    def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceRoom":
         """As it will be when these leases, or all, have ended: how busy they keep it says nothing about then."""
         left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
         if len(left) == len(self.promises):
@@ -76,7 +76,7 @@ class Room:
             utilization_percent=None,
             power_draw_w=None,
         )
-        return Room(device, left, None, self.foreign)
+        return DeviceRoom(device, left, None, self.foreign)
 
     def _add_up(self) -> None:
         promises = self.promises
@@ -110,7 +110,7 @@ class Room:
         before = max((each.share.foreign_mb or 0.0 for each in self.promises), default=0.0)
         return max(unexplained, min(before, used))
 
-    def _ours(self, promises: Iterable[Promise]) -> float:
+    def _ours(self, promises: Iterable[PromisedShare]) -> float:
         size = self.capacity_mb or 0.0
         ours = 0.0
         for each in promises:
@@ -121,7 +121,7 @@ class Room:
         return ours
 
 
-def charge(promise: Promise, capacity_mb: float) -> float:
+def charge(promise: PromisedShare, capacity_mb: float) -> float:
     reserved = promise.share.memory_mb
     if promise.share.is_exclusive or reserved is None:
         reserved = capacity_mb

@@ -25,7 +25,7 @@ _MARGIN_PERCENT = 10.0
 _NOBODY_MB = 64.0
 
 
-class Stranger(Struct, frozen=True, kw_only=True):
+class ForeignProcess(Struct, frozen=True, kw_only=True):
     """A process that uses a device without a lease on it. `user` is None where the system does not tell."""
 
     process: Process
@@ -37,7 +37,7 @@ class ForeignLoad(Struct, frozen=True, kw_only=True):
 
     average: Smoothed = Smoothed()
     gate: Gate = Gate()
-    strangers: tuple[Stranger, ...] = ()
+    strangers: tuple[ForeignProcess, ...] = ()
 
     @property
     def percent(self) -> float:
@@ -53,7 +53,7 @@ NO_FOREIGN_LOAD = ForeignLoad()
 
 
 def follow_foreign_load(
-    before: ForeignLoad, reading: float | None, strangers: Sequence[Stranger], now: float, bound: float | None
+    before: ForeignLoad, reading: float | None, strangers: Sequence[ForeignProcess], now: float, bound: float | None
 ) -> ForeignLoad:
     """Return the load with one more reading. A bound of None, or of 100 and more, is never exceeded."""
     average = smooth(before.average, reading, now, HALF_LIFE_S)
@@ -65,7 +65,7 @@ def follow_foreign_load(
     )
 
 
-def read_foreign_load(device: Device, strangers: Sequence[Stranger], own: Sequence[Share]) -> float | None:
+def read_foreign_load(device: Device, strangers: Sequence[ForeignProcess], own: Sequence[Share]) -> float | None:
     """Return the foreign load in percent by this reading, or None where it is unknown.
 
     `own` are the shares of leases on the device, those that ended since the reading before included.
@@ -86,6 +86,6 @@ def may_have_strangers(device: Device) -> bool:
     return device.processes is None and (device.memory_used_mb or 0.0) >= _NOBODY_MB
 
 
-def _busiest_first(stranger: Stranger) -> tuple[float, float, int]:
+def _busiest_first(stranger: ForeignProcess) -> tuple[float, float, int]:
     process = stranger.process
     return -(process.utilization_percent or 0.0), -(process.memory_mb or 0.0), process.pid

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons as reasons
 from gpuyard.core.scheduling.device_fit import Packing, crowded, host_refusals, reason_for, taken, unsound, unsuitable
-from gpuyard.core.scheduling.device_memory import Promise, Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
-from gpuyard.core.scheduling.shared_devices import Shelf, unfitness
+from gpuyard.core.scheduling.shared_devices import SharedDevices, unfitness
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 
@@ -32,7 +32,7 @@ _SOMEBODY = Holder(uid=0, user="", pid=0)
 _TOLD_DEVICES = 64
 
 
-class View(Struct, frozen=True, kw_only=True):
+class PlacementView(Struct, frozen=True, kw_only=True):
     """`measured` is the memory that a lease's processes hold on a device, by lease id and device id; `loads` is how
     busy each device was seen to be, smoothed, and `foreign` how busy processes without a lease keep it; those ahead are
     in the order of the line."""
@@ -47,16 +47,16 @@ class View(Struct, frozen=True, kw_only=True):
     ahead: tuple[Ticket, ...] = ()
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class PlacementChoice(Struct, frozen=True, kw_only=True):
     """A claim, or the reasons why there is none."""
 
     claim: Claim | None
     reasons: tuple[Reason, ...] = ()
 
 
-def choose(need: Need, view: View) -> Choice:
+def choose(need: Need, view: PlacementView) -> PlacementChoice:
     """The devices that suit `need` best, all of them or none."""
-    board = Board(view)
+    board = PlacementState(view)
     choice = board.choose(need)
     for ticket in view.ahead:
         if choice.claim is None:
@@ -67,13 +67,13 @@ def choose(need: Need, view: View) -> Choice:
     if choice.claim is None or robbed is None:
         return choice
     told = (reasons.awaited(share.device_id, (robbed,)) for share in choice.claim.shares)
-    return Choice(claim=None, reasons=tuple(told))
+    return PlacementChoice(claim=None, reasons=tuple(told))
 
 
-def _robbed(claim: Claim, view: View) -> Holder | None:
+def _robbed(claim: Claim, view: PlacementView) -> Holder | None:
     """One ahead who could have what it needs now, and could not once the claim is granted: beside it those ahead may go
     elsewhere than on paper, and so be in each other's way."""
-    before, after = Board(view), Board(view)
+    before, after = PlacementState(view), PlacementState(view)
     after.take(claim, _SOMEBODY)
     for ticket in view.ahead:
         could, can = before.find(ticket.need), after.find(ticket.need)
@@ -86,14 +86,14 @@ def _robbed(claim: Claim, view: View) -> Holder | None:
     return None
 
 
-class Board:
+class PlacementState:
     """Who has what, and for whom what is kept, on paper: one who plans several starts notes each before the next."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: PlacementView) -> None:
         self._view = view
         promises = _granted(view)
         self.rooms = {
-            device.id: Room(
+            device.id: DeviceRoom(
                 device,
                 promises.get(device.id, ()),
                 view.loads.get(device.id),
@@ -105,17 +105,17 @@ class Board:
         # same for all that ask for the same kind.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
         self._sound: dict[tuple[object, ...], list[str]] = {}
-        self.shelves: dict[tuple[object, ...], Shelf] = {}
+        self.shelves: dict[tuple[object, ...], SharedDevices] = {}
 
-    def copy(self) -> "Board":
+    def copy(self) -> "PlacementState":
         other = copy.copy(self)
         other.rooms = dict(self.rooms)
         other.shelves = {kind: shelf.copy() for kind, shelf in self.shelves.items()}
         return other
 
-    def without(self, lease_ids: frozenset[str]) -> "Board":
+    def without(self, lease_ids: frozenset[str]) -> "PlacementState":
         """As it will be when these leases have ended."""
-        other = Board(self._view)
+        other = PlacementState(self._view)
         other.rooms = {device_id: room.without(lease_ids) for device_id, room in self.rooms.items()}
         return other
 
@@ -123,9 +123,13 @@ class Board:
         """Whether there is a device that nobody has alone or filled up: otherwise nothing that needs one can start."""
         return not all(room.is_alone or _is_filled(room) for room in self.rooms.values())
 
-    def choose(self, need: Need) -> Choice:
+    def choose(self, need: Need) -> PlacementChoice:
         claim = self.find(need)
-        return Choice(claim=claim) if claim is not None else Choice(claim=None, reasons=tuple(self.explain(need)))
+        return (
+            PlacementChoice(claim=claim)
+            if claim is not None
+            else PlacementChoice(claim=None, reasons=tuple(self.explain(need)))
+        )
 
     def find(self, need: Need) -> Claim | None:
         if any(host_refusals(need, self._view.snapshot.host)):
@@ -157,7 +161,7 @@ class Board:
     def take(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
         """Notes a start: it has its shares, and has not used any memory yet; until it has a lease it is called so."""
         for share in claim.shares:
-            self._promise(Promise(share=share, holder=holder, measured_mb=0.0, lease_id=lease_id))
+            self._promise(PromisedShare(share=share, holder=holder, measured_mb=0.0, lease_id=lease_id))
 
     def keep_for(self, ticket: Ticket) -> None:
         """Notes what nobody behind may take from one who waits in the ledger's line."""
@@ -207,7 +211,7 @@ class Board:
                 heapq.heappush(line, (frees_at, device_id, True))
         return found
 
-    def _frees_at(self, need: Need, room: Room, ends: Mapping[str, float]) -> float | None:
+    def _frees_at(self, need: Need, room: DeviceRoom, ends: Mapping[str, float]) -> float | None:
         now = self._view.now
         gone: set[str] = set()
         for lease_id in sorted(_leases_on(room), key=lambda each: ends.get(each, now)):
@@ -220,11 +224,11 @@ class Board:
         """Whether the machine as a whole stands against it, whoever leaves."""
         return any(host_refusals(need, self._view.snapshot.host))
 
-    def could_hold(self, need: Need, room: Room) -> bool:
+    def could_hold(self, need: Need, room: DeviceRoom) -> bool:
         """Whether the device, with what is on it, has room for it."""
         return self._refusal(need, room) is None
 
-    def could_do(self, need: Need) -> Iterator[Room]:
+    def could_do(self, need: Need) -> Iterator[DeviceRoom]:
         kind = (need.only, need.banned, need.vendor, need.model)
         found = self._suitable.get(kind)
         if found is None:
@@ -232,7 +236,7 @@ class Board:
             self._suitable[kind] = found
         return map(self.rooms.__getitem__, found)
 
-    def _fitting(self, need: Need) -> list[Room]:
+    def _fitting(self, need: Need) -> list[DeviceRoom]:
         """Those that nothing speaks against. The cheap questions come first: it is asked for every job that waits."""
         rooms, packing = self._sound_rooms(need), self._view.packing
         if need.is_exclusive:
@@ -242,7 +246,7 @@ class Board:
         roomy = [room for room in rooms if room.free_mb is not None and room.free_mb >= least and not room.is_alone]
         return [room for room in roomy if not crowded(need, room, packing)]
 
-    def _sound_rooms(self, need: Need) -> Iterator[Room]:
+    def _sound_rooms(self, need: Need) -> Iterator[DeviceRoom]:
         """Those that could do for it, are healthy, and within its bounds now."""
         kind = _kind(need)
         found = self._sound.get(kind)
@@ -251,11 +255,11 @@ class Board:
             self._sound[kind] = found
         return map(self.rooms.__getitem__, found)
 
-    def _shelf(self, need: Need) -> Shelf:
+    def _shelf(self, need: Need) -> SharedDevices:
         kind = _kind(need)
         shelf = self.shelves.get(kind)
         if shelf is None:
-            shelf = self.shelves[kind] = Shelf(self._sound_rooms(need))
+            shelf = self.shelves[kind] = SharedDevices(self._sound_rooms(need))
         return shelf
 
     def _once_leases_end(self, need: Need) -> list[Device]:
@@ -275,15 +279,15 @@ class Board:
 
     def _keep(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
-            self._promise(Promise(share=share, holder=holder, is_kept=True))
+            self._promise(PromisedShare(share=share, holder=holder, is_kept=True))
 
-    def _promise(self, promise: Promise) -> None:
+    def _promise(self, promise: PromisedShare) -> None:
         before = self.rooms[promise.share.device_id]
         after = self.rooms[promise.share.device_id] = before.with_promise(promise)
         for shelf in self.shelves.values():
             shelf.exchange(before, after)
 
-    def _refusal(self, need: Need, room: Room) -> ReasonKind | None:
+    def _refusal(self, need: Need, room: DeviceRoom) -> ReasonKind | None:
         """The first thing that speaks against the device."""
         kind = unsuitable(need, room.device) or taken(need, room) or unsound(need, room.device)
         if kind is not None or (need.is_exclusive and need.ignores_health):
@@ -292,9 +296,9 @@ class Board:
         return crowded(need, room, self._view.packing)
 
 
-def free_memory(device: Device, view: View) -> float | None:
+def free_memory(device: Device, view: PlacementView) -> float | None:
     """What a shared lease could still reserve on the device; `None` where its size is unknown."""
-    return Room(device, _granted(view).get(device.id, ()), None).free_mb
+    return DeviceRoom(device, _granted(view).get(device.id, ()), None).free_mb
 
 
 def in_line(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -302,16 +306,16 @@ def in_line(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _is_filled(room: Room) -> bool:
+def _is_filled(room: DeviceRoom) -> bool:
     return bool(room.promises) and room.free_mb is not None and room.free_mb <= 0.0
 
 
-def _granted(view: View) -> dict[str, list[Promise]]:
-    promises: dict[str, list[Promise]] = {}
+def _granted(view: PlacementView) -> dict[str, list[PromisedShare]]:
+    promises: dict[str, list[PromisedShare]] = {}
     for lease in view.leases:
         for share in lease.shares:
             measured = view.measured.get((lease.id, share.device_id))
-            promise = Promise(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
+            promise = PromisedShare(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
             promises.setdefault(share.device_id, []).append(promise)
     return promises
 
@@ -322,7 +326,7 @@ def _whole_or_parts(snapshot: Snapshot) -> tuple[Device, ...]:
     return tuple(device for device in snapshot.devices if device.id not in split)
 
 
-def _share_of(need: Need, room: Room) -> Share:
+def _share_of(need: Need, room: DeviceRoom) -> Share:
     memory_mb = room.free_mb if need.takes_rest and room.free_mb is not None else need.memory_mb
     share = _kept_share(replace(need, memory_mb=memory_mb), room.device)
     is_told = room.device.hides_processes and room.device.memory_used_mb is not None
@@ -335,11 +339,11 @@ def _kept_share(need: Need, device: Device) -> Share:
     )
 
 
-def _leases_on(room: Room) -> set[str]:
+def _leases_on(room: DeviceRoom) -> set[str]:
     return {each.lease_id for each in room.promises if each.lease_id is not None}
 
 
-def _first_end(room: Room, ends: Mapping[str, float], now: float) -> float | None:
+def _first_end(room: DeviceRoom, ends: Mapping[str, float], now: float) -> float | None:
     first = min([ends.get(lease_id, now) for lease_id in _leases_on(room)], default=None)
     return None if first is None else max(now, first)
 

@@ -23,15 +23,14 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Claim, Holder, Need, Ticket
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.scheduling.batch_pacing import Standing, device_refusal, refusals, watched_refusals
+from gpuyard.core.scheduling.batch_pacing import PaceState, device_refusal, refusals, watched_refusals
 from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.placement import Board, in_line
-from gpuyard.core.scheduling.placement import View as Placement
-from gpuyard.core.scheduling.preemption import Running, find_victims
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Line, Party
+from gpuyard.core.scheduling.placement import PlacementState, PlacementView, in_line
+from gpuyard.core.scheduling.preemption import RunningJob, find_victims
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueLine
 from gpuyard.core.scheduling.running_counts import Counts, limit_reached
 from gpuyard.core.scheduling.tag_sharing import anywhere, emptiest, spread
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
@@ -42,14 +41,14 @@ LOOK_AHEAD = 64
 STRICT_AFTER_S = 1800.0
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class SchedulingLimits(Struct, frozen=True, kw_only=True):
     """How many at once: jobs without devices, and jobs of a tag."""
 
     cpu_jobs: int
     tags: dict[str, int] = {}
 
 
-class View(Struct, frozen=True, kw_only=True):
+class PlannerView(Struct, frozen=True, kw_only=True):
     """Everything the policy goes by. `shut` are reasons for which nothing at all may start now.
 
     `estimate` says how long a job takes, `ends_after` the earliest time at which a running one may be over and
@@ -59,11 +58,11 @@ class View(Struct, frozen=True, kw_only=True):
     """
 
     now: float
-    placement: Placement
+    placement: PlacementView
     queues: Sequence[LaneQueue]
     me: Holder
-    limits: Limits
-    running: Sequence[Running] = ()
+    limits: SchedulingLimits
+    running: Sequence[RunningJob] = ()
     used: Mapping[Party, float] = {}
     shut: tuple[Reason, ...] = ()
     tickets: tuple[Ticket, ...] = ()
@@ -72,7 +71,7 @@ class View(Struct, frozen=True, kw_only=True):
     ends_after: Callable[[int], float | None] = lambda _: None
     ends_about: Callable[[int], float | None] = lambda _: None
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need
-    standings: Mapping[int, Standing] = {}
+    standings: Mapping[int, PaceState] = {}
     stopped: frozenset[str] = frozenset()
     last_starts: Mapping[str, float] = {}
 
@@ -87,7 +86,7 @@ class Start(Struct, frozen=True, kw_only=True):
     lane: Lane
     claim: Claim
     charged_mb: float | None = None
-    terms: Terms | None = None
+    terms: ClusterTerms | None = None
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -119,17 +118,17 @@ class Plan(Struct, frozen=True, kw_only=True):
 Refusal: TypeAlias = tuple[Reason, ...]
 
 
-def decide(view: View, *, about: int | None = None) -> Plan:
+def decide(view: PlannerView, *, about: int | None = None) -> Plan:
     """`about` is a lane whose reasons are wanted in full, even where there is no room for anybody."""
     return _Planner(view, about).plan()
 
 
 class _Planner:
-    def __init__(self, view: View, about: int | None) -> None:
+    def __init__(self, view: PlannerView, about: int | None) -> None:
         self._view = view
         self._about = about
-        self._line = Line(view.queues, view.used, view.now, about=about)
-        self._kept_for_head: Board | None = None
+        self._line = QueueLine(view.queues, view.used, view.now, about=about)
+        self._kept_for_head: PlacementState | None = None
         self._tickets = in_line(view.tickets)
         self._counts = Counts(view.running)
         ours = {run.lease_id for run in view.running}
@@ -147,12 +146,12 @@ class _Planner:
         self._last_starts = dict(view.last_starts)
 
     @cached_property
-    def _board(self) -> Board:
+    def _board(self) -> PlacementState:
         """Who has what, with what this plan starts; made when the first asks for a device."""
-        return Board(self._view.placement)
+        return PlacementState(self._view.placement)
 
     @property
-    def _kept(self) -> Board:
+    def _kept(self) -> PlacementState:
         """The same, with what is kept for the head."""
         return self._kept_for_head or self._board
 
@@ -209,7 +208,7 @@ class _Planner:
         for board in self._boards() if claim.shares else ():
             board.take(claim, self._holder(candidate.job_id), _name(candidate.job_id))
 
-    def _boards(self) -> Iterator[Board]:
+    def _boards(self) -> Iterator[PlacementState]:
         yield self._board
         if self._kept_for_head is not None:
             yield self._kept_for_head
@@ -247,7 +246,7 @@ class _Planner:
         assert lane.group is not None
         if self._has_paced:
             return (plain(ReasonKind.STAGGERED, "another run starts at this moment"),)
-        standing, now = self._view.standings.get(lane.group, Standing()), self._view.now
+        standing, now = self._view.standings.get(lane.group, PaceState()), self._view.now
         watched = () if lane.need.devices else watched_refusals(lane.pace, standing, lane.need, now)
         return (*refusals(lane.pace, standing, now), *watched)
 
@@ -256,7 +255,7 @@ class _Planner:
         assert lane.pace is not None
         assert lane.group is not None
         need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
-        standing = self._view.standings.get(lane.group, Standing())
+        standing = self._view.standings.get(lane.group, PaceState())
         rooms = list(self._board.could_do(need))
         closed = {room.device.id: device_refusal(lane.pace, standing, room, need, self._view.now) for room in rooms}
         left = tuple(device_id for device_id, why in closed.items() if why is None)
@@ -380,7 +379,7 @@ def _name(job_id: int) -> str:
     return f"job {job_id}"
 
 
-def estimate_start(view: View, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
+def estimate_start(view: PlannerView, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
     """Roughly when a job with so many before it could start, each taking `likely_s`; `None` where nothing is known."""
     mine = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
     known = (view.ends_after(run.job_id) for run in mine)

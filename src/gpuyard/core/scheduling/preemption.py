@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import Room
-from gpuyard.core.scheduling.placement import Board
+from gpuyard.core.scheduling.device_memory import DeviceRoom
+from gpuyard.core.scheduling.placement import PlacementState
 
 
-class Running(Struct, frozen=True, kw_only=True):
+class RunningJob(Struct, frozen=True, kw_only=True):
     """A live attempt. `leave_cost_s` is what it would cost to have it make room, `None` where it may not be asked; one
     that `is_leaving` is about to; runs of a batch and what runs elsewhere take no slot; it is `on` these devices."""
 
@@ -27,7 +27,9 @@ class Running(Struct, frozen=True, kw_only=True):
     on: tuple[str, ...] = ()
 
 
-def find_victims(need: Need, board: Board, running: Sequence[Running], priority: int) -> tuple[Running, ...]:
+def find_victims(
+    need: Need, board: PlacementState, running: Sequence[RunningJob], priority: int
+) -> tuple[RunningJob, ...]:
     """Those whose leaving lets the job start; nobody where that would not help, or where enough leave already."""
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
     may_leave = {
@@ -46,11 +48,13 @@ def find_victims(need: Need, board: Board, running: Sequence[Running], priority:
     return _needed(need, board, rooms, list(chosen.values()), need.devices)
 
 
-def _victims_on(need: Need, board: Board, room: Room, may_leave: dict[str, Running]) -> tuple[Running, ...] | None:
+def _victims_on(
+    need: Need, board: PlacementState, room: DeviceRoom, may_leave: dict[str, RunningJob]
+) -> tuple[RunningJob, ...] | None:
     """The cheapest first, until there is room."""
     here = [may_leave[each.lease_id] for each in room.promises if each.lease_id in may_leave]
     here.sort(key=lambda run: (run.leave_cost_s or 0.0, -run.started_at))
-    victims: list[Running] = []
+    victims: list[RunningJob] = []
     while not _fits(need, board, room, victims):
         if not here:
             return None
@@ -59,8 +63,8 @@ def _victims_on(need: Need, board: Board, room: Room, may_leave: dict[str, Runni
 
 
 def _needed(
-    need: Need, board: Board, rooms: Sequence[Room], victims: Sequence[Running], devices: int
-) -> tuple[Running, ...]:
+    need: Need, board: PlacementState, rooms: Sequence[DeviceRoom], victims: Sequence[RunningJob], devices: int
+) -> tuple[RunningJob, ...]:
     """Without those whose leaving is of no use: one may have made room on several devices, or more than was missing."""
     left = list(victims)
     for victim in sorted(victims, key=lambda run: -(run.leave_cost_s or 0.0)):
@@ -70,10 +74,10 @@ def _needed(
     return tuple(left)
 
 
-def _fits(need: Need, board: Board, room: Room, victims: Iterable[Running]) -> bool:
+def _fits(need: Need, board: PlacementState, room: DeviceRoom, victims: Iterable[RunningJob]) -> bool:
     gone = frozenset(run.lease_id for run in victims if run.lease_id is not None)
     return board.could_hold(need, room.without(gone) if gone else room)
 
 
-def _cost(victims: Iterable[Running]) -> float:
+def _cost(victims: Iterable[RunningJob]) -> float:
     return sum(run.leave_cost_s or 0.0 for run in victims)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 
 AGEING_S = 600.0
 HALF_LIFE_S = 86_400.0
@@ -50,8 +50,8 @@ class Lane(Struct, frozen=True, kw_only=True):
     sizes_each: bool = False
     resumes: bool = False
     preempts: bool = False
-    pace: Pace | None = None
-    crew: Crew | None = None
+    pace: BatchPace | None = None
+    crew: TagSharing | None = None
     engine: str = ""
     demands: tuple[str, ...] = ()
 
@@ -74,19 +74,19 @@ class LaneQueue(Struct, frozen=True, kw_only=True):
     jobs: Iterator[Candidate]
 
 
-class Use(Struct, frozen=True, kw_only=True):
+class WeightedUse(Struct, frozen=True, kw_only=True):
     """Device-seconds (for work without devices: seconds), as they weighed `at` that time."""
 
     seconds: float = 0.0
     at: float = 0.0
 
 
-def weight(use: Use, now: float) -> float:
+def weight(use: WeightedUse, now: float) -> float:
     return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / HALF_LIFE_S))
 
 
-def add_use(use: Use, seconds: float, now: float) -> Use:
-    return Use(seconds=weight(use, now) + seconds, at=now)
+def add_use(use: WeightedUse, seconds: float, now: float) -> WeightedUse:
+    return WeightedUse(seconds=weight(use, now) + seconds, at=now)
 
 
 def level(priority: int, queued_at: float, now: float) -> int:
@@ -94,7 +94,7 @@ def level(priority: int, queued_at: float, now: float) -> int:
     return priority + max(0, int((now - queued_at) // AGEING_S))
 
 
-class Line:
+class QueueLine:
     """The lanes' first jobs in their order; a start or a refusal brings the next one forward."""
 
     def __init__(

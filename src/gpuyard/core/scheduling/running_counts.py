@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.wait_remedies import remedy_for
 
@@ -10,7 +10,7 @@ from gpuyard.core.scheduling.wait_remedies import remedy_for
 class Counts:
     """How many run already, the starts of this plan included."""
 
-    def __init__(self, running: Sequence[Running]) -> None:
+    def __init__(self, running: Sequence[RunningJob]) -> None:
         self.tags: dict[str, int] = {}
         self.groups: dict[int | None, int] = {}
         self.on: dict[str, dict[str, int]] = {}

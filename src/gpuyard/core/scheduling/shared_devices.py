@@ -11,26 +11,26 @@ from collections.abc import Iterable
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing, crowded
-from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, Room
+from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceRoom
 
 # Jobs that together keep a card no busier than this hardly slow each other.
 _COMFORTABLE_PERCENT = 100.0
 _ROUNDING = 1e-6
 
 # How busy it will be, what is free, its index and its id, by which rooms are compared; and how busy it is known to be.
-_Offer = tuple[float, float, int, str, float, Room]
+_Offer = tuple[float, float, int, str, float, DeviceRoom]
 
 
-class Shelf:
-    def __init__(self, rooms: Iterable[Room]) -> None:
+class SharedDevices:
+    def __init__(self, rooms: Iterable[DeviceRoom]) -> None:
         self._offers = sorted(offer for offer in map(_offer, rooms) if offer is not None)
 
-    def copy(self) -> "Shelf":
-        other = Shelf(())
+    def copy(self) -> "SharedDevices":
+        other = SharedDevices(())
         other._offers = self._offers.copy()
         return other
 
-    def exchange(self, before: Room, after: Room) -> None:
+    def exchange(self, before: DeviceRoom, after: DeviceRoom) -> None:
         """One that was here, or was not, for what has become of it."""
         offer = _offer(before)
         place = bisect.bisect_left(self._offers, offer) if offer is not None else len(self._offers)
@@ -41,12 +41,12 @@ class Shelf:
         if offer is not None:
             bisect.insort(self._offers, offer)
 
-    def best(self, need: Need, packing: Packing) -> Room | None:
+    def best(self, need: Need, packing: Packing) -> DeviceRoom | None:
         """For a job that needs one device and shares it."""
         slows_nobody = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
         return self._fullest(need, packing, slows_nobody) or self._first(need, packing, slows_nobody)
 
-    def _fullest(self, need: Need, packing: Packing, end: int) -> Room | None:
+    def _fullest(self, need: Need, packing: Packing, end: int) -> DeviceRoom | None:
         """Of those up to there."""
         least = -math.inf if need.memory_mb is None else need.memory_mb
         best, free_mb = None, math.inf
@@ -56,7 +56,7 @@ class Shelf:
                 best, free_mb = offer, offer[1]
         return None if best is None else best[-1]
 
-    def _first(self, need: Need, packing: Packing, start: int) -> Room | None:
+    def _first(self, need: Need, packing: Packing, start: int) -> DeviceRoom | None:
         """Of those from there on."""
         least = -math.inf if need.memory_mb is None else need.memory_mb
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
@@ -65,7 +65,7 @@ class Shelf:
         return next((room for room in roomy if not crowded(need, room, packing)), None)
 
 
-def unfitness(need: Need, room: Room) -> tuple[float, float, int, str]:
+def unfitness(need: Need, room: DeviceRoom) -> tuple[float, float, int, str]:
     """How much it would slow others, then how much room would be left over."""
     crowding = room.expected_percent + _load(need) - _COMFORTABLE_PERCENT if room.is_loaded else 0.0
     return (
@@ -80,7 +80,7 @@ def _load(need: Need) -> float:
     return UNKNOWN_PERCENT if need.load_percent is None else need.load_percent
 
 
-def _offer(room: Room) -> _Offer | None:
+def _offer(room: DeviceRoom) -> _Offer | None:
     """Return None for a device that is held alone or whose size is unknown. On an idle one a job slows no other."""
     if room.is_alone or room.free_mb is None:
         return None

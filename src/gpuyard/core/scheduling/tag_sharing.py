@@ -15,19 +15,19 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom
 from gpuyard.core.scheduling.shared_devices import unfitness
 
 # Of its full share: a job that is given less than this would probably run out of memory.
 _LEAST_PART = 0.5
 
 
-class Crew(Struct, frozen=True, kw_only=True):
+class TagSharing(Struct, frozen=True, kw_only=True):
     most_per_device: Annotated[int, Meta(ge=1)]
     stagger_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
-def spread(need: Need, crew: Crew, rooms: Sequence[Room], counts: Mapping[str, int]) -> list[Need]:
+def spread(need: Need, crew: TagSharing, rooms: Sequence[DeviceRoom], counts: Mapping[str, int]) -> list[Need]:
     """The same need in the order in which it is tried: on devices that have the fewest of the crew first. `counts` says
     how many each has; nothing where all but too few have as many as may be."""
     free = [room for room in rooms if counts.get(room.device.id, 0) < crew.most_per_device]
@@ -41,7 +41,7 @@ def spread(need: Need, crew: Crew, rooms: Sequence[Room], counts: Mapping[str, i
     ]
 
 
-def emptiest(rooms: Sequence[Room], counts: Mapping[str, int], devices: int) -> list[str]:
+def emptiest(rooms: Sequence[DeviceRoom], counts: Mapping[str, int], devices: int) -> list[str]:
     """Those with the fewest of the crew."""
     return sorted((room.device.id for room in rooms), key=lambda each: (counts.get(each, 0), each))[:devices]
 
@@ -53,7 +53,7 @@ def anywhere(needs: Sequence[Need]) -> Need:
     return replace(needs[-1], only=tuple(ids), memory_mb=min(sizes, default=None))
 
 
-def _sized(need: Need, rooms: Sequence[Room], places: Mapping[str, int]) -> Iterator[Need]:
+def _sized(need: Need, rooms: Sequence[DeviceRoom], places: Mapping[str, int]) -> Iterator[Need]:
     """With its share of such devices; where one is enough, first those where it slows others least, then those where
     its share is largest."""
     if len(rooms) < need.devices:
@@ -67,19 +67,19 @@ def _sized(need: Need, rooms: Sequence[Room], places: Mapping[str, int]) -> Iter
         yield replace(need, only=_ids(rooms), memory_mb=min(roomy or shares.values()))
         return
 
-    def rank(room: Room) -> tuple[float, float]:
+    def rank(room: DeviceRoom) -> tuple[float, float]:
         return unfitness(need, room)[0], -shares[room.device.id]
 
     for (_, share), alike in itertools.groupby(sorted(rooms, key=rank), key=rank):
         yield replace(need, only=_ids(alike), memory_mb=-share)
 
 
-def _share(room: Room, part: float, places: int) -> float:
+def _share(room: DeviceRoom, part: float, places: int) -> float:
     """Whole MB, so that rounding never makes the shares exceed what is free."""
     full = part * (room.capacity_mb or 0.0)
     equal = full if room.free_mb is None else math.floor(room.free_mb / places)
     return min(full, max(equal, full * _LEAST_PART))
 
 
-def _ids(rooms: Iterable[Room]) -> tuple[str, ...]:
+def _ids(rooms: Iterable[DeviceRoom]) -> tuple[str, ...]:
     return tuple(room.device.id for room in rooms)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.foreign_load import ForeignLoad, Stranger
+from gpuyard.core.scheduling.foreign_load import ForeignLoad, ForeignProcess
 from gpuyard.core.units import format_size
 
 
@@ -116,7 +116,7 @@ def foreign_load(device_id: str, load: ForeignLoad, bound: float) -> Reason:
     return Reason(kind=ReasonKind.FOREIGN_LOAD, device_id=device_id, text=text, had=load.percent, needed=bound)
 
 
-def _stranger_name(stranger: Stranger) -> str:
+def _stranger_name(stranger: ForeignProcess) -> str:
     user = f", user {stranger.user}" if stranger.user else ""
     return f"{stranger.process.name or 'process'} (pid {stranger.process.pid}{user})"
 

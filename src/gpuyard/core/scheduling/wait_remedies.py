@@ -5,7 +5,7 @@ run`; a script has the arguments of `GPUScheduler`.
 """
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.units import format_size
 
@@ -31,14 +31,14 @@ _REMEDIES = {
 }
 
 
-def remedy_for(kind: ReasonKind, need: Need | None = None, room: Room | None = None) -> str:
+def remedy_for(kind: ReasonKind, need: Need | None = None, room: DeviceRoom | None = None) -> str:
     """Return it as a sentence without its full stop; an empty one where there is none, or none is needed."""
     if kind is ReasonKind.NO_ROOM and need is not None and room is not None:
         return _remedy_for_no_room(need, room)
     return _REMEDIES.get(kind, "")
 
 
-def _remedy_for_no_room(need: Need, room: Room) -> str:
+def _remedy_for_no_room(need: Need, room: DeviceRoom) -> str:
     if room.free_mb is None:
         return "without --vram it gets the GPU alone"
     once_leases_end = room.without().free_mb or 0.0

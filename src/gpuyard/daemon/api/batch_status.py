@@ -6,13 +6,13 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.snapshot_json import iso_time
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Refused
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_parser import HttpError
 
 _MOST_RUNNING = 100
 
 
-def standing(yard: Yard, first_id: int) -> dict[str, Any]:
+def standing(yard: SchedulerLoop, first_id: int) -> dict[str, Any]:
     first, last, token = _range(yard, first_id)
     counts = yard.catalogue.counts_in(first, last)
     unfinished = sum(count for state, count in counts.items() if state not in FINISHED)
@@ -38,20 +38,20 @@ def standing(yard: Yard, first_id: int) -> dict[str, Any]:
     }
 
 
-def _held_by(yard: Yard, first_id: int) -> tuple[str | None, Reason | None]:
+def _held_by(yard: SchedulerLoop, first_id: int) -> tuple[str | None, Reason | None]:
     """While the queue is paused nobody comes to its gates, and what comes after the runs waits as well."""
     if yard.store.setting("paused"):
         return "pause", plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
     return yard.controller.pacer.held_by(first_id) or (None, None)
 
 
-def _index(yard: Yard, reason: Reason | None) -> int | None:
+def _index(yard: SchedulerLoop, reason: Reason | None) -> int | None:
     device_id = None if reason is None else reason.device_id
     device = None if device_id is None else yard.looks.latest.snapshot.device(device_id)
     return None if device is None else device.index
 
 
-def runs(yard: Yard, first_id: int, after: int, limit: int) -> dict[str, Any]:
+def runs(yard: SchedulerLoop, first_id: int, after: int, limit: int) -> dict[str, Any]:
     """A page of its runs, in the order of their ids."""
     first, last, _ = _range(yard, first_id)
     jobs = yard.catalogue.jobs_in(max(first, after + 1), last, limit + 1)
@@ -59,16 +59,16 @@ def runs(yard: Yard, first_id: int, after: int, limit: int) -> dict[str, Any]:
     return {"runs": [_run(yard, job) for job in page], "next": page[-1].id if len(jobs) > limit else None}
 
 
-def _range(yard: Yard, first_id: int) -> tuple[int, int, str | None]:
+def _range(yard: SchedulerLoop, first_id: int) -> tuple[int, int, str | None]:
     """Its first run may have been forgotten while others go on."""
     found = yard.catalogue.submission_of(first_id)
     left = [] if found is None else yard.catalogue.jobs_in(found[0], found[1], 1)
     if found is None or not left or left[0].spec.pace is None:
-        raise Refused(404, f"there is no batch {first_id}", hint="its number is that of its first run")
+        raise HttpError(404, f"there is no batch {first_id}", hint="its number is that of its first run")
     return found
 
 
-def _run(yard: Yard, job: Job) -> dict[str, Any]:
+def _run(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
     attempts = yard.store.attempts(job.id)
     return {
         "id": job.id,

@@ -5,27 +5,27 @@ from typing import Any
 
 import msgspec
 
-from gpuyard.control.user_requests import Changed, InPieces
-from gpuyard.core.job.selection import Selection, format_ids
+from gpuyard.control.user_requests import ChangeResult, InPieces
+from gpuyard.core.job.selection import JobSelection, format_ids
 from gpuyard.daemon.api.list_jobs import LOOK_FOR_PEOPLE_S, read_wanted
 from gpuyard.daemon.api.parameters import read_body, read_priority, read_selection
-from gpuyard.daemon.api.read_in_thread import Reader
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.chunked_work import in_pieces
-from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Answer, Route, Routes
 from gpuyard.errors import UserError
-from gpuyard.store.job_search import Wanted
+from gpuyard.store.job_search import JobFilter
 
 # As many are looked up without others being served.
 _RANGES = 200
 _KEYS = ("state", "search", "tag", "user")
 
-Act = Callable[[Selection], InPieces[Changed]]
+Act = Callable[[JobSelection], InPieces[ChangeResult]]
 
 
-class Changes:
-    def __init__(self, yard: Yard, reader: Reader) -> None:
+class ChangeHandler:
+    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
         self._yard = yard
         self._reader = reader
 
@@ -70,16 +70,16 @@ class Changes:
             "unchanged_count": len(unchanged),
         }
 
-    async def _selections(self, body: dict[str, Any]) -> list[Selection]:
+    async def _selections(self, body: dict[str, Any]) -> list[JobSelection]:
         if "where" not in body:
             return [read_selection(body.get("ids"))]
         wanted = _read_where(body)
         ranges = await self._reader.search(lambda search: search.ranges(wanted))
         # The states are looked at again: what waited when it was found may run by now, and is not meant.
-        return [Selection(ranges=piece, states=wanted.states) for piece in _pieces(tuple(ranges))]
+        return [JobSelection(ranges=piece, states=wanted.states) for piece in _pieces(tuple(ranges))]
 
 
-def _read_where(body: dict[str, Any]) -> Wanted:
+def _read_where(body: dict[str, Any]) -> JobFilter:
     where = body["where"]
     if body.get("ids") or not isinstance(where, dict) or not set(where) <= set(_KEYS):
         raise UserError("which jobs are meant?", hint=f"say ids, or where with some of {', '.join(_KEYS)}")

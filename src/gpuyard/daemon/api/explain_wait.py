@@ -5,15 +5,15 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.job.dependencies import Prospect, prospect
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Parked
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, PARKED, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.queue_order import whole_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import format_duration
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.store.job_search import APART, LIVE_IN_ORDER, RECENTLY_FINISHED
 
 Event = tuple[float, str, str | None]
@@ -25,7 +25,7 @@ _PAGE = 200
 class Listing:
     """Jobs as they are asked for, fetched as they are needed."""
 
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: SchedulerLoop) -> None:
         self._yard = yard
         self._store = yard.store
         self._catalogue = yard.catalogue
@@ -64,7 +64,7 @@ class Listing:
                 return
 
 
-def why(yard: Yard, job: Job) -> dict[str, Any]:
+def why(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
     """Why it does not start or go on, or how it ended."""
     ahead = starts_at = None
     estimate = ""
@@ -97,7 +97,7 @@ def why(yard: Yard, job: Job) -> dict[str, Any]:
     }
 
 
-def in_brief(yard: Yard, job: Job) -> str | None:
+def in_brief(yard: SchedulerLoop, job: Job) -> str | None:
     """Why it waits, in a few words, as the last step saw it."""
     if _is_parked_for_room(yard, job):
         return _held_up(yard, -job.id) or job.reason
@@ -114,7 +114,7 @@ def in_brief(yard: Yard, job: Job) -> str | None:
     return leaving or _held_up(yard, yard.store.lane_of(job.id).id)
 
 
-def _held_up(yard: Yard, lane_id: int) -> str | None:
+def _held_up(yard: SchedulerLoop, lane_id: int) -> str | None:
     hold = next((hold for hold in yard.controller.holds if hold.lane.id == lane_id), None)
     if hold is None:
         return None
@@ -128,28 +128,28 @@ def _held_up(yard: Yard, lane_id: int) -> str | None:
 # Those that are suspended, and those that others make room for
 
 
-def _is_parked_for_room(yard: Yard, job: Job) -> bool:
+def _is_parked_for_room(yard: SchedulerLoop, job: Job) -> bool:
     live = yard.controller.desk.live.get(job.id)
-    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is Parked.FOR_ROOM
+    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is SuspendedBy.FOR_ROOM
 
 
-def _waits_to_go_on(yard: Yard, job: Job) -> bool:
+def _waits_to_go_on(yard: SchedulerLoop, job: Job) -> bool:
     """Whether it stands in the line; one that could not be resumed a moment ago does not."""
     queues = yard.controller.mover.queues(yard.looks.now())
     return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
 
 
-def _leaving(yard: Yard, job: Job) -> Iterator[str]:
+def _leaving(yard: SchedulerLoop, job: Job) -> Iterator[str]:
     """Who makes room for a job that may preempt."""
     lower = (live for live in yard.controller.desk.live.values() if live.job.priority < job.priority)
     for live in lower if job.spec.preempts else ():
-        if live.job.state is JobState.SUSPENDING and live.attempt.parked is Parked.FOR_ROOM:
+        if live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM:
             yield f"job {live.job.id} makes room: its memory is moved to RAM"
         elif live.attempt.stopping is OutcomeKind.PREEMPTED:
             yield f"job {live.job.id} makes room: it was asked to stop"
 
 
-def _making_room(yard: Yard, job: Job) -> Iterator[Reason]:
+def _making_room(yard: SchedulerLoop, job: Job) -> Iterator[Reason]:
     leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(yard, job)]
     yield from leaving
     head = yard.controller.plan.head
@@ -179,10 +179,10 @@ def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> lis
     ]
 
 
-def _plain_reasons(yard: Yard, job: Job) -> Iterator[Reason]:
+def _plain_reasons(yard: SchedulerLoop, job: Job) -> Iterator[Reason]:
     if job.state is JobState.BLOCKED:
         for other, kind, state in yard.store.dependencies(job.id):
-            if prospect(kind, state) is Prospect.PENDING:
+            if prospect(kind, state) is DependencyOutlook.PENDING:
                 until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
                 yield plain(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
     elif job.state is JobState.DELAYED:

@@ -10,25 +10,25 @@ from msgspec import to_builtins
 from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.job.selection import parse_selection
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.loop import SchedulerLoop
 
 _PAGE = 500
 
 
-def page(yard: Yard, ids: str, after: int) -> dict[str, Any]:
+def page(yard: SchedulerLoop, ids: str, after: int) -> dict[str, Any]:
     """Those that are meant, or all that wait, in the order of their ids: some of them, from behind `after` on."""
     found = list(islice(_ids(yard, ids, after), _PAGE + 1))
     packed = [_packed(yard, job_id) for job_id in found[:_PAGE]]
     return {"jobs": packed, "next": found[_PAGE - 1] if len(found) > _PAGE else None}
 
 
-def _ids(yard: Yard, ids: str, after: int) -> Iterator[int]:
+def _ids(yard: SchedulerLoop, ids: str, after: int) -> Iterator[int]:
     ranges = yard.requests.stretches(parse_selection(ids)) if ids else [(1, yard.catalogue.last_id())]
     for first, last in ranges:
         yield from yard.catalogue.ids(max(first, after + 1), last, None if ids else sorted(WAITING))
 
 
-def _packed(yard: Yard, job_id: int) -> Any:
+def _packed(yard: SchedulerLoop, job_id: int) -> Any:
     job = yard.store.job(job_id)
     assert job is not None
     return to_builtins(pack(job, yard.controller.handover.terms(job_id), yard.store.dependencies(job_id)))

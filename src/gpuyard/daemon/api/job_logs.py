@@ -16,9 +16,8 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.daemon.api.parameters import read_whole
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Refused, Request, Stream
-from gpuyard.daemon.server.http_parser import Viewer
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_parser import HttpError, Request, ResponseStream, StreamClient
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.engines.local.job_logs import Kept
 
@@ -36,7 +35,7 @@ _HEARTBEAT_S = 15.0
 _THREADS = 4
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class LogChunk(Struct, frozen=True, kw_only=True):
     """Bytes of a log, and the place behind them, counted from the beginning of all that was ever written."""
 
     data: bytes = b""
@@ -45,7 +44,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class JobLogs:
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: SchedulerLoop) -> None:
         self._yard = yard
         self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
 
@@ -65,28 +64,28 @@ class JobLogs:
             "is_over": is_over,
         }
 
-    def _live(self, request: Request, job_id: int) -> Stream:
+    def _live(self, request: Request, job_id: int) -> ResponseStream:
         tail = min(read_whole(request.query.get("tail"), _TAIL), _MOST_LIVE)
         attempt = self._attempt(job_id, read_whole(request.query.get("attempt"), 0))
-        return Stream(begin=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
+        return ResponseStream(begin=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
 
-    async def read(self, attempt: Attempt | None, at: int | None, tail: int, most: int) -> Piece:
+    async def read(self, attempt: Attempt | None, at: int | None, tail: int, most: int) -> LogChunk:
         """So much from there on, or from where its last part begins."""
         if attempt is None or attempt.log is None:
-            return Piece()
+            return LogChunk()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_piece, Path(attempt.log), at, tail, most)
 
     def _attempt(self, job_id: int, number: int) -> Attempt | None:
         """The one of that number, or the last; `None` for a job that has none yet."""
         if self._yard.store.job(job_id) is None:
-            raise Refused(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
+            raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         attempts = self.attempts(job_id)
         if not number:
             return attempts[-1] if attempts else None
         found = next((attempt for attempt in attempts if attempt.number == number), None)
         if found is None:
-            raise Refused(404, f"job {job_id} has no attempt {number}", hint=f"it has had {len(attempts)}")
+            raise HttpError(404, f"job {job_id} has no attempt {number}", hint=f"it has had {len(attempts)}")
         return found
 
     def attempts(self, job_id: int) -> list[Attempt]:
@@ -107,7 +106,7 @@ class JobLogs:
 class _Follower:
     """One viewer of one job's log; it goes on to the next attempt if it began with the last."""
 
-    def __init__(self, logs: JobLogs, viewer: Viewer, job_id: int, attempt: Attempt | None, tail: int) -> None:
+    def __init__(self, logs: JobLogs, viewer: StreamClient, job_id: int, attempt: Attempt | None, tail: int) -> None:
         self._logs = logs
         self._viewer = viewer
         self._job_id = job_id
@@ -180,7 +179,7 @@ def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
 
 
-def read_piece(path: Path, at: int | None, tail: int, most: int) -> Piece:
+def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:
     """So much of a log from there on; from where its last part begins where nobody has read any of it yet, or whoever
     has is far behind."""
     try:
@@ -189,12 +188,12 @@ def read_piece(path: Path, at: int | None, tail: int, most: int) -> Piece:
             is_behind = at is not None and (end - at > _FAR_BEHIND or at < kept.first)
             begins = max(kept.first, end - tail) if at is None or is_behind else at
             data = b"".join(kept.read_all(begins, min(end, begins + most)))
-            return Piece(data=data, ends=begins + len(data), is_cut=is_behind or (at is None and begins > 0))
+            return LogChunk(data=data, ends=begins + len(data), is_cut=is_behind or (at is None and begins > 0))
     except FileNotFoundError:
-        return Piece(ends=at or 0)
+        return LogChunk(ends=at or 0)
 
 
-def _whole_letters(piece: Piece) -> bytes:
+def _whole_letters(piece: LogChunk) -> bytes:
     """Without the rest of a letter that was cut through."""
     if not piece.is_cut:
         return piece.data

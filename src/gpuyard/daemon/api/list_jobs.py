@@ -13,14 +13,14 @@ from gpuyard.core.job.selection import parse_selection
 from gpuyard.daemon.api import explain_wait, memory_estimates
 from gpuyard.daemon.api.parameters import read_number, read_state, read_whole
 from gpuyard.daemon.api.queue_status import standing
-from gpuyard.daemon.api.read_in_thread import Reader
-from gpuyard.daemon.api.wait_for_jobs import Waiting
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.wait_for_jobs import JobWaits
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.schema import job_json
-from gpuyard.daemon.server.connection import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import UserError
-from gpuyard.store.job_search import RECENTLY_FINISHED, Found, Place, Wanted
+from gpuyard.store.job_search import RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 MOST_ROWS = 10_000
 LOOK_FOR_PEOPLE_S = 0.5
@@ -30,8 +30,8 @@ _LONGEST_SEARCH = 1000
 _AT_ONCE, _PIECE = 200, 10
 
 
-class Lists:
-    def __init__(self, yard: Yard, reader: Reader) -> None:
+class JobListHandler:
+    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
         self._yard = yard
         self._reader = reader
 
@@ -52,7 +52,7 @@ class Lists:
     def job(self, job_id: int) -> Job:
         job = self._yard.store.job(job_id)
         if job is None:
-            raise Refused(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
+            raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         return job
 
     async def _jobs(self, request: Request) -> Answer:
@@ -70,26 +70,26 @@ class Lists:
             more, total = len(jobs) > limit, self._total(wanted, show_all=show_all)
             rows = await self._rows(jobs[:limit])
         else:
-            found = await self._find(wanted, Place(offset=offset, count=limit + 1), order, show_all=show_all)
+            found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), order, show_all=show_all)
             more, total = len(found.ids) > limit, found.total
             rows = await self._rows(self._still(found.ids[:limit], wanted))
         return {"jobs": rows, **standing(self._yard), "next": offset + limit if more else None, "total": total}
 
-    async def _find(self, wanted: Wanted, place: Place, order: str, *, show_all: bool) -> Found:
+    async def _find(self, wanted: JobFilter, place: PageRange, order: str, *, show_all: bool) -> SearchResult:
         if order == "newest":
             return await self._reader.search(lambda search: search.newest(wanted, place))
         now = self._yard.looks.now()
         used = self._yard.controller.desk.used(now)
         return await self._reader.search(lambda search: search.page(wanted, used, now, place, show_all=show_all))
 
-    def _still(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Job]:
+    def _still(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
         """Those that are still there, and as they were asked for: something may have happened since they were found."""
         for job_id in ids:
             job = self._yard.store.job(job_id)
             if job is not None and (not wanted.states or job.state in wanted.states):
                 yield job
 
-    def _total(self, wanted: Wanted, *, show_all: bool) -> int | None:
+    def _total(self, wanted: JobFilter, *, show_all: bool) -> int | None:
         """`None` where a submission is on its way: its jobs are not there yet, and are counted."""
         if self._yard.store.has_arriving:
             return None
@@ -148,16 +148,16 @@ class Lists:
     async def _wait(self, request: Request) -> Answer:
         yard, text = self._yard, request.query.get("ids", "")
         ranges = yard.requests.stretches(parse_selection(text)) if text else yard.catalogue.unfinished()
-        waiting = Waiting(yard.catalogue, yard.store, ranges)
+        waiting = JobWaits(yard.catalogue, yard.store, ranges)
         await yard.finishing.wait(
             waiting, min(_LONGEST_WAIT_S, read_number(request.query.get("timeout"), _LONGEST_WAIT_S))
         )
         return waiting.answer()
 
 
-def read_wanted(query: Mapping[str, str]) -> Wanted:
+def read_wanted(query: Mapping[str, str]) -> JobFilter:
     """Which jobs are asked for, but for their ids."""
-    return Wanted(
+    return JobFilter(
         states=tuple(read_state(word) for word in query.get("state", "").split(",") if word),
         search=query.get("search", "").strip()[:_LONGEST_SEARCH],
         tag=query.get("tag", ""),
@@ -165,7 +165,7 @@ def read_wanted(query: Mapping[str, str]) -> Wanted:
     )
 
 
-def _is_near(wanted: Wanted) -> bool:
+def _is_near(wanted: JobFilter) -> bool:
     """Whether the first of them are found at once: not where they are few among many that have finished."""
     finished = FINISHED & set(wanted.states)
     return wanted.is_plain and (not finished or finished == FINISHED)

@@ -13,7 +13,7 @@ from gpuyard.core.memory.estimates import Profile, memory_of, speaks_for_others
 from gpuyard.core.memory.preallocation import preallocates
 from gpuyard.core.scheduling.device_fit import unsuitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.schema import job_json
 from gpuyard.engines.local.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
@@ -26,7 +26,7 @@ _HEX = frozenset("0123456789abcdef")
 # What a job is given
 
 
-def next_need(yard: Yard, job: Job) -> Need:
+def next_need(yard: SchedulerLoop, job: Job) -> Need:
     """What it would be given now, where it waits."""
     is_open = job.spec.learns_memory or job.growth.count
     if job.state not in WAITING or not is_open:
@@ -34,7 +34,7 @@ def next_need(yard: Yard, job: Job) -> Need:
     return _need(yard, job)
 
 
-def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
+def memory(yard: SchedulerLoop, job: Job) -> dict[str, Any] | None:
     """What its next run is given on each GPU, and why that much; `None` where it needs no GPU."""
     if not job.spec.need.devices:
         return None
@@ -49,7 +49,7 @@ def memory(yard: Yard, job: Job) -> dict[str, Any] | None:
     }
 
 
-def _need(yard: Yard, job: Job) -> Need:
+def _need(yard: SchedulerLoop, job: Job) -> Need:
     if job.spec.engine:
         return yard.controller.desk.lessons.need_elsewhere(job)
     controller, devices = yard.controller, yard.looks.latest.snapshot.usable_devices()
@@ -68,14 +68,14 @@ def _basis(job: Job, known: Profile | None) -> str:
     return "learned" if known is not None else "unknown"
 
 
-def _evidence(yard: Yard, job: Job) -> Profile | None:
+def _evidence(yard: SchedulerLoop, job: Job) -> Profile | None:
     """What its memory is learned from."""
     profiles = yard.controller.desk.lessons.profiles(job)
     known = (each for each in profiles if each is not None and speaks_for_others(each))
     return next((each for each in known if memory_of(each) is not None), None)
 
 
-def _write_down(yard: Yard) -> None:
+def _write_down(yard: SchedulerLoop) -> None:
     """What was learned may not have been written yet."""
     with yard.store.transaction():
         yard.controller.desk.lessons.write_down()
@@ -84,14 +84,14 @@ def _write_down(yard: Yard) -> None:
 # What to tell its user
 
 
-def advice(yard: Yard, job: Job, attempts: Sequence[Attempt]) -> list[str]:
+def advice(yard: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
     """What would let others share its GPU: a framework that takes all of it, a declaration that is far off."""
     taken = _takes_all(yard, job, attempts[-1]) if attempts else None
     declared = [text for _, kind, text in yard.catalogue.story(job.id) if kind == "declared"]
     return [text for text in (taken, *declared[-1:]) if text]
 
 
-def _takes_all(yard: Yard, job: Job, attempt: Attempt) -> str | None:
+def _takes_all(yard: SchedulerLoop, job: Job, attempt: Attempt) -> str | None:
     peak = attempt.usage.peak_mb if attempt.usage is not None else None
     devices = filter(None, map(yard.looks.latest.snapshot.device, attempt.devices))
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
@@ -111,14 +111,14 @@ def _traces(attempt: Attempt) -> Iterator[str]:
 # What was learned
 
 
-def estimates(yard: Yard, limit: int) -> dict[str, Any]:
+def estimates(yard: SchedulerLoop, limit: int) -> dict[str, Any]:
     """The last seen first."""
     _write_down(yard)
     found = yard.catalogue.profiles(limit + 1)
     return {"estimates": [job_json.estimate(*each) for each in found[:limit]], "more": len(found) > limit}
 
 
-def forget(yard: Yard, words: Sequence[str] | None) -> dict[str, Any]:
+def forget(yard: SchedulerLoop, words: Sequence[str] | None) -> dict[str, Any]:
     """Those that are meant, or all."""
     if words is None:
         return {"forgotten": yard.requests.forget_estimates(None)}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import Selection, parse_selection
+from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.server.http_parser import Request
 from gpuyard.errors import UserError
 
 
@@ -33,7 +33,7 @@ def _refuse_half_letters(sent: bytes, body: dict[str, Any]) -> None:
         raise UserError("the request's body has a half of a letter in it", hint="send it as UTF-8") from None
 
 
-def read_selection(ids: object) -> Selection:
+def read_selection(ids: object) -> JobSelection:
     if isinstance(ids, list):
         ids = " ".join(map(str, ids))
     return parse_selection(str(ids or ""))

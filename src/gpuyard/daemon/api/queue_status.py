@@ -1,12 +1,12 @@
 """How the queue stands as a whole."""
 
-from gpuyard.core.job.job import Parked
+from gpuyard.core.job.job import SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.router import Answer
 
 
-def standing(yard: Yard) -> Answer:
+def standing(yard: SchedulerLoop) -> Answer:
     store = yard.store
     return {
         "paused": bool(store.setting("paused")),
@@ -15,9 +15,9 @@ def standing(yard: Yard) -> Answer:
     }
 
 
-def under_way(yard: Yard) -> int:
+def under_way(yard: SchedulerLoop) -> int:
     """How many come to their end by themselves: not those that were suspended by hand."""
     return sum(
-        each.job.state is not JobState.SUSPENDED or each.attempt.parked is not Parked.BY_PERSON
+        each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
         for each in yard.controller.desk.live.values()
     )

@@ -13,7 +13,7 @@ from gpuyard.store.job_search import Search
 T = TypeVar("T")
 
 
-class Reader:
+class ThreadedReader:
     """One question at a time: however much is asked, it takes no more than one core from the jobs."""
 
     def __init__(self, path: Path) -> None:

@@ -17,27 +17,29 @@ from gpuyard.connect import paths
 from gpuyard.connect.fast_http import API
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api import batch_status, export_jobs, memory_estimates, workspace_status
-from gpuyard.daemon.api.change_jobs import Changes
+from gpuyard.daemon.api.change_jobs import ChangeHandler
 from gpuyard.daemon.api.job_logs import JobLogs
-from gpuyard.daemon.api.list_jobs import MOST_ROWS, Lists
+from gpuyard.daemon.api.list_jobs import MOST_ROWS, JobListHandler
 from gpuyard.daemon.api.parameters import read_age, read_body, read_tag, read_whole, read_words
 from gpuyard.daemon.api.queue_status import standing, under_way
-from gpuyard.daemon.api.read_in_thread import Reader
-from gpuyard.daemon.api.shutdown import Ending, read_ending
-from gpuyard.daemon.api.submit import Intake
-from gpuyard.daemon.api.usage_report import Reporting
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.shutdown import Shutdown, read_ending
+from gpuyard.daemon.api.submit import SubmissionHandler
+from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics.collect import Metrics
-from gpuyard.daemon.monitor.device_history import History
-from gpuyard.daemon.monitor.device_list import Devices
+from gpuyard.daemon.monitor.device_history import UsageHistory
+from gpuyard.daemon.monitor.device_list import DeviceList
 from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.server.chunked_work import in_pieces
 from gpuyard.daemon.server.connection import Answer as HttpAnswer
-from gpuyard.daemon.server.connection import Request, Response
-from gpuyard.daemon.server.event_stream import Events
+from gpuyard.daemon.server.event_stream import EventStreams
+
+# FIX
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.daemon.server.router import Answer, Router, Told
 from gpuyard.daemon.server.router import Routes as Table
-from gpuyard.daemon.web.open_page import Web
+from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.local.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault
@@ -47,24 +49,24 @@ from gpuyard.version import __version__
 
 class Routes:
     def __init__(
-        self, yard: Yard, stop: Callable[[Ending], None], started_at: float, *, is_managed: bool = False
+        self, yard: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
     ) -> None:
         """`is_managed`: it runs in the foreground, for a service manager or a person who looks after it."""
         self._yard = yard
         self._stop = stop
         self._started_at = started_at
         self._is_managed = is_managed
-        self.events = Events(yard, self.handle)
-        self.web = Web(self.handle, Path(paths.state_folder()))
-        self._reader, self._reporting = Reader(yard.database.path), Reporting(yard)
-        reader, devices = self._reader, Devices(yard)
+        self.events = EventStreams(yard, self.handle)
+        self.web = PageListener(self.handle, Path(paths.state_folder()))
+        self._reader, self._reporting = ThreadedReader(yard.database.path), ReportHandler(yard)
+        reader, devices = self._reader, DeviceList(yard)
         under_api: Table = {
-            **Lists(yard, reader).routes(),
-            **Changes(yard, reader).routes(),
-            **Intake(yard).routes(),
+            **JobListHandler(yard, reader).routes(),
+            **ChangeHandler(yard, reader).routes(),
+            **SubmissionHandler(yard).routes(),
             **JobLogs(yard).routes(),
             **devices.routes(),
-            **History(yard, devices).routes(),
+            **UsageHistory(yard, devices).routes(),
             **Timeline(yard, reader).routes(),
             **self._reporting.routes(),
             **self._of_the_whole(),

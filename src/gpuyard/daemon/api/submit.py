@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
-from gpuyard.core.job.submission import Asked, Submission, decode_asked, parse_submission, read_line
+from gpuyard.core.job.submission import Submission, SubmissionRequest, decode_asked, parse_submission, read_line
 from gpuyard.daemon.api.parameters import read_body
-from gpuyard.daemon.loop import Yard, banned_devices
+from gpuyard.daemon.loop import SchedulerLoop, banned_devices
 from gpuyard.daemon.notify.setup_warnings import cautions
 from gpuyard.daemon.server.chunked_work import in_pieces
-from gpuyard.daemon.server.connection import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.errors import UserError
@@ -27,7 +27,7 @@ _LOOK_FOR_SUBMIT_S = 10.0
 _LONG_BODY = 256 * 1024
 
 
-class Again(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job once more, with a command and options that are other than they were."""
 
     command: str | tuple[str, ...] | None = None
@@ -39,8 +39,8 @@ class Again(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (read_line(self.command.strip()) if isinstance(self.command, str) else self.command) or None
 
 
-class Intake:
-    def __init__(self, yard: Yard) -> None:
+class SubmissionHandler:
+    def __init__(self, yard: SchedulerLoop) -> None:
         self._yard = yard
         self._user = user_name(os.getuid())
         self._arriving: dict[str, asyncio.Task[Answer]] = {}
@@ -61,7 +61,7 @@ class Intake:
     async def resubmit(self, request: Request, job_id: int) -> Answer:
         job = self._yard.store.job(job_id)
         if job is None:
-            raise Refused(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
+            raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         again = _read_again(request)
         submission = resubmission(job, again.words, again.options, again.token)
         check_name(submission.spec.engine or LOCAL)
@@ -97,9 +97,9 @@ class Intake:
         return {"ids": ids, "first": first, "last": last, "count": last - first + 1, "notes": notes}
 
 
-def _read_again(request: Request) -> Again:
+def _read_again(request: Request) -> ResubmitBody:
     try:
-        return msgspec.convert(read_body(request), Again)
+        return msgspec.convert(read_body(request), ResubmitBody)
     except msgspec.ValidationError as error:
         raise UserError(f"what is to be changed cannot be understood: {error}") from error
 
@@ -114,7 +114,7 @@ def _read(body: bytes, engine: str) -> Submission:
     return submission
 
 
-def _placed(asked: Asked) -> Asked:
+def _placed(asked: SubmissionRequest) -> SubmissionRequest:
     """From a page nobody is in a folder, and nobody has variables: they are the user's home, and the daemon's own."""
     environment = dict(os.environ) if asked.environment is None else asked.environment
     return replace(asked, cwd=asked.cwd or str(Path.home()), environment=environment)

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.report.hourly import Window
-from gpuyard.core.report.usage_report import Report, Reporter
+from gpuyard.core.report.hourly import TimeWindow
+from gpuyard.core.report.usage_report import Reporter, UsageReport
 from gpuyard.core.snapshot import Device
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.read_in_thread import Reader
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import UserError
-from gpuyard.store.report_queries import By, attempts_since
+from gpuyard.store.report_queries import GroupBy, attempts_since
 
 DEFAULT_SINCE = "7d"
 _LONGEST_S = 3660 * 86_400.0
@@ -34,9 +34,9 @@ _DEVICES_SEEN_WITHIN_S = 60.0
 _GIVEN_AGAIN = 10.0
 
 
-class _Asked(Struct, frozen=True):
+class _ReportRequest(Struct, frozen=True):
     span_s: float
-    by: By
+    by: GroupBy
 
 
 class _Given(Struct, frozen=True):
@@ -44,12 +44,12 @@ class _Given(Struct, frozen=True):
     until: float  # by the clock that only goes forward
 
 
-class Reporting:
-    def __init__(self, yard: Yard) -> None:
+class ReportHandler:
+    def __init__(self, yard: SchedulerLoop) -> None:
         self._yard = yard
-        self._reader = Reader(yard.database.path)  # its own: whoever searches need not wait for a report
+        self._reader = ThreadedReader(yard.database.path)  # its own: whoever searches need not wait for a report
         self._turn = asyncio.Lock()
-        self._given: dict[_Asked, _Given] = {}
+        self._given: dict[_ReportRequest, _Given] = {}
 
     def routes(self) -> Routes:
         return {("GET", "/report"): self._report}
@@ -58,7 +58,9 @@ class Reporting:
         self._reader.close()
 
     async def _report(self, request: Request) -> Answer:
-        asked = _Asked(_read_span(request.query.get("since") or DEFAULT_SINCE), _read_by(request.query.get("by")))
+        asked = _ReportRequest(
+            _read_span(request.query.get("since") or DEFAULT_SINCE), _read_by(request.query.get("by"))
+        )
         async with self._turn:
             now = time.monotonic()
             self._given = {each: given for each, given in self._given.items() if given.until > now}
@@ -67,10 +69,10 @@ class Reporting:
                 self._given[asked] = _Given(answer, time.monotonic() + busy_s * _GIVEN_AGAIN)
             return self._given[asked].answer
 
-    async def _work_out(self, asked: _Asked) -> tuple[Answer, float]:
+    async def _work_out(self, asked: _ReportRequest) -> tuple[Answer, float]:
         snapshot = (await self._yard.looks.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
         until = self._yard.looks.now()
-        window = Window(max(0.0, until - asked.span_s), until)
+        window = TimeWindow(max(0.0, until - asked.span_s), until)
         devices = snapshot.usable_devices()
         report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, asked.by, devices))
         answer = {
@@ -83,7 +85,9 @@ class Reporting:
         return answer, busy_s
 
 
-def work_out(connection: sqlite3.Connection, window: Window, by: By, devices: Sequence[Device]) -> tuple[Report, float]:
+def work_out(
+    connection: sqlite3.Connection, window: TimeWindow, by: GroupBy, devices: Sequence[Device]
+) -> tuple[UsageReport, float]:
     """The report, and how many seconds of a core it has cost."""
     began = time.thread_time()
     reporter = Reporter(window, devices, _local)
@@ -96,7 +100,7 @@ def _local(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone()
 
 
-def _shape(report: Report) -> dict[str, Any]:
+def _shape(report: UsageReport) -> dict[str, Any]:
     """As JSON has it: a group's figures stand beside its name."""
     shape: dict[str, Any] = msgspec.to_builtins(report)
     shape["groups"] = [{**group, **figures} for group in shape["groups"] if (figures := group.pop("figures"))]
@@ -110,8 +114,8 @@ def _read_span(text: str) -> float:
     return span_s
 
 
-def _read_by(text: str | None) -> By:
+def _read_by(text: str | None) -> GroupBy:
     try:
-        return By(text or By.USER)
+        return GroupBy(text or GroupBy.USER)
     except ValueError:
-        raise UserError(f"there is no report by '{text}'", hint=f"it can be by {', '.join(By)}") from None
+        raise UserError(f"there is no report by '{text}'", hint=f"it can be by {', '.join(GroupBy)}") from None

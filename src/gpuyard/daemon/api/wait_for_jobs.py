@@ -5,17 +5,17 @@ from typing import Any
 
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import Catalogue
+from gpuyard.store.queue_queries import QueueQueries
 
 _MOST_TOLD = 100
 # Jobs may finish a thousand times a second; nobody needs to know sooner than this.
 _LOOK_AGAIN_S = 0.01
 
 
-class Waiting:
+class JobWaits:
     """Until all jobs in `ranges` are finished."""
 
-    def __init__(self, catalogue: Catalogue, store: JobStore, ranges: list[tuple[int, int]]) -> None:
+    def __init__(self, catalogue: QueueQueries, store: JobStore, ranges: list[tuple[int, int]]) -> None:
         self._catalogue = catalogue
         self._store = store
         self._ranges = ranges
@@ -63,7 +63,7 @@ class Waiting:
         return told
 
 
-class Finishing:
+class FinishSignal:
     """Wakes those who wait when jobs finish, no more often than anybody needs."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Finishing:
         if self._waiters and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._wake)
 
-    async def wait(self, waiting: Waiting, timeout_s: float) -> None:
+    async def wait(self, waiting: JobWaits, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not waiting.is_over() and (left := deadline - loop.time()) > 0:

@@ -6,12 +6,12 @@ from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api import explain_wait
-from gpuyard.daemon.loop import Yard
+from gpuyard.daemon.loop import SchedulerLoop
 
 _MOST = 100_000
 
 
-def standing(yard: Yard, tag: str) -> dict[str, Any]:
+def standing(yard: SchedulerLoop, tag: str) -> dict[str, Any]:
     """Of all jobs with that tag that are tasks."""
     of_config: dict[str, list[Job]] = {}
     for job in yard.catalogue.tagged(tag, _MOST):
@@ -30,7 +30,7 @@ def standing(yard: Yard, tag: str) -> dict[str, Any]:
     }
 
 
-def _task(yard: Yard, job: Job) -> dict[str, Any]:
+def _task(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
     assert job.spec.task is not None
     attempt = _last_attempt(yard, job)
     devices = attempt.devices if attempt is not None else ()
@@ -65,7 +65,7 @@ def _task(yard: Yard, job: Job) -> dict[str, Any]:
     }
 
 
-def _last_attempt(yard: Yard, job: Job) -> Attempt | None:
+def _last_attempt(yard: SchedulerLoop, job: Job) -> Attempt | None:
     live = yard.controller.desk.live.get(job.id)
     if live is not None:
         return live.attempt
@@ -73,7 +73,7 @@ def _last_attempt(yard: Yard, job: Job) -> Attempt | None:
     return attempts[-1] if attempts else None
 
 
-def _elapsed(yard: Yard, attempt: Attempt | None) -> float | None:
+def _elapsed(yard: SchedulerLoop, attempt: Attempt | None) -> float | None:
     """How long its last attempt has run, or ran."""
     if attempt is None:
         return None

@@ -3,10 +3,10 @@
 import asyncio
 
 from gpuyard.control.step import Step
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.metrics.counters import Tally
-from gpuyard.daemon.monitor.device_list import Devices, Taken
-from gpuyard.daemon.server.connection import Request, Response
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.metrics.counters import EventCounters
+from gpuyard.daemon.monitor.device_list import DeviceList, DeviceUsers
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import EnvironmentFault
 
@@ -17,11 +17,11 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    def __init__(self, yard: Yard, devices: Devices, started_at: float) -> None:
+    def __init__(self, yard: SchedulerLoop, devices: DeviceList, started_at: float) -> None:
         self._yard = yard
         self._devices = devices
         self._started_at = started_at
-        self._tally = Tally()
+        self._tally = EventCounters()
         yard.listeners.append(self._note)
 
     def routes(self) -> Routes:
@@ -50,7 +50,7 @@ class Metrics:
         )
         return Response(body=expose(scrape), content_type=_CONTENT_TYPE)
 
-    async def _taken(self) -> Taken | None:
+    async def _taken(self) -> DeviceUsers | None:
         """`None` where the ledger cannot be read in time: the rest is worth knowing then, and `/devices` says why."""
         try:
             return await asyncio.wait_for(self._devices.taken(), _LEDGER_S)
@@ -58,7 +58,7 @@ class Metrics:
             return None
 
 
-def _by_whose(taken: Taken) -> dict[str, int]:
+def _by_whose(taken: DeviceUsers) -> dict[str, int]:
     own = sum(lease.id in taken.jobs for lease in taken.leases)
     return {"own": own, "others": len(taken.leases) - own}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gpuyard.control.step import Step
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.memory.oom_avoided import would_have_run_out
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.planner import Plan
@@ -38,7 +38,7 @@ class Histogram:
         self.total += value
 
 
-class Tally:
+class EventCounters:
     """Every label is there from the beginning: a series that starts at its first event hides that event."""
 
     def __init__(self) -> None:
@@ -64,21 +64,21 @@ class Tally:
         if plan.holds:
             self._note_avoided(plan, snapshot)
 
-    def _note_news(self, news: News) -> None:
-        if news.kind is NewsKind.STARTED:
+    def _note_news(self, news: PublishedEvent) -> None:
+        if news.kind is PublishedEventKind.STARTED:
             self._note_start(news)
-        elif news.kind is NewsKind.ENDED:
+        elif news.kind is PublishedEventKind.ENDED:
             self._note_end(news)
         else:
             self.jobs_finished[news.job.state] += 1
             self._avoided.discard(news.job.id)
 
-    def _note_start(self, news: News) -> None:
+    def _note_start(self, news: PublishedEvent) -> None:
         self.starts += 1
         queued_at = news.job.queued_at
         self.wait_s.add(max(0.0, news.at - (news.job.submitted_at if queued_at is None else queued_at)))
 
-    def _note_end(self, news: News) -> None:
+    def _note_end(self, news: PublishedEvent) -> None:
         assert news.outcome is not None
         assert news.attempt is not None
         self.attempts_ended[news.outcome.kind] += 1

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.device_breakdown import Breakdown
 from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.daemon.metrics.counters import Histogram, Tally
+from gpuyard.daemon.metrics.counters import EventCounters, Histogram
 from gpuyard.version import __version__
 
 _MB = 1_048_576
@@ -36,7 +36,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     parts: Mapping[str, Breakdown]
     leases: Mapping[str, int]
-    tally: Tally
+    tally: EventCounters
 
 
 def expose(scrape: Scrape) -> bytes:
@@ -139,7 +139,7 @@ def _host(host: Host) -> Iterator[Metric]:
 # What has happened
 
 
-def _counters(tally: Tally) -> Iterator[Metric]:
+def _counters(tally: EventCounters) -> Iterator[Metric]:
     yield CounterMetricFamily("gpuyard_starts", "Attempts that started.", value=tally.starts)
     yield _counter("attempts_ended", "Attempts that ended, by how.", "outcome", tally.attempts_ended.items())
     yield _counter(
@@ -153,7 +153,7 @@ def _counters(tally: Tally) -> Iterator[Metric]:
     )
 
 
-def _histograms(tally: Tally) -> Iterator[Metric]:
+def _histograms(tally: EventCounters) -> Iterator[Metric]:
     yield _histogram("wait_seconds", "From when a job was queued to its start.", tally.wait_s)
     yield _histogram(
         "run_seconds", "How long attempts ran; time in which they were suspended is left out.", tally.run_s

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from gpuyard.control.step import Step
 from gpuyard.core.snapshot import Device, Host
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.monitor.device_list import Devices, Taken
-from gpuyard.daemon.server.connection import Request, Response
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.device_list import DeviceList, DeviceUsers
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import EnvironmentFault, UserError
 
@@ -31,7 +31,7 @@ _MOST_DEVICES = 256
 Figures = tuple[float | None, ...]
 
 
-class Series:
+class UsageSeries:
     """Figures over time, as means over steps; the last step may still go on."""
 
     def __init__(self, names: tuple[str, ...], step_s: float) -> None:
@@ -74,14 +74,14 @@ class Span:
     def __init__(self, span_s: int) -> None:
         self.span_s = span_s
         self.step_s = span_s / MOST_POINTS
-        self._devices: dict[str, Series] = {}
-        self._host = Series(_OF_HOST, self.step_s)
+        self._devices: dict[str, UsageSeries] = {}
+        self._host = UsageSeries(_OF_HOST, self.step_s)
 
     def add(self, at: float, devices: Mapping[str, Figures], host: Figures) -> None:
         self._host.add(at, host)
         for device_id, figures in devices.items():
             if device_id not in self._devices and len(self._devices) < _MOST_DEVICES:
-                self._devices[device_id] = Series(_OF_DEVICE, self.step_s)
+                self._devices[device_id] = UsageSeries(_OF_DEVICE, self.step_s)
             if device_id in self._devices:
                 self._devices[device_id].add(at, figures)
 
@@ -95,8 +95,8 @@ class Span:
         }
 
 
-class History:
-    def __init__(self, yard: Yard, devices: Devices) -> None:
+class UsageHistory:
+    def __init__(self, yard: SchedulerLoop, devices: DeviceList) -> None:
         self._yard = yard
         self._devices = devices
         self._spans = {name: Span(seconds) for name, seconds in _SPANS_S.items()}
@@ -146,7 +146,7 @@ class History:
         self._told.clear()
 
 
-def _of_device(taken: Taken, device: Device) -> Figures:
+def _of_device(taken: DeviceUsers, device: Device) -> Figures:
     parts = taken.breakdown(device)
     return (
         parts.own.used_mb,

@@ -11,12 +11,12 @@ from msgspec.structs import asdict
 from gpuyard.control.step import Step
 from gpuyard.core.lease import Lease
 from gpuyard.core.memory.device_breakdown import Breakdown, break_down
-from gpuyard.core.scheduling.device_memory import Promise
+from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import name_of
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, iso_time, problem_as_dict
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Request
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import Measured, measure
@@ -25,7 +25,7 @@ from gpuyard.leases.measured_usage import Measured, measure
 _RECENT_S = 2.0
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class DeviceUsers(Struct, frozen=True, kw_only=True):
     """Who has what of the devices that a look has shown; `jobs` are this queue's, by the ids of their leases."""
 
     snapshot: Snapshot
@@ -33,9 +33,9 @@ class Taken(Struct, frozen=True, kw_only=True):
     measured: Measured
     jobs: dict[str, int]
 
-    def on(self, device: Device) -> list[Promise]:
+    def on(self, device: Device) -> list[PromisedShare]:
         return [
-            Promise(
+            PromisedShare(
                 share=share,
                 holder=lease.holder,
                 measured_mb=self.measured.get((lease.id, device.id)),
@@ -49,18 +49,18 @@ class Taken(Struct, frozen=True, kw_only=True):
         return break_down(device, self.on(device), self.jobs.keys())
 
 
-class Devices:
-    def __init__(self, yard: Yard) -> None:
+class DeviceList:
+    def __init__(self, yard: SchedulerLoop) -> None:
         self._yard = yard
         self._snapshot: Snapshot | None = None
-        self._taken: asyncio.Task[Taken] | None = None
-        self._answer: tuple[Taken, Answer] | None = None
+        self._taken: asyncio.Task[DeviceUsers] | None = None
+        self._answer: tuple[DeviceUsers, Answer] | None = None
         yard.listeners.append(self._changed)
 
     def routes(self) -> Routes:
         return {("GET", "/devices"): self._devices}
 
-    async def taken(self) -> Taken:
+    async def taken(self) -> DeviceUsers:
         """As of the latest look."""
         if self._taken is None or (self._taken.done() and self._taken.exception() is not None):
             self._snapshot = self._yard.looks.latest.snapshot
@@ -71,12 +71,12 @@ class Devices:
         if step.news or self._yard.looks.latest.snapshot is not self._snapshot:
             self._taken = None
 
-    async def _read(self, snapshot: Snapshot) -> Taken:
+    async def _read(self, snapshot: Snapshot) -> DeviceUsers:
         yard = self._yard
         attempts = [live.attempt for live in yard.controller.desk.live.values() if live.attempt.lease_id is not None]
         loop = asyncio.get_running_loop()
         leases, measured = await loop.run_in_executor(None, _look_up, yard.ledger, snapshot)
-        return Taken(
+        return DeviceUsers(
             snapshot=snapshot,
             leases=leases,
             measured=measured,
@@ -96,7 +96,7 @@ def _look_up(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...], Mea
     return leases, measure(snapshot, leases)
 
 
-def _as_answer(taken: Taken) -> Answer:
+def _as_answer(taken: DeviceUsers) -> Answer:
     snapshot = taken.snapshot
     usable = {device.id for device in snapshot.usable_devices()}
     return {
@@ -107,7 +107,7 @@ def _as_answer(taken: Taken) -> Answer:
     }
 
 
-def _as_device(taken: Taken, device: Device, *, is_usable: bool) -> Answer:
+def _as_device(taken: DeviceUsers, device: Device, *, is_usable: bool) -> Answer:
     shape = device_as_dict(device)
     del shape["processes"]
     return {
@@ -130,7 +130,7 @@ def _as_memory(parts: Breakdown) -> Answer:
     }
 
 
-def _as_lease(taken: Taken, lease: Lease, device: Device) -> Answer:
+def _as_lease(taken: DeviceUsers, lease: Lease, device: Device) -> Answer:
     share, job_id = lease.on(device.id), taken.jobs.get(lease.id)
     return {
         "id": lease.id,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from gpuyard.control.batch_gates import Row
+from gpuyard.control.batch_gates import GateSample
 from gpuyard.errors import GpuyardError
 from gpuyard.probes.sample_log import RowLog
 
 _log = logging.getLogger(__name__)
-COLUMNS = Row.__struct_fields__
+COLUMNS = GateSample.__struct_fields__
 _DECIMALS = 2
 
 
@@ -22,7 +22,7 @@ class SampleLogs:
         self._logs: dict[str, RowLog] = {}
         self._failed: set[str] = set()
 
-    def write(self, rows: Sequence[tuple[str, Row]]) -> None:
+    def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
         for path in {path for path, _ in rows}:
             told = [_as_dict(row) for where, row in rows if where == path]
             try:
@@ -39,7 +39,7 @@ class SampleLogs:
         return log
 
 
-def _as_dict(row: Row) -> dict[str, object]:
+def _as_dict(row: GateSample) -> dict[str, object]:
     return {
         name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in to_builtins(row).items()
     }

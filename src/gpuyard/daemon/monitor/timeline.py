@@ -13,12 +13,12 @@ from gpuyard.core.report.timeline_rows import Stretch, assign_rows, count_rows, 
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.parameters import read_number
-from gpuyard.daemon.api.read_in_thread import Reader
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Request, Response
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import UserError
-from gpuyard.store.past_runs import Run, runs_between
+from gpuyard.store.past_runs import PastRun, runs_between
 
 MOST_STRETCHES = 2000
 _LONGEST_S = 366 * 86_400.0
@@ -30,7 +30,7 @@ _PLACES, _STAYS_MOST_S = 1200.0, 60.0
 _MOST_TOLD = 16
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class DeviceTimeline(Struct, frozen=True, kw_only=True):
     """A device, or the CPU, or an engine elsewhere."""
 
     device: str | None
@@ -38,16 +38,16 @@ class Lane(Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class TimelineEntry(Struct, frozen=True, kw_only=True):
     """One run in one lane, as far as it is known so far."""
 
-    lane: Lane
+    lane: DeviceTimeline
     begins: float
     ends: float | None
     told: Answer
 
 
-class Running(Struct, frozen=True, kw_only=True):
+class RunningEntry(Struct, frozen=True, kw_only=True):
     """What runs, and what was noted of it since it began: when it was suspended, and when it went on."""
 
     job: Job
@@ -56,7 +56,7 @@ class Running(Struct, frozen=True, kw_only=True):
 
 
 class Timeline:
-    def __init__(self, yard: Yard, reader: Reader) -> None:
+    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
         self._yard = yard
         self._reader = reader
         self._told: dict[float, tuple[float, Response]] = {}
@@ -89,10 +89,10 @@ class Timeline:
         body = await self._reader.read(lambda past: _told(past, running, snapshot, since, until))
         return Response(body=body)
 
-    def _running(self) -> Iterator[Running]:
+    def _running(self) -> Iterator[RunningEntry]:
         for live in self._yard.controller.desk.live.values():
             if live.attempt.has_begun:
-                yield Running(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
+                yield RunningEntry(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
 
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
         if attempt.suspended_at is None and not attempt.suspended_s:
@@ -100,7 +100,9 @@ class Timeline:
         return tuple((at, kind) for at, kind, _ in self._yard.catalogue.story(attempt.job_id))
 
 
-def _told(past: sqlite3.Connection, running: list[Running], snapshot: Snapshot, since: float, until: float) -> bytes:
+def _told(
+    past: sqlite3.Connection, running: list[RunningEntry], snapshot: Snapshot, since: float, until: float
+) -> bytes:
     runs, left_out = runs_between(past, since, until, MOST_STRETCHES)
     seen = {(each.job.id, each.attempt.number) for each in running}
     entries = [entry for each in running if each.attempt.started_at < until for entry in _of_running(each, snapshot)]
@@ -110,7 +112,7 @@ def _told(past: sqlite3.Connection, running: list[Running], snapshot: Snapshot, 
     return json.dumps({"from": since, "until": until, **_arranged(entries, snapshot, left_out)}).encode()
 
 
-def _of_running(running: Running, snapshot: Snapshot) -> Iterator[Entry]:
+def _of_running(running: RunningEntry, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     job, attempt = running.job, running.attempt
     told = {
         "job": job.id,
@@ -124,10 +126,10 @@ def _of_running(running: Running, snapshot: Snapshot) -> Iterator[Entry]:
         "reserved_mb": attempt.reserved_mb,
     }
     for lane in _lanes_of(attempt.devices, attempt.engine, snapshot):
-        yield Entry(lane=lane, begins=attempt.started_at, ends=None, told=told)
+        yield TimelineEntry(lane=lane, begins=attempt.started_at, ends=None, told=told)
 
 
-def _of_run(run: Run, snapshot: Snapshot) -> Iterator[Entry]:
+def _of_run(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     if run.engine and run.place is None:
         return  # it never began there
     told = {
@@ -142,10 +144,10 @@ def _of_run(run: Run, snapshot: Snapshot) -> Iterator[Entry]:
         "reserved_mb": run.reserved_mb,
     }
     for lane in _lanes_of(run.devices, run.engine, snapshot):
-        yield Entry(lane=lane, begins=run.begins, ends=run.ends, told=told)
+        yield TimelineEntry(lane=lane, begins=run.begins, ends=run.ends, told=told)
 
 
-def _arranged(entries: list[Entry], snapshot: Snapshot, left_out: int) -> Answer:
+def _arranged(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -> Answer:
     entries.sort(key=lambda entry: (entry.ends is None, entry.ends or entry.begins), reverse=True)
     left_out += max(0, len(entries) - MOST_STRETCHES)
     del entries[MOST_STRETCHES:]
@@ -167,24 +169,24 @@ def _arranged(entries: list[Entry], snapshot: Snapshot, left_out: int) -> Answer
     }
 
 
-def _ordered(snapshot: Snapshot, used: Iterable[Lane]) -> list[Lane]:
+def _ordered(snapshot: Snapshot, used: Iterable[DeviceTimeline]) -> list[DeviceTimeline]:
     """Devices that can be used, whether anything ran there or not; then others that were, the CPU, and elsewhere."""
     usable = [_lane_of(device.id, snapshot) for device in snapshot.usable_devices()]
     others = set(used) - set(usable)
     return usable + sorted(others, key=lambda lane: (lane.device is None, lane.label != _CPU, lane.label))
 
 
-def _lanes_of(devices: tuple[str, ...], engine: str, snapshot: Snapshot) -> list[Lane]:
+def _lanes_of(devices: tuple[str, ...], engine: str, snapshot: Snapshot) -> list[DeviceTimeline]:
     if engine:
-        return [Lane(device=None, label=engine, name=None)]
-    return [_lane_of(device_id, snapshot) for device_id in devices] or [Lane(device=None, label=_CPU)]
+        return [DeviceTimeline(device=None, label=engine, name=None)]
+    return [_lane_of(device_id, snapshot) for device_id in devices] or [DeviceTimeline(device=None, label=_CPU)]
 
 
-def _lane_of(device_id: str, snapshot: Snapshot) -> Lane:
+def _lane_of(device_id: str, snapshot: Snapshot) -> DeviceTimeline:
     device = snapshot.device(device_id)
     if device is None or device.index is None:
-        return Lane(device=device_id, label=device_id, name=None if device is None else device.name)
-    return Lane(device=device_id, label=f"GPU {device.index}", name=device.name)
+        return DeviceTimeline(device=device_id, label=device_id, name=None if device is None else device.name)
+    return DeviceTimeline(device=device_id, label=f"GPU {device.index}", name=device.name)
 
 
 def _shortened(command: str) -> str:

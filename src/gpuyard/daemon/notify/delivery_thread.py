@@ -23,7 +23,7 @@ _AT_THE_END_S = 1.0
 _JOIN_S = 5.0
 
 
-class Worker:
+class DeliveryThread:
     def __init__(
         self,
         host: str,

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gpuyard.config import load_config
 from gpuyard.control.step import Step
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease
 from gpuyard.core.notify.messages import Freed, Occurrence, in_sum, label_of, occurrence_of, targets_of
 from gpuyard.core.notify.subscriptions import Event
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.notify.delivery_thread import Worker
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.notify.delivery_thread import DeliveryThread
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import faults_told
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S, _LOOK_SOONEST_S = 10.0, 0.5
 
 
-class Announcer:
-    def __init__(self, yard: Yard, leases: Callable[[], Sequence[Lease]]) -> None:
+class EventPublisher:
+    def __init__(self, yard: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
         self._yard = yard
         self._leases = leases
         self._notify = load_config().notify
-        self._worker = Worker(socket.gethostname(), self._notify.per_minute, yard.notices.append)
+        self._worker = DeliveryThread(socket.gethostname(), self._notify.per_minute, yard.notices.append)
         self._ended: Counter[JobState] = Counter()
         self._freed = Freed()
         self._watch: asyncio.Task[None] | None = None
@@ -78,8 +78,8 @@ class Announcer:
         if addressed:
             self._worker.put(addressed)
 
-    def _emptied(self, step: Iterable[News]) -> Iterator[Occurrence]:
-        ended = [news for news in step if news.kind is NewsKind.FINISHED]
+    def _emptied(self, step: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
+        ended = [news for news in step if news.kind is PublishedEventKind.FINISHED]
         self._ended.update(news.job.state for news in ended)
         if ended and self._is_empty():
             text, self._ended = in_sum(self._ended), Counter()
@@ -94,7 +94,7 @@ class Announcer:
 
     # GPUs
 
-    def _note_use(self, step: Iterable[News]) -> None:
+    def _note_use(self, step: Iterable[PublishedEvent]) -> None:
         now = asyncio.get_running_loop().time()
         for news in step:
             if news.attempt is not None and not news.attempt.engine:

@@ -2,8 +2,8 @@
 
 from typing import Literal, TypedDict
 
-from gpuyard.core.cluster.export import Packed
-from gpuyard.core.job.job import DependencyKind, OnPreempt, OnReboot, OutcomeKind, Parked
+from gpuyard.core.cluster.export import ExportedJob
+from gpuyard.core.job.job import DependencyKind, OnPreempt, OnReboot, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -87,7 +87,7 @@ class AttemptRow(TypedDict):
     load_percent: float | None
     curve: list[tuple[float, float]]
     ran_s: float
-    parked: Parked | None
+    parked: SuspendedBy | None
     suspended_at: Iso | None
     suspended_s: float
     lack: LackOfMemory | None
@@ -186,5 +186,5 @@ class Log(TypedDict):
 
 
 class Export(TypedDict):
-    jobs: list[Packed]
+    jobs: list[ExportedJob]
     next: int | None

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.job.dependencies import Prospect, prospect
-from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, Lack, Usage
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect
+from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile, how_far_off, memory_of
@@ -88,7 +88,7 @@ def details(
         ],
         "growth": _growth(job.growth),
         "after": [
-            {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is Prospect.MET}
+            {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is DependencyOutlook.MET}
             for other, kind, state in after
         ],
         "attempts": [_attempt(attempt, now) for attempt in attempts],
@@ -137,7 +137,7 @@ def _attempt(attempt: Attempt, now: float) -> dict[str, Any]:
     }
 
 
-def _lack(attempt: Attempt, lack: Lack) -> dict[str, Any]:
+def _lack(attempt: Attempt, lack: MemoryLack) -> dict[str, Any]:
     """`needed_mb` and `had_mb` are of one device, or of RAM: what it held and asked for, and what it could have had."""
     short, usage = lack.shortage, attempt.usage or Usage()
     seen = usage.peak_mb if short.where is ShortageKind.DEVICE else usage.ram_mb

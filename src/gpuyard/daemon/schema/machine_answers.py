@@ -3,12 +3,12 @@
 from typing import TypedDict
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.report.hourly import Picture
-from gpuyard.core.report.totals import Figures
-from gpuyard.core.report.usage_report import Box, DeviceUse
+from gpuyard.core.report.hourly import HourlyPicture
+from gpuyard.core.report.totals import ReportTotals
+from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.daemon.schema.queue_answers import Iso
-from gpuyard.store.report_queries import By
+from gpuyard.store.report_queries import GroupBy
 
 Series = list[float | None]
 
@@ -124,7 +124,7 @@ Timeline = TypedDict(
 # A report
 
 
-class ReportGroup(Figures, frozen=True, kw_only=True):
+class ReportGroup(ReportTotals, frozen=True, kw_only=True):
     """Without a name it is the rest, so many groups together."""
 
     group: str | None
@@ -134,13 +134,13 @@ class ReportGroup(Figures, frozen=True, kw_only=True):
 class Report(TypedDict):
     since: Iso
     until: Iso
-    by: By
+    by: GroupBy
     host: str | None
-    total: Figures
+    total: ReportTotals
     groups: list[ReportGroup]
     devices: list[DeviceUse]
-    box: Box
-    picture: Picture
+    box: DeviceTimeUse
+    picture: HourlyPicture
 
 
 # The page

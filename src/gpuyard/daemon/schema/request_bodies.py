@@ -10,7 +10,7 @@ from msgspec import Meta
 from gpuyard.core.job.job import OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 
 _STATE = "|".join(JobState)
@@ -99,7 +99,7 @@ class Submission(TypedDict, total=False):
     table: str | None
     options: SubmitOptions
     task: Task | None
-    crew: Crew | None
+    crew: TagSharing | None
 
 
 class Resubmission(TypedDict, total=False):

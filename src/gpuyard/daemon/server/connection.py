@@ -25,11 +25,11 @@ from gpuyard.daemon.server.http_parser import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     Fields,
+    HttpError,
     Parser,
-    Refused,
     Request,
     Response,
-    Stream,
+    ResponseStream,
     error_response,
     render,
     render_head,
@@ -37,21 +37,7 @@ from gpuyard.daemon.server.http_parser import (
 from gpuyard.daemon.server.unix_socket import FIELDS, bind, refuse_if_too_old, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
 
-__all__ = [
-    "Answer",
-    "Handler",
-    "Limits",
-    "Refused",
-    "Request",
-    "Response",
-    "Server",
-    "Stream",
-    "failure",
-    "serve",
-    "serve_at",
-]
-
-Answer = Response | Stream
+Answer = Response | ResponseStream
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
 # Why somebody who has just connected is not let in; `None` where they are.
 Doorkeeper = Callable[[socket.socket], str | None]
@@ -62,7 +48,7 @@ _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class ConnectionLimits(Struct, frozen=True, kw_only=True):
     """How many may be connected, and for how long they may keep the daemon waiting."""
 
     connections: int = 512
@@ -82,7 +68,7 @@ class Server:
     def __init__(  # noqa: PLR0913 - what is decided for it
         self,
         handler: Handler,
-        limits: Limits,
+        limits: ConnectionLimits,
         doorkeeper: Doorkeeper,
         path: Path | None = None,
         *,
@@ -134,10 +120,12 @@ class Server:
         return len(self._refused) <= self.limits.connections
 
 
-async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = None) -> Server:
+async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits | None = None) -> Server:
     """On a unix socket, for this user alone."""
     listening = bind(Path(path))
-    server = Server(handler, limits or Limits(), refuse_other_users, Path(path), vet=refuse_if_too_old, fields=FIELDS)
+    server = Server(
+        handler, limits or ConnectionLimits(), refuse_other_users, Path(path), vet=refuse_if_too_old, fields=FIELDS
+    )
     await server.start(listening)
     return server
 
@@ -145,7 +133,7 @@ async def serve(path: str | Path, handler: Handler, *, limits: Limits | None = N
 async def serve_at(  # noqa: PLR0913 - as above
     listening: socket.socket,
     handler: Handler,
-    limits: Limits,
+    limits: ConnectionLimits,
     doorkeeper: Doorkeeper,
     *,
     vet: Vetting,
@@ -185,10 +173,10 @@ class _Connection(asyncio.Protocol):
         limits = self._server.limits
         unwelcome = self._server.doorkeeper(self._transport.get_extra_info("socket"))
         if unwelcome is not None:
-            self._refuse(Refused(403, unwelcome))
+            self._refuse(HttpError(403, unwelcome))
         elif self._server.connections > limits.connections:
             message = f"the daemon has {limits.connections} connections, and takes no more"
-            self._refuse(Refused(503, message, hint="try again when others have gone"))
+            self._refuse(HttpError(503, message, hint="try again when others have gone"))
         else:
             self._allow(limits.silent_s, self._transport.abort)
 
@@ -259,7 +247,7 @@ class _Connection(asyncio.Protocol):
                 return
             try:
                 request = self._parser.take()
-            except Refused as refused:
+            except HttpError as refused:
                 self._refuse(refused)
                 return
             if request is None:
@@ -286,14 +274,14 @@ class _Connection(asyncio.Protocol):
     def _vet(self, request: Request) -> bool:
         try:
             self._server.vet(request)
-        except Refused as refused:
+        except HttpError as refused:
             self._refuse(refused, has_body=request.method != "HEAD")
             return False
         self._is_vetted = True
         return True
 
     def _refuse_half(self) -> None:
-        self._refuse(Refused(408, "the rest of the request did not come in time"))
+        self._refuse(HttpError(408, "the rest of the request did not come in time"))
 
     def _handle(self, request: Request) -> None:
         is_last = self._parser.is_last
@@ -305,7 +293,7 @@ class _Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - whatever it is, the daemon lives on
             answer = failure(request, error)
         self._is_handling = False
-        if isinstance(answer, Response | Stream):
+        if isinstance(answer, Response | ResponseStream):
             self._answer(request, answer, is_last=is_last)
         else:
             task = self._answer_later(request, answer, is_last=is_last)
@@ -329,7 +317,7 @@ class _Connection(asyncio.Protocol):
     def _answer(self, request: Request, response: Answer, *, is_last: bool) -> None:
         if self._transport.is_closing():
             return
-        if isinstance(response, Stream):
+        if isinstance(response, ResponseStream):
             self._begin_stream(response, has_body=request.method != "HEAD")
             return
         is_last = is_last or response.is_last or self._is_over
@@ -338,7 +326,7 @@ class _Connection(asyncio.Protocol):
         if is_last:
             self._end()
 
-    def _begin_stream(self, stream: Stream, *, has_body: bool) -> None:
+    def _begin_stream(self, stream: ResponseStream, *, has_body: bool) -> None:
         """It is the connection's last answer; whatever else is sent is not read."""
         self._is_over = True
         self._transport.write(render_head(stream, self._server.fields))
@@ -347,7 +335,7 @@ class _Connection(asyncio.Protocol):
         else:
             self._end()
 
-    def _refuse(self, refused: Refused, *, has_body: bool = True) -> None:
+    def _refuse(self, refused: HttpError, *, has_body: bool = True) -> None:
         self._is_over = True
         if not self._server.may_linger(self):
             self._transport.abort()
@@ -379,7 +367,7 @@ class _Connection(asyncio.Protocol):
 
 def failure(request: Request, error: Exception) -> Response:
     """The answer to a request that failed."""
-    if isinstance(error, Refused):
+    if isinstance(error, HttpError):
         return error_response(error.status, error.message, error.hint, error.headers)
     if isinstance(error, UserError):
         return error_response(400, error.message, error.hint)

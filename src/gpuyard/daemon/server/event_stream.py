@@ -10,9 +10,9 @@ import json
 from collections.abc import Awaitable, Callable
 
 from gpuyard.control.step import Step
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Answer, Request, Stream, failure
-from gpuyard.daemon.server.http_parser import Viewer
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.connection import Answer, failure
+from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
 from gpuyard.daemon.server.watch_targets import as_request, named_in
 from gpuyard.errors import UserError
 
@@ -23,11 +23,11 @@ _MOST_WATCHED = 16
 _HEARTBEAT = b": still here\n\n"
 
 
-class Events:
-    def __init__(self, yard: Yard, handle: Callable[[Request], Answer | Awaitable[Answer]]) -> None:
+class EventStreams:
+    def __init__(self, yard: SchedulerLoop, handle: Callable[[Request], Answer | Awaitable[Answer]]) -> None:
         self._yard = yard
         self._handle = handle
-        self._viewers: dict[str, set[Viewer]] = {}
+        self._viewers: dict[str, set[StreamClient]] = {}
         self._told: dict[str, bytes] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -41,15 +41,15 @@ class Events:
     def viewers(self) -> int:
         return len(self._all())
 
-    def stream(self, request: Request) -> Stream:
+    def stream(self, request: Request) -> ResponseStream:
         watched = named_in(request)
         if not watched or len(watched) > _MOST_WATCHED:
             raise UserError("what is to be watched?", hint="name it as watch=/status /jobs?state=running")
         for target in watched:
             as_request(target)
-        return Stream(begin=lambda viewer: self._join(viewer, watched))
+        return ResponseStream(begin=lambda viewer: self._join(viewer, watched))
 
-    def _join(self, viewer: Viewer, watched: list[str]) -> Callable[[], None]:
+    def _join(self, viewer: StreamClient, watched: list[str]) -> Callable[[], None]:
         for target in watched:
             self._viewers.setdefault(target, set()).add(viewer)
             if target in self._told:
@@ -60,7 +60,7 @@ class Events:
             self._beat()
         return lambda: self._leave(viewer, watched)
 
-    def _leave(self, viewer: Viewer, watched: list[str]) -> None:
+    def _leave(self, viewer: StreamClient, watched: list[str]) -> None:
         for target in watched:
             viewers = self._viewers.get(target, set())
             viewers.discard(viewer)
@@ -114,7 +114,7 @@ class Events:
             self._answer(target, failure(as_request(target), error))
 
     def _answer(self, target: str, answer: Answer) -> None:
-        if isinstance(answer, Stream):
+        if isinstance(answer, ResponseStream):
             answer = failure(as_request(target), UserError(f"{target} cannot be watched"))
         told = b'data: {"watch": %b, "answer": %b}\n\n' % (json.dumps(target).encode(), answer.body)
         if told != self._told.get(target):
@@ -131,5 +131,5 @@ class Events:
                 viewer.send(_HEARTBEAT)
         self._pulse = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._beat)
 
-    def _all(self) -> set[Viewer]:
+    def _all(self) -> set[StreamClient]:
         return {viewer for viewers in self._viewers.values() for viewer in viewers}

@@ -29,7 +29,7 @@ Fields = tuple[tuple[str, str], ...]
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-class Refused(UserError):
+class HttpError(UserError):
     """A request that is answered with this status."""
 
     def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Fields = ()) -> None:
@@ -54,7 +54,7 @@ class Response(Struct, frozen=True, kw_only=True):
     is_last: bool = False  # whether the connection ends with it
 
 
-class Viewer(Protocol):
+class StreamClient(Protocol):
     """Whoever reads a stream."""
 
     def send(self, data: bytes) -> None:
@@ -66,10 +66,10 @@ class Viewer(Protocol):
         ...
 
 
-class Stream(Struct, frozen=True, kw_only=True):
+class ResponseStream(Struct, frozen=True, kw_only=True):
     """`begin` is called once the head is sent, and what it returns when the viewer has gone."""
 
-    begin: Callable[[Viewer], Callable[[], None]]
+    begin: Callable[[StreamClient], Callable[[], None]]
     content_type: str = "text/event-stream"
     headers: Fields = ()
 
@@ -153,7 +153,7 @@ def render(response: Response, *, is_last: bool, has_body: bool = True, fields: 
     return head + response.body if has_body else head
 
 
-def render_head(stream: Stream, fields: Fields = ()) -> bytes:
+def render_head(stream: ResponseStream, fields: Fields = ()) -> bytes:
     """It ends when the connection does."""
     headers = (("Cache-Control", "no-store"), *stream.headers)
     return (f"HTTP/1.1 200 OK\r\nContent-Type: {stream.content_type}\r\n{_fields(headers, fields)}{_CLOSE}\r\n").encode(
@@ -181,7 +181,7 @@ def _printable(text: str) -> str:
 def _refuse_hopeless(unread: bytearray) -> None:
     """Whoever speaks something else is told so at once, and not when its time is up."""
     if len(unread) >= MAX_HEAD_BYTES:
-        raise Refused(413, "the head of the request is over 64 KiB")
+        raise HttpError(413, "the head of the request is over 64 KiB")
     if unread == b"\r":  # half of an empty line, which is harmless
         return
     if unread and not 65 <= unread[0] <= 90:
@@ -191,8 +191,8 @@ def _refuse_hopeless(unread: bytearray) -> None:
         _read_request_line(line.decode("latin-1").removesuffix("\r") if line.endswith(b"\r") else "")
 
 
-def _not_http() -> Refused:
-    return Refused(400, "this is no HTTP/1.1 request", hint="try: curl --unix-socket PATH http://localhost/…")
+def _not_http() -> HttpError:
+    return HttpError(400, "this is no HTTP/1.1 request", hint="try: curl --unix-socket PATH http://localhost/…")
 
 
 def _read_request_line(line: str) -> tuple[str, str, bool]:
@@ -216,7 +216,7 @@ def _read_head(text: str, most_bytes: int) -> _Head:
         if name == "content-length":
             length = _read_length(value, length, most_bytes)
         elif name == "transfer-encoding":
-            raise Refused(411, "a body in chunks is not understood", hint="send its length with Content-Length")
+            raise HttpError(411, "a body in chunks is not understood", hint="send its length with Content-Length")
         elif name == "connection":
             is_last = is_last or "close" in value.lower()
         elif name == "expect":
@@ -227,15 +227,15 @@ def _read_head(text: str, most_bytes: int) -> _Head:
 def _read_field(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name or name.split() != [name]:
-        raise Refused(400, f"the head of the request has a line that is no field: {line[:60]!r}")
+        raise HttpError(400, f"the head of the request has a line that is no field: {line[:60]!r}")
     return name.lower(), value.strip()
 
 
 def _read_length(value: str, before: int | None, most_bytes: int) -> int:
     if before is not None or not (value.isascii() and value.isdecimal()):
-        raise Refused(400, f"the request's Content-Length cannot be read: {value[:60]!r}")
+        raise HttpError(400, f"the request's Content-Length cannot be read: {value[:60]!r}")
     if len(value) > 18 or int(value) > most_bytes:
-        raise Refused(413, f"the body of the request is over {most_bytes // 1_048_576} MiB", hint="send it in parts")
+        raise HttpError(413, f"the body of the request is over {most_bytes // 1_048_576} MiB", hint="send it in parts")
     return int(value)
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gpuyard.daemon.server.connection import Refused, Request, Response, Stream
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 
 Answer = dict[str, Any]
-Told = Answer | Response | Stream
+Told = Answer | Response | ResponseStream
 # Called with the request and the numbers in its path.
 Route = Callable[..., Told | Awaitable[Told]]
 Routes = Mapping[tuple[str, str], Route]
@@ -31,8 +31,8 @@ class Router:
         hint = "see /openapi.json"
         if known:
             message = f"{request.path} takes {' and '.join(known)}, not {request.method}"
-            raise Refused(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
-        raise Refused(404, f"there is no {request.method} {request.path}", hint=hint)
+            raise HttpError(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
+        raise HttpError(404, f"there is no {request.method} {request.path}", hint=hint)
 
     def _match(self, path: str) -> tuple[str, list[int]]:
         for template, pattern in self._templates.items():

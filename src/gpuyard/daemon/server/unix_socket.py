@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuyard.connect.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD
 from gpuyard.connect.paths import reach
 from gpuyard.core.version_mismatch import is_newer
-from gpuyard.daemon.server.http_parser import Fields, Refused, Request
+from gpuyard.daemon.server.http_parser import Fields, HttpError, Request
 from gpuyard.errors import EnvironmentFault
 from gpuyard.version import __version__
 
@@ -25,7 +25,7 @@ def refuse_if_too_old(request: Request) -> None:
     """Refuse a request that asks for a newer daemon than this one, before anything is done."""
     wanted = request.headers.get(AT_LEAST_FIELD.lower(), __version__)
     if wanted != __version__ and is_newer(wanted, __version__):
-        raise Refused(
+        raise HttpError(
             TOO_OLD,
             f"the daemon is version {__version__}, and at least {wanted[:100]} was asked for",
             hint="`gpuyard daemon restart` (running jobs go on)",

@@ -3,7 +3,7 @@
 from urllib.parse import parse_qsl, unquote
 
 from gpuyard.connect.fast_http import API
-from gpuyard.daemon.server.http_parser import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 
 EVENTS = "/events"
 
@@ -16,5 +16,5 @@ def named_in(request: Request) -> list[str]:
 def as_request(target: str) -> Request:
     path, _, query = target.partition("?")
     if not path.startswith("/") or path == EVENTS:
-        raise Refused(400, f"'{target[:60]}' cannot be watched", hint="name routes that are asked with GET")
+        raise HttpError(400, f"'{target[:60]}' cannot be watched", hint="name routes that are asked with GET")
     return Request(method="GET", path=API + unquote(path), query=dict(parse_qsl(query, keep_blank_values=True)))

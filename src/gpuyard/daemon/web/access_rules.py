@@ -18,7 +18,7 @@ import re
 from msgspec import Struct
 
 from gpuyard.connect.fast_http import API
-from gpuyard.daemon.server.http_parser import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.watch_targets import EVENTS, as_request, named_in
 
 PAGE = "/"
@@ -30,7 +30,7 @@ _JSON = re.compile(r"application/json(;.*)?", re.IGNORECASE)
 _ASK = "run `gpuyard web` on the machine, and open what it prints"
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class AccessRules(Struct, frozen=True, kw_only=True):
     """What a listener goes by. `takes_addresses`: it is bound to all of the machine's, and any may be named; a name
     server leads names astray, and not addresses."""
 
@@ -47,20 +47,20 @@ class Credential(enum.Enum):
     COOKIE = "cookie"
 
 
-def check_source(request: Request, terms: Terms) -> None:
+def check_source(request: Request, terms: AccessRules) -> None:
     """Whether a browser could send this without the user's will."""
     if request.method not in METHODS:
-        raise Refused(405, f"{request.method} is not taken here", headers=(("Allow", ", ".join(METHODS)),))
+        raise HttpError(405, f"{request.method} is not taken here", headers=(("Allow", ", ".join(METHODS)),))
     host = request.headers.get("host", "")
     if not _is_ours(host, terms):
-        raise Refused(403, f"this page is not at '{host[:100]}'", hint=_ASK)
+        raise HttpError(403, f"this page is not at '{host[:100]}'", hint=_ASK)
     if request.headers.get("origin", f"http://{host}") != f"http://{host}":
-        raise Refused(403, f"nothing is answered to {request.headers['origin'][:100]}")
+        raise HttpError(403, f"nothing is answered to {request.headers['origin'][:100]}")
     if is_from_elsewhere(request) and not _is_visit(request):
-        raise Refused(403, "nothing is answered to other sites")
+        raise HttpError(403, "nothing is answered to other sites")
 
 
-def credential_of(request: Request, terms: Terms) -> Credential:
+def credential_of(request: Request, terms: AccessRules) -> Credential:
     token = request.query.get("token") if request.path == PAGE else None
     scheme, _, told = request.headers.get("authorization", "").partition(" ")
     if token is None and scheme.lower() == "bearer":
@@ -75,10 +75,10 @@ def credential_of(request: Request, terms: Terms) -> Credential:
     return Credential.COOKIE if any(is_ours) else Credential.NONE
 
 
-def check_rights(request: Request, credential: Credential, terms: Terms) -> None:
+def check_rights(request: Request, credential: Credential, terms: AccessRules) -> None:
     """Of somebody who has shown who they are."""
     if credential in (Credential.NONE, Credential.WRONG_TOKEN):
-        raise Refused(401, "this page is locked", hint=_ASK, headers=(("WWW-Authenticate", "Bearer"),))
+        raise HttpError(401, "this page is locked", hint=_ASK, headers=(("WWW-Authenticate", "Bearer"),))
     _check_right(request, terms)
     if request.path == API + EVENTS:
         for target in named_in(request):
@@ -103,7 +103,7 @@ def cookie_value(token: str) -> str:
     return hmac.new(token.encode(), b"the page of gpuyard", hashlib.sha256).hexdigest()
 
 
-def _is_ours(host: str, terms: Terms) -> bool:
+def _is_ours(host: str, terms: AccessRules) -> bool:
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return False
@@ -125,21 +125,21 @@ def _is_visit(request: Request) -> bool:
     return request.path == PAGE and request.method != "POST" and is_whole
 
 
-def _check_right(request: Request, terms: Terms) -> None:
+def _check_right(request: Request, terms: AccessRules) -> None:
     if request.path.startswith(_NOT_FOR_PAGES):
-        raise Refused(403, f"{request.path} is not for pages", hint="use `gpuyard` on the machine")
+        raise HttpError(403, f"{request.path} is not for pages", hint="use `gpuyard` on the machine")
     if terms.is_read_only and request.method == "POST":
-        raise Refused(403, "this page is for looking only", hint="`gpuyard web --stop`, then without `--read-only`")
+        raise HttpError(403, "this page is for looking only", hint="`gpuyard web --stop`, then without `--read-only`")
     if terms.is_read_only and "environment" in request.query:
-        raise Refused(403, "the values of variables are not shown on a page that is for looking only")
+        raise HttpError(403, "the values of variables are not shown on a page that is for looking only")
 
 
 def _check_change(request: Request, credential: Credential) -> None:
     told = request.headers
     if _JSON.fullmatch(told.get("content-type", "")) is None:
-        raise Refused(415, "a change is sent as JSON", hint="Content-Type: application/json")
+        raise HttpError(415, "a change is sent as JSON", hint="Content-Type: application/json")
     if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & told.keys():
-        raise Refused(403, "where does this come from?", hint="a script shows the token: Authorization: Bearer …")
+        raise HttpError(403, "where does this come from?", hint="a script shows the token: Authorization: Bearer …")
 
 
 def _cookies(request: Request) -> list[tuple[str, str]]:

@@ -6,10 +6,10 @@ import socket
 
 from msgspec import Struct
 
-from gpuyard.daemon.server.connection import Limits, Server, serve_at
+from gpuyard.daemon.server.connection import ConnectionLimits, Server, serve_at
 from gpuyard.daemon.web.access_rules import LOOPBACK
 from gpuyard.daemon.web.locked_page import HEADERS
-from gpuyard.daemon.web.page_server import Front
+from gpuyard.daemon.web.page_server import PageServer
 from gpuyard.daemon.web.peer_user import plain, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
 
@@ -18,10 +18,10 @@ DEFAULT_PORT = 8765
 _TRIED = 20
 # What the kernel keeps for a viewer that does not read comes on top of `unread_bytes`.
 _SEND_BUFFER = 256 * 1024
-LIMITS = Limits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
+LIMITS = ConnectionLimits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
 
 
-class Bound(Struct, frozen=True, kw_only=True):
+class BoundAddress(Struct, frozen=True, kw_only=True):
     """A socket, and the names that a browser may have for it."""
 
     listening: socket.socket
@@ -40,7 +40,7 @@ class Bound(Struct, frozen=True, kw_only=True):
         return socket.gethostname() if self.takes_addresses else bracketed(self.address)
 
 
-def bind(address: str, port: int | None) -> Bound:
+def bind(address: str, port: int | None) -> BoundAddress:
     """To that port; where none is named, to the first that is free from the usual one on."""
     tried = range(DEFAULT_PORT, DEFAULT_PORT + _TRIED) if port is None else (port,)
     family, at = _resolve(address)
@@ -63,7 +63,7 @@ def bind(address: str, port: int | None) -> Bound:
     raise AssertionError("the last one tried is bound, or told")
 
 
-async def serve_page(bound: Bound, front: Front) -> Server:
+async def serve_page(bound: BoundAddress, front: PageServer) -> Server:
     return await serve_at(bound.listening, front.handle, LIMITS, refuse_other_users, vet=front.vet, fields=HEADERS)
 
 
@@ -80,12 +80,12 @@ def _resolve(address: str) -> tuple[socket.AddressFamily, str]:
     return family, str(at)
 
 
-def _as_bound(listening: socket.socket, asked: str) -> Bound:
+def _as_bound(listening: socket.socket, asked: str) -> BoundAddress:
     at, port = listening.getsockname()[:2]
     is_any = ipaddress.ip_address(at.partition("%")[0]).is_unspecified
     own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(at)}
     names = LOOPBACK | own | {bracketed(asked.lower())}
-    return Bound(listening=listening, address=at, port=port, names=names, takes_addresses=is_any)
+    return BoundAddress(listening=listening, address=at, port=port, names=names, takes_addresses=is_any)
 
 
 def _not_ours(address: str) -> UserError:

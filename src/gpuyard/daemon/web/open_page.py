@@ -14,11 +14,12 @@ from msgspec import Meta, Struct
 
 from gpuyard.config import load_config
 from gpuyard.daemon.api.parameters import read_body
-from gpuyard.daemon.server.connection import Handler, Request, Server
+from gpuyard.daemon.server.connection import Handler, Server
+from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Answer, Routes
-from gpuyard.daemon.web.access_rules import Terms
-from gpuyard.daemon.web.listener import DEFAULT_PORT, Bound, bind, bracketed, serve_page
-from gpuyard.daemon.web.page_server import Front
+from gpuyard.daemon.web.access_rules import AccessRules
+from gpuyard.daemon.web.listener import DEFAULT_PORT, BoundAddress, bind, bracketed, serve_page
+from gpuyard.daemon.web.page_server import PageServer
 from gpuyard.daemon.web.static_files import load_files
 from gpuyard.daemon.web.token_file import make_token, read_token
 from gpuyard.errors import GpuyardError, UserError
@@ -27,7 +28,7 @@ LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
-class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is not said stays as it is, or is as the configuration has it."""
 
     address: str | None = None
@@ -37,13 +38,13 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Open(Struct, frozen=True, kw_only=True):
-    asked: Asked
-    bound: Bound
-    front: Front
+    asked: PageRequest
+    bound: BoundAddress
+    front: PageServer
     server: Server
 
 
-class Web:
+class PageListener:
     def __init__(self, handle: Handler, folder: Path) -> None:
         self._handle = handle
         self._token_path = folder / "web.token"
@@ -61,14 +62,14 @@ class Web:
         """At the daemon's start, which nothing that fails here prevents."""
         try:
             if load_config().page.enabled:
-                told = await self.open(Asked())
+                told = await self.open(PageRequest())
                 _log.info("the page is at %s:%s", told["address"], told["port"])
         except GpuyardError as error:
             notice = f"the page is not served: {error}"
             _log.error("%s", notice)
             tell(notice)
 
-    async def open(self, asked: Asked) -> Answer:
+    async def open(self, asked: PageRequest) -> Answer:
         async with self._opening:
             if self._open is None or not _is_content(asked, self._open):
                 await self._open_anew(_complete(asked, self._open))
@@ -79,23 +80,23 @@ class Web:
             self._open.server.close()
             self._open = None
 
-    async def _open_anew(self, asked: Asked) -> None:
+    async def _open_anew(self, asked: PageRequest) -> None:
         if self._open is not None and asked.port == self._open.bound.port:
             self.close()  # the port is wanted again
         # To look a name up can take seconds.
         bound = await asyncio.get_running_loop().run_in_executor(None, bind, asked.address or LOCAL, asked.port)
         self.close()
         try:
-            front = Front(self._handle, self._terms(asked, bound), load_files())
+            front = PageServer(self._handle, self._terms(asked, bound), load_files())
             server = await serve_page(bound, front)
         except BaseException:
             bound.listening.close()
             raise
         self._open = _Open(asked=asked, bound=bound, front=front, server=server)
 
-    def _terms(self, asked: Asked, bound: Bound) -> Terms:
+    def _terms(self, asked: PageRequest, bound: BoundAddress) -> AccessRules:
         token = make_token(self._token_path) if asked.new_token else read_token(self._token_path)
-        return Terms(
+        return AccessRules(
             token=token,
             names=bound.names,
             takes_addresses=bound.takes_addresses,
@@ -120,14 +121,14 @@ class Web:
         }
 
 
-def _read_asked(request: Request) -> Asked:
+def _read_asked(request: Request) -> PageRequest:
     try:
-        return msgspec.convert(read_body(request), Asked)
+        return msgspec.convert(read_body(request), PageRequest)
     except msgspec.ValidationError as error:
         raise UserError(f"the page cannot be opened so: {error}") from error
 
 
-def _is_content(asked: Asked, there: _Open) -> bool:
+def _is_content(asked: PageRequest, there: _Open) -> bool:
     """Whether what is open is what is asked for."""
     return (
         not asked.new_token
@@ -137,11 +138,11 @@ def _is_content(asked: Asked, there: _Open) -> bool:
     )
 
 
-def _complete(asked: Asked, there: _Open | None) -> Asked:
+def _complete(asked: PageRequest, there: _Open | None) -> PageRequest:
     page = load_config().page
-    before = there.asked if there else Asked(address=page.address, port=page.port, read_only=page.read_only)
+    before = there.asked if there else PageRequest(address=page.address, port=page.port, read_only=page.read_only)
     port = there.bound.port if there and asked.address in (None, there.asked.address) else before.port
-    return Asked(
+    return PageRequest(
         address=before.address if asked.address is None else asked.address,
         port=port if asked.port is None else asked.port,
         read_only=before.read_only if asked.read_only is None else asked.read_only,

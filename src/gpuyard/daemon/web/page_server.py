@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from gpuyard.connect.fast_http import API
-from gpuyard.daemon.server.connection import Answer, Handler, Refused, Request, Response, Stream
-from gpuyard.daemon.server.http_parser import Viewer, error_response
+from gpuyard.daemon.server.connection import Answer, Handler
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream, StreamClient, error_response
 from gpuyard.daemon.web.access_rules import (
     PAGE,
+    AccessRules,
     Credential,
-    Terms,
     check_rights,
     check_source,
     cookie_name,
@@ -38,9 +38,13 @@ _STATIC = "/static/"
 _SESSION = f"{API}/session"
 
 
-class Front:
+class PageServer:
     def __init__(
-        self, handle: Handler, terms: Terms, files: Mapping[str, File], clock: Callable[[], float] = time.monotonic
+        self,
+        handle: Handler,
+        terms: AccessRules,
+        files: Mapping[str, File],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handle, self.terms, self._files, self._clock = handle, terms, files, clock
         self._requests = Bucket(_AT_ONCE, _EACH_S)
@@ -68,7 +72,7 @@ class Front:
         if request.path == _SESSION:
             return self._session()
         answer = self._handle(request)
-        return self._watched(answer) if isinstance(answer, Response | Stream) else self._watched_later(answer)
+        return self._watched(answer) if isinstance(answer, Response | ResponseStream) else self._watched_later(answer)
 
     def _page(self, request: Request) -> Response:
         credential = credential_of(request, self.terms)
@@ -99,7 +103,7 @@ class Front:
             return error_response(503, message, "close a page that is open elsewhere", (("Retry-After", "5"),))
         return msgspec.structs.replace(answer, begin=lambda viewer: self._begin(answer, viewer))
 
-    def _begin(self, stream: Stream, viewer: Viewer) -> Callable[[], None]:
+    def _begin(self, stream: ResponseStream, viewer: StreamClient) -> Callable[[], None]:
         leave = stream.begin(viewer)
         self._streams += 1
 
@@ -110,5 +114,5 @@ class Front:
         return end
 
 
-def _too_often(message: str, wait_s: float) -> Refused:
-    return Refused(429, message, hint="slower", headers=(("Retry-After", str(math.ceil(wait_s))),))
+def _too_often(message: str, wait_s: float) -> HttpError:
+    return HttpError(429, message, hint="slower", headers=(("Retry-After", str(math.ceil(wait_s))),))

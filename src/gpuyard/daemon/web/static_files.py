@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from msgspec import Struct
 
-from gpuyard.daemon.server.http_parser import Refused, Request, Response
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response
 
 INDEX = "index.html"
 _TYPES = {
@@ -41,7 +41,7 @@ def load_files() -> dict[str, File]:
 def answer_file(known: Mapping[str, File], name: str, request: Request) -> Response:
     file = known.get(name)
     if file is None:
-        raise Refused(404, f"there is no file {name[:100]}")
+        raise HttpError(404, f"there is no file {name[:100]}")
     # It may be kept, and is asked for again each time: a daemon of another version may have another.
     headers = (("ETag", file.mark), ("Cache-Control", "no-cache"))
     if file.mark in request.headers.get("if-none-match", ""):

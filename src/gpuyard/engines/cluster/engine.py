@@ -18,12 +18,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import Offer, Terms, amount_of, less
+from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_of, less
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.engines.argument_checks import refuse_unpassable
-from gpuyard.engines.cluster.in_flight import Cargo, fill, key_of
-from gpuyard.engines.cluster.site import Report, Site, Unreachable
-from gpuyard.engines.cluster.submission_dir import Parcels
+from gpuyard.engines.cluster.in_flight import InFlightJobs, fill, key_of
+from gpuyard.engines.cluster.site import Site, SiteReport, SiteUnreachable
+from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.local import job_logs
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, Seen
@@ -35,7 +35,7 @@ _SLOWER = 1.5
 _CLOSED_WITHIN_S = 2.0
 
 
-class Outpost:
+class ClusterEngine:
     """Implements `ports.Engine`, for one thread of one process. `on_news` may be called from any thread."""
 
     def __init__(self, site: Site, folder: Path, on_news: Callable[[], None], *, poll_s: float = 10.0) -> None:
@@ -45,7 +45,7 @@ class Outpost:
         self._folder = folder
         self._on_news = on_news
         self._poll_s = poll_s
-        self._parcels = Parcels(folder / site.name)
+        self._parcels = SubmissionDirs(folder / site.name)
         self._has_folders = False
         self._prepared: list[Launch] = []
         self._lock = threading.Lock()  # for what follows, up to the thread
@@ -53,7 +53,7 @@ class Outpost:
         self._to_adopt: list[Attempt] = []
         self._to_cancel: set[str] = set()
         self._has_new_to_cancel = False
-        self._promised: dict[str, Terms] = {}
+        self._promised: dict[str, ClusterTerms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
         self._told: list[str] = []
@@ -64,7 +64,7 @@ class Outpost:
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
-        self._cargo = Cargo(site, self._parcels)  # the thread's own, as is all that follows
+        self._cargo = InFlightJobs(site, self._parcels)  # the thread's own, as is all that follows
         self._look_at: float | None = 0.0
         self._interval_s = _FIRST_PAUSE_S
         self._news = False
@@ -255,7 +255,7 @@ class Outpost:
         self._look_within(_SOON_S)
         try:
             self._cargo.send(launches, [self._log_of(launch) for launch in launches])
-        except Unreachable as error:
+        except SiteUnreachable as error:
             self._suffer(error)
         except EnvironmentFault as error:  # it was refused, or its folder cannot be written
             self._tell(_unbegun(launch, _with_hint(error)) for launch in launches)
@@ -281,7 +281,7 @@ class Outpost:
             return
         try:
             done = self._cargo.cancel(wanted)
-        except Unreachable as error:
+        except SiteUnreachable as error:
             _log.warning("what is to end at %s is asked for again: %s", self._site.name, error)
             return
         self._look_within(_SOON_S)
@@ -300,7 +300,7 @@ class Outpost:
             shown = self._promised.keys() - set(map(key_of, self._to_send))
         try:
             report = self._cargo.look()
-        except Unreachable as error:
+        except SiteUnreachable as error:
             self._suffer(error)
             return
         with self._lock:
@@ -312,7 +312,7 @@ class Outpost:
         self._look_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
 
-    def _note(self, report: Report, shown: Iterable[str]) -> bool:
+    def _note(self, report: SiteReport, shown: Iterable[str]) -> bool:
         """What the site offers; what it was given before that it knows of."""
         with self._lock:
             before, self._offer = self._offer, report.offer

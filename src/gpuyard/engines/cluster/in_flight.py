@@ -11,20 +11,29 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.outcome import Fate, judge
-from gpuyard.engines.cluster.site import OVER, At, Parcel, Refused, Report, Sighting, Site, Unreachable
-from gpuyard.engines.cluster.submission_dir import VOID, Began, Parcels, Trace
+from gpuyard.engines.cluster.outcome import ElementOutcome, judge
+from gpuyard.engines.cluster.site import (
+    OVER,
+    ClusterSubmission,
+    Sighting,
+    Site,
+    SiteRefused,
+    SiteReport,
+    SiteState,
+    SiteUnreachable,
+)
+from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, SubmissionDirs
 from gpuyard.engines.local import oom_evidence
-from gpuyard.engines.local.keeper_journal import Things
+from gpuyard.engines.local.keeper_journal import StartContext
 from gpuyard.engines.session.runner_command import words_of
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Seen
 
 _log = logging.getLogger(__name__)
-_NOTHING = Trace()
+_NOTHING = ElementTrace()
 _TERMS = "terms.json"
 # A supervisor whose element was given up looks for the mark every few seconds, and networks show it late.
 _KEEP_LOST_S = 120.0
@@ -32,10 +41,10 @@ _KEEP_LOST_S = 120.0
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED)
 
 
-class Element:
+class InFlightElement:
     """One attempt, and how it was last seen. It has been so for `waited` looks."""
 
-    def __init__(self, key: str, log: str, things: Things) -> None:
+    def __init__(self, key: str, log: str, things: StartContext) -> None:
         self.key = key
         self.log = log
         self.things = things
@@ -56,10 +65,10 @@ class Element:
         self.sighting = sighting
 
 
-class Load:
+class InFlightSubmission:
     """A parcel, and those of its elements that are not over."""
 
-    def __init__(self, parcel: Parcel, elements: dict[int, Element]) -> None:
+    def __init__(self, parcel: ClusterSubmission, elements: dict[int, InFlightElement]) -> None:
         self.parcel = parcel
         self.elements = elements
         self.unrecorded = {element.key for element in elements.values()}
@@ -74,13 +83,13 @@ class Load:
         self.unrecorded.difference_update(set(keys) - {element.key for element in self.elements.values()})
 
 
-class Cargo:
+class InFlightJobs:
     """For one thread."""
 
-    def __init__(self, site: Site, parcels: Parcels) -> None:
+    def __init__(self, site: Site, parcels: SubmissionDirs) -> None:
         self._site = site
         self._parcels = parcels
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, InFlightSubmission] = {}
         self._ours: dict[str, tuple[str, int]] = {}
         self._kept: dict[str, float] = {}
         self.wants_look = False
@@ -102,21 +111,21 @@ class Cargo:
         token = secrets.token_hex(6)
         folder = self._write(token, terms, list(zip(map(_on_node, launches), logs, strict=True)))
         elements = {
-            number: Element(
-                key_of(launch), log, Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
+            number: InFlightElement(
+                key_of(launch), log, StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
             )
             for number, (launch, log) in enumerate(zip(launches, logs, strict=True))
         }
         load = self._load(token, folder, terms, elements)
         try:
             known_as = self._site.submit(load.parcel)
-        except Refused:
+        except SiteRefused:
             self._drop(token)
             raise
         with contextlib.suppress(EnvironmentFault):  # the site has it, whatever can be noted of that
             self._parcels.mark_submitted(token, known_as)
 
-    def _write(self, token: str, terms: Terms, elements: Sequence[tuple[Launch, str]]) -> str:
+    def _write(self, token: str, terms: ClusterTerms, elements: Sequence[tuple[Launch, str]]) -> str:
         """Its folder. Where the terms are there and whole, the site may know of it."""
         self._parcels.write(token, elements)
         folder = self._parcels.path(token)
@@ -166,7 +175,7 @@ class Cargo:
         written = self._parcels.read(token)
         traces = self._parcels.traces(token)
         elements = {
-            number: Element(each.key, each.log, each.things)
+            number: InFlightElement(each.key, each.log, each.things)
             for number, each in enumerate(written)
             if each.key in wanted and traces.get(number, _NOTHING).began is not VOID
         }
@@ -175,7 +184,7 @@ class Cargo:
             return
         folder = self._parcels.path(token)
         try:
-            terms = msgspec.json.decode(Path(folder, _TERMS).read_bytes(), type=Terms)
+            terms = msgspec.json.decode(Path(folder, _TERMS).read_bytes(), type=ClusterTerms)
         except (FileNotFoundError, msgspec.DecodeError):  # it was never handed over
             self._parcels.forget(token)
             return
@@ -184,9 +193,14 @@ class Cargo:
         self._load(token, folder, terms, elements, count=len(written))
 
     def _load(
-        self, token: str, folder: str, terms: Terms, elements: dict[int, Element], count: int | None = None
-    ) -> Load:
-        parcel = Parcel(
+        self,
+        token: str,
+        folder: str,
+        terms: ClusterTerms,
+        elements: dict[int, InFlightElement],
+        count: int | None = None,
+    ) -> InFlightSubmission:
+        parcel = ClusterSubmission(
             known_as=self._parcels.known_as(token),
             token=token,
             terms=terms,
@@ -194,7 +208,7 @@ class Cargo:
             folder=folder,
             supervisor=node_supervisor.command(folder),
         )
-        load = self._loads[token] = Load(parcel, elements)
+        load = self._loads[token] = InFlightSubmission(parcel, elements)
         self._ours |= {element.key: (token, number) for number, element in elements.items()}
         return load
 
@@ -206,17 +220,17 @@ class Cargo:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
 
-    def _element(self, key: str) -> Element | None:
+    def _element(self, key: str) -> InFlightElement | None:
         place = self._ours.get(key)
         return None if place is None else self._loads[place[0]].elements.get(place[1])
 
     # From the site
 
-    def look(self) -> Report:
+    def look(self) -> SiteReport:
         self.wants_look = False
         return self._site.look([load.parcel for load in self._loads.values() if load.elements])
 
-    def settle(self, report: Report | None = None) -> Iterator[Seen | Ended]:
+    def settle(self, report: SiteReport | None = None) -> Iterator[Seen | Ended]:
         """What is new by the files that are there, and by what the site has just said, where it was asked. One parcel
         that cannot be read keeps nobody from hearing of the others."""
         fault: EnvironmentFault | None = None
@@ -239,7 +253,7 @@ class Cargo:
         if fault is not None:
             raise fault
 
-    def _traces(self, token: str, load: Load) -> Mapping[int, Trace]:
+    def _traces(self, token: str, load: InFlightSubmission) -> Mapping[int, ElementTrace]:
         """Where somebody has removed the parcel the site's word is all there is."""
         try:
             return self._parcels.traces(token) if load.elements else {}
@@ -252,7 +266,9 @@ class Cargo:
         """No supervisor begins without its parcel."""
         return self._parcels.is_gone(token) or self._parcels.void(token, number)
 
-    def _settle(self, load: Load, number: int, element: Element, *, was_asked: bool) -> Iterator[Seen | Ended]:
+    def _settle(
+        self, load: InFlightSubmission, number: int, element: InFlightElement, *, was_asked: bool
+    ) -> Iterator[Seen | Ended]:
         seen = _seen(element)
         if seen is not None:
             yield seen
@@ -261,18 +277,20 @@ class Cargo:
         fate = judge(self._site.name, element.sighting, element.trace, element.things, waited=element.waited)
         if fate.is_to_be_voided and self._void(load.parcel.token, number):
             reason = f"{self._site.name} does not know of it"
-            fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=reason))
+            fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=reason))
         if fate.outcome is not None and fate.outcome.kind in _MAY_START_YET and element.trace.began is None:
             if not self._void(load.parcel.token, number):
                 return  # it began at the last moment
             if fate.outcome.kind is OutcomeKind.LOST:
-                fate = Fate(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=fate.outcome.reason))
+                fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=fate.outcome.reason))
         if fate.outcome is not None:
             yield self._end(load, number, element, fate.outcome, fate)
         elif element.trace.ended is not None:
             self.wants_look = not was_asked
 
-    def _end(self, load: Load, number: int, element: Element, outcome: Outcome, fate: Fate) -> Ended:
+    def _end(
+        self, load: InFlightSubmission, number: int, element: InFlightElement, outcome: Outcome, fate: ElementOutcome
+    ) -> Ended:
         token, finish = load.parcel.token, element.trace.ended
         if outcome.kind is OutcomeKind.LOST and not self._parcels.is_gone(token):
             self._parcels.mark_lost(token, number)
@@ -291,12 +309,12 @@ class Cargo:
             usage=finish.usage if finish is not None else None,
         )
 
-    def _keep_output(self, token: str, number: int, element: Element) -> None:
+    def _keep_output(self, token: str, number: int, element: InFlightElement) -> None:
         """Where no supervisor came to open its log, what the site has is better than nothing."""
         if os.path.exists(element.log) or element.sighting is None:
             return
         written = None if self._parcels.is_gone(token) else self._parcels.output(token, number)
-        with contextlib.suppress(Unreachable):
+        with contextlib.suppress(SiteUnreachable):
             written = written or self._site.output(element.sighting)
         if written:
             with contextlib.suppress(OSError):
@@ -345,7 +363,7 @@ def _private(path: str, flags: int) -> int:
 
 def _runs(sighting: Sighting | None) -> bool:
     """As far as is known."""
-    return sighting is None or sighting.at is not At.PENDING
+    return sighting is None or sighting.at is not SiteState.PENDING
 
 
 def fill(launches: Sequence[Launch], most: int) -> tuple[list[Launch], list[Launch]]:
@@ -368,15 +386,15 @@ def _on_node(launch: Launch) -> Launch:
     return replace(launch, command=words_of(replace(launch, task=task), ""), task=None)
 
 
-def _seen(element: Element) -> Seen | None:
+def _seen(element: InFlightElement) -> Seen | None:
     began, sighting = element.trace.began, element.sighting
     place: str | None
     at: float | None
     if isinstance(began, Began):
         place, at, reason = (sighting.place if sighting is not None else "") or began.node, began.at, ""
-    elif sighting is not None and sighting.at is At.RUNNING:
+    elif sighting is not None and sighting.at is SiteState.RUNNING:
         place, at, reason = sighting.place or "?", sighting.started_at, ""
-    elif sighting is not None and sighting.at is At.PENDING:
+    elif sighting is not None and sighting.at is SiteState.PENDING:
         place, at, reason = None, None, sighting.reason
     else:
         return None
@@ -387,7 +405,7 @@ def _seen(element: Element) -> Seen | None:
     return _seen_as(element, reason, place, at)
 
 
-def _seen_as(element: Element, reason: str, place: str | None, at: float | None) -> Seen:
+def _seen_as(element: InFlightElement, reason: str, place: str | None, at: float | None) -> Seen:
     job_id, attempt = element.name
     site_id = element.sighting.id if element.sighting is not None else ""
     return Seen(job_id=job_id, attempt=attempt, site_id=site_id, reason=reason, place=place, at=at)

@@ -118,7 +118,7 @@ class Supervisor:
         """The status to leave with."""
         try:
             self._program = self._start()
-        except keeper.Hindrance as hindrance:
+        except keeper.StartFailure as hindrance:
             self._tell_end(hindrance.word, None, None)
             return _NOT_FOUND if hindrance.word == "no-program" else _CANNOT_EXECUTE
         threading.Thread(target=self._watch_for_loss, daemon=True).start()
@@ -136,7 +136,7 @@ class Supervisor:
         try:
             return keeper.spawn(launch, None, self._nowhere)
         except ValueError:  # no system can be given half a character, or a zero byte
-            raise keeper.Hindrance("not-executable") from None
+            raise keeper.StartFailure("not-executable") from None
 
     # While it runs
 

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, Terms, amount_of
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_of
 from gpuyard.core.job.job import DEFAULT_GRACE_S
-from gpuyard.engines.cluster.site import At, Mark, Parcel, Refused, Sighting, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, Mark, Sighting, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _OPTIONS = {
     "--entrypoint-resources": "entrypoint_resources",
     "--entrypoint-label-selector": "entrypoint_label_selector",
 }
-_PLAIN = {"SUCCEEDED": At.SUCCEEDED, "STOPPED": At.CANCELLED}
+_PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "STOPPED": SiteState.CANCELLED}
 _KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
 _STALE_S = 60.0
@@ -52,7 +52,7 @@ class RaySettings(Struct, frozen=True, kw_only=True):
     most_jobs: int = 1000
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class RayJobRecord(Struct, frozen=True, kw_only=True):
     """A job as Ray lists it, as far as it is read; one that nobody submitted has no id. Times are in milliseconds."""
 
     status: str
@@ -114,7 +114,7 @@ def mark_of(submission_id: str | None) -> Mark | None:
     return (token, int(index)) if is_ours else None
 
 
-def submission_of(parcel: Parcel, index: int, card_mb: float | None) -> dict[str, Any]:
+def submission_of(parcel: ClusterSubmission, index: int, card_mb: float | None) -> dict[str, Any]:
     """What is posted for an element; what is nothing is left out, as older Rays do not know every field."""
     terms = parcel.terms
     amount = amount_of(terms, card_mb)
@@ -132,7 +132,7 @@ def submission_of(parcel: Parcel, index: int, card_mb: float | None) -> dict[str
     return {name: value for name, value in fields.items() if value}
 
 
-def _entrypoint(parcel: Parcel, index: int) -> str:
+def _entrypoint(parcel: ClusterSubmission, index: int) -> str:
     """Says so in Ray's log where the node does not see what it is to start.
 
     When Ray loses a job it kills its process group, and would forget what the supervisor had started in a session of
@@ -147,7 +147,7 @@ def _entrypoint(parcel: Parcel, index: int) -> str:
     )
 
 
-def _of_options(terms: Terms) -> dict[str, Any]:
+def _of_options(terms: ClusterTerms) -> dict[str, Any]:
     resources = {f"accelerator_type:{terms.need.model}": _A_LITTLE} if terms.need.model else {}
     fields: dict[str, Any] = {"entrypoint_resources": resources}
     for option in terms.options:
@@ -157,7 +157,7 @@ def _of_options(terms: Terms) -> dict[str, Any]:
         except ValueError:
             value = None
         if name not in _OPTIONS or not isinstance(value, dict):
-            raise Refused(
+            raise SiteRefused(
                 f"Ray cannot be told '{option}'",
                 hint=" or ".join(f"""{each}={{"NAME": …}}""" for each in _OPTIONS),
             )
@@ -168,8 +168,8 @@ def _of_options(terms: Terms) -> dict[str, Any]:
 # What Ray answers
 
 
-def records_of(body: bytes) -> list[Record]:
-    return _read(body, list[Record])
+def records_of(body: bytes) -> list[RayJobRecord]:
+    return _read(body, list[RayJobRecord])
 
 
 def logs_of(body: bytes) -> bytes:
@@ -181,10 +181,10 @@ def _read(body: bytes, form: type[T]) -> T:
     try:
         return msgspec.convert(json.loads(body), form)
     except (ValueError, msgspec.ValidationError) as error:
-        raise Unreachable(f"Ray's answer cannot be understood: {error}") from None
+        raise SiteUnreachable(f"Ray's answer cannot be understood: {error}") from None
 
 
-def sighting_of(record: Record, *, is_stopped: bool, now: float) -> Sighting:
+def sighting_of(record: RayJobRecord, *, is_stopped: bool, now: float) -> Sighting:
     """`is_stopped` where Ray has been told to stop it: one that is pending stays so until it would start."""
     at, reason = _standing(record, is_stopped=is_stopped, now=now)
     return Sighting(
@@ -197,7 +197,7 @@ def sighting_of(record: Record, *, is_stopped: bool, now: float) -> Sighting:
     )
 
 
-def _status(record: Record) -> int | None:
+def _status(record: RayJobRecord) -> int | None:
     """As shells have it. A setsid whose child was killed leaves with the signal's number, and says so."""
     code = record.driver_exit_code
     if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
@@ -205,32 +205,32 @@ def _status(record: Record) -> int | None:
     return code
 
 
-def _standing(record: Record, *, is_stopped: bool, now: float) -> tuple[At, str]:
+def _standing(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
     if record.status == "PENDING":
         return _waiting(record, is_stopped=is_stopped, now=now)
     if record.status == "FAILED":
         return _failure(record)
-    return _PLAIN.get(record.status, At.RUNNING), ""
+    return _PLAIN.get(record.status, SiteState.RUNNING), ""
 
 
-def _waiting(record: Record, *, is_stopped: bool, now: float) -> tuple[At, str]:
+def _waiting(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
     if is_stopped:
-        return At.CANCELLED, "before it started"
+        return SiteState.CANCELLED, "before it started"
     if now - (record.start_time or 0.0) / 1000 > _NEVER_STARTED_S:
-        return At.LOST, "Ray never started it"
-    return At.PENDING, gist(record.message or "")
+        return SiteState.LOST, "Ray never started it"
+    return SiteState.PENDING, gist(record.message or "")
 
 
-def _failure(record: Record) -> tuple[At, str]:
+def _failure(record: RayJobRecord) -> tuple[SiteState, str]:
     message = record.message or ""
     if record.driver_exit_code is not None:
-        return At.FAILED, ""
+        return SiteState.FAILED, ""
     if "OUT_OF_MEMORY" in message or "low on memory" in message:
-        return At.OUT_OF_MEMORY, gist(message)
-    return At.LOST, gist(message)
+        return SiteState.OUT_OF_MEMORY, gist(message)
+    return SiteState.LOST, gist(message)
 
 
-def _place(record: Record) -> str:
+def _place(record: RayJobRecord) -> str:
     host = urlsplit(record.driver_agent_http_address or "").hostname
     return host or record.driver_node_id or ""
 
@@ -263,13 +263,13 @@ class _StatusAnswer(Struct, frozen=True):
     data: _StatusData
 
 
-class _Node(Struct, frozen=True):
+class _RayNode(Struct, frozen=True):
     state: str
     resources_total: dict[str, float] = {}
 
 
 class _Nodes(Struct, frozen=True):
-    result: list[_Node]
+    result: list[_RayNode]
 
 
 class _NodesData(Struct, frozen=True):
@@ -295,7 +295,7 @@ def _amount(resources: Sequence[Mapping[str, float]]) -> Amount:
     return Amount(gpus=gpus, cpus=cpus, ram_mb=memory / _MB)
 
 
-def free_of(capacity: Capacity, ours: Sequence[tuple[Record, Amount]]) -> Amount:
+def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> Amount:
     """What nobody uses, and none of ours that is not over will. Others use what was in use, and not by ours."""
     then = _sum(amount for record, amount in ours if _was_in_use(record, capacity.at))
     now = _sum(amount for record, amount in ours if record.status in ("PENDING", "RUNNING"))
@@ -311,7 +311,7 @@ def _sum(amounts: Iterable[Amount]) -> tuple[float, float, float]:
     return gpus, cpus, ram_mb
 
 
-def _was_in_use(record: Record, at: float) -> bool:
+def _was_in_use(record: RayJobRecord, at: float) -> bool:
     """At that time, as far as can be told: one that runs since may be taken for it, and then a little too much seems to
     be free, for which Ray has a line of its own."""
     if record.status == "PENDING" or (record.start_time or 0.0) / 1000 > at:

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from gpuyard.core.cluster.offer import Offer, amount_of
 from gpuyard.engines.cluster.ray_api import (
     Capacity,
+    RayJobRecord,
     RaySettings,
-    Record,
     address_of,
     capacity_of,
     free_of,
@@ -35,7 +35,7 @@ from gpuyard.engines.cluster.ray_api import (
     sighting_of,
     submission_of,
 )
-from gpuyard.engines.cluster.site import Mark, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, Mark, Sighting, SiteRefused, SiteReport, SiteUnreachable
 
 # Of a connection, an answer's beginning, and its whole; and of many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
@@ -63,17 +63,17 @@ class RaySite:
         self._token = _token(environment)
         self._stopped: set[str] = set()
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         until = time.monotonic() + _ALL_WITHIN_S
         for index in range(parcel.count):
             try:
                 self._submit(submission_of(parcel, index, self._settings.card_mb))
-            except Refused as error:
+            except SiteRefused as error:
                 if index == 0:
                     raise
-                raise Unreachable(f"Ray took {index} of {parcel.count}, and then refused: {error}") from error
+                raise SiteUnreachable(f"Ray took {index} of {parcel.count}, and then refused: {error}") from error
             if time.monotonic() > until:
-                raise Unreachable(f"Ray took {index + 1} of {parcel.count} in {_ALL_WITHIN_S:.0f} s")
+                raise SiteUnreachable(f"Ray took {index + 1} of {parcel.count} in {_ALL_WITHIN_S:.0f} s")
         return ""
 
     def _submit(self, submission: Mapping[str, Any]) -> None:
@@ -82,10 +82,10 @@ class RaySite:
         if status == HTTPStatus.OK or (status >= HTTPStatus.BAD_REQUEST and _TAKEN in text):
             return
         if status == HTTPStatus.BAD_REQUEST or _PASSED_ON in text:
-            raise Refused(f"Ray refused it: {gist(text)}")
+            raise SiteRefused(f"Ray refused it: {gist(text)}")
         raise self._failure(status, body)
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         now = time.time()
         terms = {parcel.token: parcel.terms for parcel in live}
         ours = {mark: record for mark, record in self._records() if mark[0] in terms} if live else {}
@@ -98,9 +98,9 @@ class RaySite:
         capacity = self._capacity(now)
         free = free_of(capacity, [(record, amount_of(terms[mark[0]], card_mb)) for mark, record in ours.items()])
         offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
-        return Report(sightings=sightings, offer=offer)
+        return SiteReport(sightings=sightings, offer=offer)
 
-    def _records(self) -> Iterator[tuple[Mark, Record]]:
+    def _records(self) -> Iterator[tuple[Mark, RayJobRecord]]:
         for record in records_of(self._get(_JOBS)):
             mark = mark_of(record.submission_id)
             if mark is not None:
@@ -115,7 +115,7 @@ class RaySite:
         until = time.monotonic() + _ALL_WITHIN_S
         for number, each in enumerate(ids):
             if time.monotonic() > until:
-                raise Unreachable(f"Ray stopped {number} of {len(ids)} in {_ALL_WITHIN_S:.0f} s")
+                raise SiteUnreachable(f"Ray stopped {number} of {len(ids)} in {_ALL_WITHIN_S:.0f} s")
             status, body = self._ask("POST", f"{_JOBS}{each}/stop")
             if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
                 raise self._failure(status, body)
@@ -152,7 +152,7 @@ class RaySite:
                 answer = connection.getresponse()
                 return answer.status, self._body(answer)
         except (OSError, http.client.HTTPException, ValueError) as error:  # the last for names that no host can have
-            raise Unreachable(
+            raise SiteUnreachable(
                 f"there is no answer from a Ray dashboard at {self._address}: {error or type(error).__name__}",
                 hint="is Ray running there? `[ray] address` in the configuration says where",
             ) from error
@@ -166,15 +166,15 @@ class RaySite:
                 raise TimeoutError(f"it had not come whole after {_ANSWER_WITHIN_S:.0f} s")
         return b"".join(chunks)
 
-    def _failure(self, status: int, body: bytes) -> Unreachable:
+    def _failure(self, status: int, body: bytes) -> SiteUnreachable:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             hint = (
                 "RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token is to have Ray's token"
             )
-            return Unreachable(f"Ray at {self._address} lets us in with a token only", hint=hint)
+            return SiteUnreachable(f"Ray at {self._address} lets us in with a token only", hint=hint)
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-            return Unreachable(f"what answers at {self._address} is no Ray dashboard, or too old a one")
-        return Unreachable(f"Ray at {self._address} failed ({status}): {gist(body.decode('utf-8', 'replace'))}")
+            return SiteUnreachable(f"what answers at {self._address} is no Ray dashboard, or too old a one")
+        return SiteUnreachable(f"Ray at {self._address} failed ({status}): {gist(body.decode('utf-8', 'replace'))}")
 
 
 def _token(environment: Mapping[str, str]) -> str | None:

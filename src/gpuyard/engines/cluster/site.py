@@ -6,22 +6,22 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Offer, Terms
+from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.errors import EnvironmentFault
 
 # The parcel, and the element's number in it.
 Mark = tuple[str, int]
 
 
-class Unreachable(EnvironmentFault):
+class SiteUnreachable(EnvironmentFault):
     """The site did not answer, or not in a way that can be understood: whatever was asked may have been done."""
 
 
-class Refused(EnvironmentFault):
+class SiteRefused(EnvironmentFault):
     """The site answered, and will not take this: nothing of it was done."""
 
 
-class At(StrEnum):
+class SiteState(StrEnum):
     """How the site says an element stands."""
 
     PENDING = "pending"
@@ -35,14 +35,14 @@ class At(StrEnum):
     LOST = "lost"
 
 
-OVER = frozenset(At) - {At.PENDING, At.RUNNING}
+OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING}
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
     """`id` is the site's own. `reason` says why it waits, or why it ended so; `place` is where it runs."""
 
     id: str
-    at: At
+    at: SiteState
     reason: str = ""
     place: str = ""
     started_at: float | None = None
@@ -50,19 +50,19 @@ class Sighting(Struct, frozen=True, kw_only=True):
     status: int | None = None
 
 
-class Parcel(Struct, frozen=True, kw_only=True):
+class ClusterSubmission(Struct, frozen=True, kw_only=True):
     """Elements that are handed over in one go, on the same terms. `folder` is its own, where all nodes see it; element
     number N is run by `supervisor`, whose last word is to be N. It is `known_as` what `submit` returned."""
 
     token: str
-    terms: Terms
+    terms: ClusterTerms
     count: int
     folder: str
     supervisor: tuple[str, ...]
     known_as: str = ""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class SiteReport(Struct, frozen=True, kw_only=True):
     """All that the site knows of those it was asked about, and what it will take now."""
 
     sightings: Mapping[Mark, Sighting] = {}
@@ -79,11 +79,11 @@ class Site(Protocol):
     def most_in_parcel(self) -> int:
         """So many elements at most make a parcel."""
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         """What it is known as there, where that helps to find it again; empty where its token does. Raises Refused
         where the site will have none of it."""
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         """How all elements of these parcels stand, in as few calls as can be; an element that the site does not know is
         left out."""
 

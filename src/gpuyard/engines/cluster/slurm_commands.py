@@ -17,9 +17,9 @@ from itertools import accumulate, groupby, pairwise
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.site import OVER, At, Parcel, Sighting
+from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_text import at_of, reason_of, status_of
 
 _OURS = "gpuyard:"
@@ -68,7 +68,7 @@ class SlurmSettings(Struct, frozen=True, kw_only=True):
     most_jobs: int = 5000
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class SlurmJobRow(Struct, frozen=True, kw_only=True):
     """An element as Slurm lists it; what is no array has no `number`, and neither has what is left of one."""
 
     job: str
@@ -77,7 +77,7 @@ class Row(Struct, frozen=True, kw_only=True):
     sighting: Sighting
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class SlurmLimits(Struct, frozen=True, kw_only=True):
     """So many elements make an array at most, and so long what is over is still listed at least."""
 
     most_in_array: int = 1000
@@ -93,7 +93,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 # Handing over
 
 
-def submission(parcel: Parcel, settings: SlurmSettings) -> list[str]:
+def submission(parcel: ClusterSubmission, settings: SlurmSettings) -> list[str]:
     terms = parcel.terms
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
@@ -110,18 +110,18 @@ def submission(parcel: Parcel, settings: SlurmSettings) -> list[str]:
     ]
 
 
-def _name_of(terms: Terms) -> str:
+def _name_of(terms: ClusterTerms) -> str:
     printable = "".join(letter if letter.isprintable() else " " for letter in terms.name)
     return printable[:_LONGEST_NAME].strip() or "gpuyard"
 
 
-def _array_of(parcel: Parcel) -> Iterator[str]:
+def _array_of(parcel: ClusterSubmission) -> Iterator[str]:
     if parcel.count > 1:
         at_most = parcel.terms.at_most
         yield f"--array=0-{parcel.count - 1}" + (f"%{at_most}" if at_most else "")
 
 
-def _resources_of(terms: Terms, settings: SlurmSettings) -> Iterator[str]:
+def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]:
     if terms.need.devices:
         yield f"--gres={_gres_of(terms.need, settings)}"
     if terms.ram_mb:  # all of a node's is what 0 would ask for
@@ -153,7 +153,7 @@ def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
     return max(1, math.ceil(memory_mb / settings.shard_mb))
 
 
-def script(parcel: Parcel) -> str:
+def script(parcel: ClusterSubmission) -> str:
     return f'#!/bin/sh\nexec {shlex.join(parcel.supervisor)} "${{SLURM_ARRAY_TASK_ID:-0}}"\n'
 
 
@@ -185,7 +185,7 @@ def listing(uid: int) -> list[str]:
     return ["squeue", "--noheader", "--array", "--states=all", f"--user={uid}", f"--Format={columns}"]
 
 
-def parse_listing(text: bytes) -> list[Row]:
+def parse_listing(text: bytes) -> list[SlurmJobRow]:
     """Whatever cannot be read is no job of ours: others may have line breaks in their comments."""
     ends = list(accumulate((width for _, width in _COLUMNS.values()), initial=0))
     lines = (line.decode("ascii", "replace") for line in text.split(b"\n"))
@@ -193,11 +193,11 @@ def parse_listing(text: bytes) -> list[Row]:
     return [row for each in cells if (row := _listed(_Cells(**dict(zip(_COLUMNS, each, strict=True))))) is not None]
 
 
-def _listed(cells: _Cells) -> Row | None:
+def _listed(cells: _Cells) -> SlurmJobRow | None:
     if not cells.job.isdigit() or not cells.state:
         return None
     number = int(cells.number) if cells.number.isdigit() else None
-    return Row(
+    return SlurmJobRow(
         job=cells.job,
         number=number,
         token=cells.comment.removeprefix(_OURS) if cells.comment.startswith(_OURS) else None,
@@ -211,7 +211,7 @@ def accounting(jobs: Iterable[str]) -> list[str]:
     return [*words, f"--jobs={','.join(sorted(jobs))}"]
 
 
-def parse_accounting(text: str) -> list[Row]:
+def parse_accounting(text: str) -> list[SlurmJobRow]:
     """Only what is over: the accounts may be late, and what lives is listed."""
     lines = (line.split("|") for line in text.splitlines())
     cells = (_Cells(**dict(zip(_FIELDS, line, strict=True))) for line in lines if len(line) == len(_FIELDS))
@@ -219,12 +219,12 @@ def parse_accounting(text: str) -> list[Row]:
     return [row for row in rows if row.sighting.at in OVER]
 
 
-def _accounted(cells: _Cells) -> Row | None:
+def _accounted(cells: _Cells) -> SlurmJobRow | None:
     element = _ELEMENT.fullmatch(cells.job)
     if element is None:
         return None
     number = None if element[2] is None else int(element[2])
-    return Row(job=element[1], number=number, token=None, sighting=_sighting(cells.job, cells))
+    return SlurmJobRow(job=element[1], number=number, token=None, sighting=_sighting(cells.job, cells))
 
 
 def _sighting(id_: str, cells: _Cells) -> Sighting:
@@ -238,7 +238,7 @@ def _sighting(id_: str, cells: _Cells) -> Sighting:
         reason=reason_of(state, cells.reason),
         place=place,
         # Of what waits it is when it is expected to start, and of what runs when it will have to end.
-        started_at=_time(cells.start) if place and at is not At.PENDING else None,
+        started_at=_time(cells.start) if place and at is not SiteState.PENDING else None,
         ended_at=_end_of_second(_time(cells.end)) if is_over else None,
         status=status_of(cells.code) if place and is_over else None,
     )
@@ -291,11 +291,11 @@ def configuration() -> list[str]:
     return ["scontrol", "show", "config"]
 
 
-def parse_configuration(text: str) -> Limits:
+def parse_configuration(text: str) -> SlurmLimits:
     most = [int(size or tasks) for size, tasks in _MOST_IN_ARRAY.findall(text)]
     listed_for = _LISTED_FOR.search(text)
-    return Limits(
+    return SlurmLimits(
         # Where there are no arrays at all the largest size is 0.
-        most_in_array=max(1, min(most)) if most else Limits().most_in_array,
+        most_in_array=max(1, min(most)) if most else SlurmLimits().most_in_array,
         listed_for_s=float(listed_for[1]) if listed_for else 0.0,
     )

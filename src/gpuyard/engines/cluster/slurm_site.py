@@ -13,8 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.engines.cluster import slurm_commands as commands
-from gpuyard.engines.cluster.site import OVER, At, Mark, Parcel, Refused, Report, Sighting, Site, Unreachable
-from gpuyard.engines.cluster.slurm_commands import Limits, Row, SlurmSettings
+from gpuyard.engines.cluster.site import (
+    OVER,
+    ClusterSubmission,
+    Mark,
+    Sighting,
+    Site,
+    SiteRefused,
+    SiteReport,
+    SiteState,
+    SiteUnreachable,
+)
+from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
 from gpuyard.engines.cluster.slurm_text import fault_of, unanswered
 
 _LIMIT_S = 30.0
@@ -28,7 +38,7 @@ class SlurmSite(Site):
     def __init__(self, settings: SlurmSettings, *, limit_s: float = _LIMIT_S) -> None:
         self._settings = settings
         self._limit_s = limit_s
-        self._limits: Limits | None = None
+        self._limits: SlurmLimits | None = None
         self._jobs: dict[str, str] = {}  # of a token, Slurm's number
         self._keeps_comments = False
         self._over: dict[Mark, Sighting] = {}
@@ -44,18 +54,18 @@ class SlurmSite(Site):
     def most_in_parcel(self) -> int:
         return self._learned_limits().most_in_array
 
-    def submit(self, parcel: Parcel) -> str:
+    def submit(self, parcel: ClusterSubmission) -> str:
         script = commands.script(parcel).encode("utf-8", "surrogateescape")
         said = self._run(commands.submission(parcel, self._settings), {}, script)
         job = commands.parse_submission(said.decode("utf-8", "replace"))
         if job is None and not said.strip():
-            raise Refused("sbatch took nothing, and said nothing", hint="is one of its options --test-only?")
+            raise SiteRefused("sbatch took nothing, and said nothing", hint="is one of its options --test-only?")
         if job is None:
-            raise Unreachable(f"sbatch did not say the job's number, but: {said[:200]!r}")
+            raise SiteUnreachable(f"sbatch did not say the job's number, but: {said[:200]!r}")
         self._jobs[parcel.token] = job
         return job
 
-    def look(self, live: Sequence[Parcel]) -> Report:
+    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         rows = commands.parse_listing(self._ask(commands.listing(os.getuid())))
         parcels = {parcel.token: parcel for parcel in live}
         self._keep_only(parcels)
@@ -65,9 +75,9 @@ class SlurmSite(Site):
         self._over.update((mark, each) for mark, each in found.items() if each.at in OVER)
         self._over.update(self._cancelled(unseen, rows))
         self._over.update(self._from_accounts(unseen - self._over.keys(), parcels))
-        self._waiting = {mark: each for mark, each in found.items() if each.at is At.PENDING}
+        self._waiting = {mark: each for mark, each in found.items() if each.at is SiteState.PENDING}
         self._looked_at = time.monotonic()
-        return Report(sightings={**self._over, **found}, offer=self._offer())
+        return SiteReport(sightings={**self._over, **found}, offer=self._offer())
 
     def cancel(self, ids: Sequence[str]) -> None:
         for words in commands.cancelling(ids):
@@ -78,24 +88,28 @@ class SlurmSite(Site):
 
     # What is remembered
 
-    def _keep_only(self, parcels: Mapping[str, Parcel]) -> None:
+    def _keep_only(self, parcels: Mapping[str, ClusterSubmission]) -> None:
         self._jobs = {token: job for token, job in self._jobs.items() if token in parcels}
         self._over = {mark: each for mark, each in self._over.items() if mark[0] in parcels}
 
-    def _learn_jobs(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> None:
+    def _learn_jobs(self, rows: Sequence[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]) -> None:
         self._jobs = {**{each.token: each.known_as for each in parcels.values() if each.known_as}, **self._jobs}
         for row in rows:
             if row.token is not None and row.token in parcels:
                 self._jobs.setdefault(row.token, row.job)
 
-    def _listed(self, rows: Sequence[Row], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
+    def _listed(
+        self, rows: Sequence[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[Mark, Sighting]]:
         """By their comments: a cluster that was set up anew gives our numbers to others. Where a site puts words of its
         own in place of every comment there are only the numbers."""
         self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
         ours = (row for row in rows if row.token is not None) if self._keeps_comments else rows
         return self._marked(ours, parcels)
 
-    def _marked(self, rows: Iterable[Row], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
+    def _marked(
+        self, rows: Iterable[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[Mark, Sighting]]:
         tokens = {job: token for token, job in self._jobs.items()}
         for row in rows:
             parcel = parcels.get(tokens.get(row.job, ""))
@@ -105,33 +119,38 @@ class SlurmSite(Site):
             if number is not None:
                 yield (parcel.token, number), row.sighting
 
-    def _cancelled(self, unseen: set[Mark], rows: Sequence[Row]) -> Iterator[tuple[Mark, Sighting]]:
+    def _cancelled(self, unseen: set[Mark], rows: Sequence[SlurmJobRow]) -> Iterator[tuple[Mark, Sighting]]:
         """Those that waited a moment ago: had they run, they would still be listed, as others of their array are."""
         listed = {row.job for row in rows}
         away_s = time.monotonic() - self._looked_at
         for mark in unseen & self._waiting.keys():
             if self._jobs.get(mark[0]) in listed and away_s < self._learned_limits().listed_for_s / 2:
-                yield mark, Sighting(id=self._waiting[mark].id, at=At.CANCELLED, reason="it was cancelled as it waited")
+                yield (
+                    mark,
+                    Sighting(id=self._waiting[mark].id, at=SiteState.CANCELLED, reason="it was cancelled as it waited"),
+                )
 
-    def _from_accounts(self, unseen: set[Mark], parcels: Mapping[str, Parcel]) -> Iterator[tuple[Mark, Sighting]]:
+    def _from_accounts(
+        self, unseen: set[Mark], parcels: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[Mark, Sighting]]:
         """What is not listed any more is over, and it is good to know how; where there are no accounts nobody does."""
         jobs = {self._jobs[token] for token, _ in unseen if token in self._jobs}
         if not jobs or time.monotonic() < self._ask_accounts_at:
             return
         try:
             said = self._ask(commands.accounting(jobs))
-        except Unreachable:
+        except SiteUnreachable:
             self._ask_accounts_at = time.monotonic() + _ACCOUNTS_REST_S
             return
         rows = commands.parse_accounting(said.decode("utf-8", "replace"))
         yield from ((mark, each) for mark, each in self._marked(rows, parcels) if mark in unseen)
 
-    def _learned_limits(self) -> Limits:
+    def _learned_limits(self) -> SlurmLimits:
         if self._limits is None:
             try:
                 said = self._ask(commands.configuration())
-            except Unreachable:
-                return Limits()
+            except SiteUnreachable:
+                return SlurmLimits()
             self._limits = commands.parse_configuration(said.decode("utf-8", "replace"))
         return self._limits
 
@@ -167,13 +186,13 @@ def _started(words: Sequence[str], environment: Mapping[str, str]) -> subprocess
             words, env=environment, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except FileNotFoundError as error:
-        raise Unreachable(
+        raise SiteUnreachable(
             f"there is no {words[0]} on PATH", hint="start the daemon where Slurm's commands are"
         ) from error
     except OSError as error:
-        raise Unreachable(f"{words[0]} cannot start: {error.strerror}") from error
+        raise SiteUnreachable(f"{words[0]} cannot start: {error.strerror}") from error
     except ValueError as error:
-        raise Refused(f"{words[0]} cannot be given such options: {error}") from error
+        raise SiteRefused(f"{words[0]} cannot be given such options: {error}") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -185,5 +204,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.communicate(timeout=_REAP_S)
 
 
-def _marks_of(parcels: Sequence[Parcel]) -> Iterator[Mark]:
+def _marks_of(parcels: Sequence[ClusterSubmission]) -> Iterator[Mark]:
     return ((parcel.token, number) for parcel in parcels for number in range(parcel.count))

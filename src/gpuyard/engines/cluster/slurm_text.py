@@ -2,25 +2,25 @@
 
 import re
 
-from gpuyard.engines.cluster.site import At, Refused, Unreachable
+from gpuyard.engines.cluster.site import SiteRefused, SiteState, SiteUnreachable
 
 _BY_SIGNAL = 128
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
 _OVER = {
-    "COMPLETED": At.SUCCEEDED,
-    "FAILED": At.FAILED,
-    "TIMEOUT": At.TIMED_OUT,
-    "DEADLINE": At.TIMED_OUT,
-    "OUT_OF_MEMORY": At.OUT_OF_MEMORY,
-    "CANCELLED": At.CANCELLED,
-    "PREEMPTED": At.PREEMPTED,
-    "NODE_FAIL": At.LOST,
-    "BOOT_FAIL": At.LOST,
-    "LAUNCH_FAILED": At.LOST,
-    "RECONFIG_FAIL": At.LOST,
-    "REVOKED": At.LOST,
+    "COMPLETED": SiteState.SUCCEEDED,
+    "FAILED": SiteState.FAILED,
+    "TIMEOUT": SiteState.TIMED_OUT,
+    "DEADLINE": SiteState.TIMED_OUT,
+    "OUT_OF_MEMORY": SiteState.OUT_OF_MEMORY,
+    "CANCELLED": SiteState.CANCELLED,
+    "PREEMPTED": SiteState.PREEMPTED,
+    "NODE_FAIL": SiteState.LOST,
+    "BOOT_FAIL": SiteState.LOST,
+    "LAUNCH_FAILED": SiteState.LOST,
+    "RECONFIG_FAIL": SiteState.LOST,
+    "REVOKED": SiteState.LOST,
 }
 # By how a reason begins; the first that fits.
 _REASONS = {
@@ -62,12 +62,12 @@ _PREFIX = re.compile(r"^\w+: (?:error: |fatal: )?(?:Batch job submission failed:
 _LONGEST = 500
 
 
-def at_of(state: str, place: str) -> At:
+def at_of(state: str, place: str) -> SiteState:
     """One that nobody knows is not taken for an end: what is over leaves the list."""
     if state in _OVER:
         return _OVER[state]
     known_to_run = state not in _WAITING and bool(place)
-    return At.RUNNING if known_to_run else At.PENDING
+    return SiteState.RUNNING if known_to_run else SiteState.PENDING
 
 
 def reason_of(state: str, reason: str) -> str:
@@ -90,20 +90,20 @@ def status_of(code: str) -> int | None:
     return _BY_SIGNAL + killed if killed else exited
 
 
-def fault_of(program: str, status: int, said: str) -> Unreachable | Refused | None:
+def fault_of(program: str, status: int, said: str) -> SiteUnreachable | SiteRefused | None:
     """Why a command failed; `None` where it only found that there is nothing to do any more."""
     words = _in_one_line(said) or f"{program} ended with status {status}"
     if program == "scancel" and status > 0 and all(map(_NO_LONGER_THERE.search, said.splitlines())):
         return None
     if program != "sbatch" or status < 0 or _UNREACHED.search(said):
-        return Unreachable(words, hint=f"`{program}` by hand, or `scontrol ping`, says more")
+        return SiteUnreachable(words, hint=f"`{program}` by hand, or `scontrol ping`, says more")
     hint = "lower `most_jobs` in [slurm], if it is for their number" if _LIMITED.search(said) else None
-    return Refused(f"Slurm refused it: {words}", hint=hint)
+    return SiteRefused(f"Slurm refused it: {words}", hint=hint)
 
 
-def unanswered(program: str, limit_s: float, said: str) -> Unreachable:
+def unanswered(program: str, limit_s: float, said: str) -> SiteUnreachable:
     told = _in_one_line(said)
-    return Unreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {told}" if told else ""))
+    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {told}" if told else ""))
 
 
 def _in_one_line(said: str) -> str:

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.core.job.job import Usage
-from gpuyard.engines.local.keeper_journal import Things
+from gpuyard.engines.local.keeper_journal import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
@@ -39,12 +39,12 @@ _MOST_OUTPUT = 1 << 16
 _WRITTEN_WITHIN_S = 30.0
 
 
-class Element(Struct, frozen=True, kw_only=True):
+class SubmittedElement(Struct, frozen=True, kw_only=True):
     """As it was written: the attempt's key, where its log is, and what it needs to start."""
 
     key: str
     log: str
-    things: Things
+    things: StartContext
 
 
 class Began(Struct, frozen=True, kw_only=True):
@@ -55,13 +55,13 @@ class Began(Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class Void(Enum):
+class NeverBegan(Enum):
     """The engine came first: it never began, and never will."""
 
     VOID = "void"
 
 
-VOID: Literal[Void.VOID] = Void.VOID
+VOID: Literal[NeverBegan.VOID] = NeverBegan.VOID
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -73,19 +73,19 @@ class Finish(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
 
 
-class Trace(Struct, frozen=True, kw_only=True):
+class ElementTrace(Struct, frozen=True, kw_only=True):
     """What is to be seen of an element by now."""
 
-    began: Began | Void | None = None
+    began: Began | NeverBegan | None = None
     ended: Finish | None = None
 
 
-class Parcels:
+class SubmissionDirs:
     """All parcels of one engine, in `folder/parcels`, which is made when the first is written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / "parcels"
-        self._seen: dict[str, dict[int, Trace]] = {}
+        self._seen: dict[str, dict[int, ElementTrace]] = {}
 
     def path(self, token: str) -> str:
         """The parcel's own folder."""
@@ -106,7 +106,7 @@ class Parcels:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
 
-    def read(self, token: str) -> tuple[Element, ...]:
+    def read(self, token: str) -> tuple[SubmittedElement, ...]:
         """In their order: an element's number is its place."""
         path = f"{self.path(token)}/{_PARCEL}"
         with _using(path), open(path, "rb") as file:
@@ -179,11 +179,11 @@ class Parcels:
 
     # What supervisors left
 
-    def traces(self, token: str) -> Mapping[int, Trace]:
+    def traces(self, token: str) -> Mapping[int, ElementTrace]:
         """By their numbers, of elements that have left any by now. A file is read once."""
         seen = self._seen.setdefault(token, {})
         for number, kind in self._names(token):
-            trace = seen.get(number, Trace())
+            trace = seen.get(number, ElementTrace())
             if getattr(trace, kind) is None:
                 found = _understood(kind, f"{self.path(token)}/{number}.{kind}")
                 if found is not None:
@@ -221,16 +221,16 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _as_written(element: Mapping[str, Any]) -> Element:
+def _as_written(element: Mapping[str, Any]) -> SubmittedElement:
     program, stdin = element["command"][0], element["stdin"] or None
-    return Element(
+    return SubmittedElement(
         key=element["key"],
         log=element["log"],
-        things=Things(directory=element["cwd"], program=program, stdin=stdin),
+        things=StartContext(directory=element["cwd"], program=program, stdin=stdin),
     )
 
 
-def _understood(kind: str, path: str) -> Began | Void | Finish | None:
+def _understood(kind: str, path: str) -> Began | NeverBegan | Finish | None:
     with _using(path):
         content = _content(path)
     if content is None:

@@ -29,7 +29,7 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.argument_checks import refuse_unpassable
 from gpuyard.engines.local import job_logs, keeper, keeper_journal, oom_evidence, process_tree
-from gpuyard.engines.local.keeper_connection import Connection, connect
+from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
 from gpuyard.engines.session.runner_command import forget_sockets, words_of
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, RunsHere
@@ -45,19 +45,19 @@ _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 Name = tuple[str, int]
 
 
-class _Watched(Struct, frozen=True, kw_only=True):
+class _WatchedAttempt(Struct, frozen=True, kw_only=True):
     """`kills` is how many the kernel had killed for want of memory when it began, where that is known."""
 
     job_id: int
     attempt: int
-    things: keeper_journal.Things = keeper_journal.Things()
+    things: keeper_journal.StartContext = keeper_journal.StartContext()
     log: str | None = None
     kills: int | None = None
 
 
 class _Prepared(Struct, frozen=True):
-    keeper: Connection
-    watched: _Watched
+    keeper: KeeperConnection
+    watched: _WatchedAttempt
     content: bytes
     lease: int | None
 
@@ -91,13 +91,13 @@ class LocalEngine(RunsHere):
             ) from error
         self._poll = select.epoll() if hasattr(select, "epoll") else None
         self._bell = _hang_bell(self._poll)
-        self._own: Connection | None = None
-        self._keepers: dict[int, Connection] = {}
+        self._own: KeeperConnection | None = None
+        self._keepers: dict[int, KeeperConnection] = {}
         self._prepared: list[_Prepared] = []
-        self._watched: dict[Name, _Watched] = {}
+        self._watched: dict[Name, _WatchedAttempt] = {}
         self._over: list[Name] = []
         self._news: deque[Name] = deque()
-        self._words: dict[Name, keeper_journal.Entry] = {}
+        self._words: dict[Name, keeper_journal.JournalEntry] = {}
         self._may_empty_journal = False
         self._hindered_until = 0.0
         self._counted_at = float("-inf")
@@ -138,8 +138,8 @@ class LocalEngine(RunsHere):
                 environment, launch.cwd, log, launch.stdin or "",
             )
         )  # fmt: skip
-        things = keeper_journal.Things(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
-        watched = _Watched(
+        things = keeper_journal.StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
+        watched = _WatchedAttempt(
             job_id=launch.job_id, attempt=launch.attempt, things=things, log=log, kills=self._count_kills()
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
@@ -169,14 +169,14 @@ class LocalEngine(RunsHere):
         self._watch(own)
         return is_sent
 
-    def _is_there(self, own: Connection) -> bool:
+    def _is_there(self, own: KeeperConnection) -> bool:
         """Only what can be found by those who come after us may be told anything: they would take what they do not
         find for something that never began."""
         while own is self._own and not own.is_greeted and own.has_news_soon():
             self._listen(own)
         return own is self._own and own.is_greeted
 
-    def _own_keeper(self) -> Connection:
+    def _own_keeper(self) -> KeeperConnection:
         if self._own is None:
             try:
                 self._own = self._make_keeper()
@@ -193,11 +193,11 @@ class LocalEngine(RunsHere):
             )
         return self._own
 
-    def _make_keeper(self) -> Connection:
+    def _make_keeper(self) -> KeeperConnection:
         ours, its = socket.socketpair()
         with its:
             try:
-                return Connection(self._spawn_keeper(its.fileno()), ours)
+                return KeeperConnection(self._spawn_keeper(its.fileno()), ours)
             except OSError:
                 ours.close()
                 raise
@@ -238,7 +238,7 @@ class LocalEngine(RunsHere):
         alive = {each.pid for each in self._keepers.values()}
         for attempt in attempts:
             name = (attempt.key, attempt.pid)
-            self._watched[name] = _Watched(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
+            self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
             if attempt.pid not in alive:
                 self._over.append(name)
         self._read_journal()
@@ -263,7 +263,7 @@ class LocalEngine(RunsHere):
             self._ring()
         return [self._tell(name) for name in dict.fromkeys(over) if name in self._watched]
 
-    def _ready(self) -> list[Connection]:
+    def _ready(self) -> list[KeeperConnection]:
         if self._poll is None:
             return list(self._keepers.values())
         ready = [descriptor for descriptor, _ in self._poll.poll(0)]
@@ -271,14 +271,14 @@ class LocalEngine(RunsHere):
             os.eventfd_read(self._bell)
         return [self._keepers[descriptor] for descriptor in ready if descriptor != self._bell]
 
-    def _listen(self, each: Connection) -> None:
+    def _listen(self, each: KeeperConnection) -> None:
         entries, is_gone = each.listen()
         for entry in entries:
             self._hear(each, entry)
         if is_gone:
             self._lose(each)
 
-    def _hear(self, each: Connection, entry: keeper_journal.Entry) -> None:
+    def _hear(self, each: KeeperConnection, entry: keeper_journal.JournalEntry) -> None:
         if entry.word == keeper_journal.HELLO:
             each.is_greeted = True
             if each is not self._own:
@@ -292,7 +292,7 @@ class LocalEngine(RunsHere):
             self._words[name] = entry
             self._news.append(name)
 
-    def _lose(self, each: Connection) -> None:
+    def _lose(self, each: KeeperConnection) -> None:
         """Nothing more will be heard of what it kept."""
         self._part_with(each)
         self._read_journal()
@@ -318,16 +318,16 @@ class LocalEngine(RunsHere):
         if self._poll is not None and (self._over or self._news):
             os.eventfd_write(self._bell, 1)
 
-    def _meet(self, each: Connection) -> None:
+    def _meet(self, each: KeeperConnection) -> None:
         self._keepers[each.fileno()] = each
         if self._poll is not None:
             self._poll.register(each.fileno(), select.EPOLLIN)
 
-    def _watch(self, each: Connection) -> None:
+    def _watch(self, each: KeeperConnection) -> None:
         if self._poll is not None:
             self._poll.modify(each.fileno(), select.EPOLLIN | (select.EPOLLOUT if each.is_behind else 0))
 
-    def _part_with(self, each: Connection) -> None:
+    def _part_with(self, each: KeeperConnection) -> None:
         if self._poll is not None:
             self._poll.unregister(each.fileno())
         del self._keepers[each.fileno()]
@@ -361,7 +361,7 @@ class LocalEngine(RunsHere):
         return process_tree.main_process(attempt, self.queue)
 
 
-def _is_last(entry: keeper_journal.Entry) -> bool:
+def _is_last(entry: keeper_journal.JournalEntry) -> bool:
     return entry.word != keeper_journal.BEGAN
 
 

@@ -41,7 +41,7 @@ _BY_SIGNAL = 128
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-class Hindrance(Exception):
+class StartFailure(Exception):
     """Why a program was not started, in a word for the journal and in words for its log."""
 
     def __init__(self, word: str, text: str = "") -> None:
@@ -167,11 +167,11 @@ class Keeper:
         try:
             self._write()  # an attempt that was unbegun before may come again: the last line on it has to be the newest
             if self._unwritten or (has_lease and lease is None):
-                raise Hindrance("unbegun")
+                raise StartFailure("unbegun")
             if not self._try_to_write(_line(key, self._me, "began")):
-                raise Hindrance("unbegun")
+                raise StartFailure("unbegun")
             self._jobs[spawn(launch, lease, self._nowhere)] = key
-        except Hindrance as hindrance:
+        except StartFailure as hindrance:
             word = hindrance.word
         if lease is not None:
             os.close(lease)
@@ -270,7 +270,7 @@ def _open_log(path: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise Hindrance("unbegun" if error.errno in _NO_MORE_FILES else "no-log") from None
+        raise StartFailure("unbegun" if error.errno in _NO_MORE_FILES else "no-log") from None
 
 
 def _enter(directory: str, log: int) -> None:
@@ -288,7 +288,7 @@ def _open_input(path: str, nowhere: int, log: int) -> int:
         stdin = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno in _NO_MORE_FILES:
-            raise Hindrance("unbegun") from None
+            raise StartFailure("unbegun") from None
         raise _hinder("no-stdin", f"the input {path} cannot be read", log) from None
     if stat.S_ISFIFO(os.fstat(stdin).st_mode):
         os.close(stdin)
@@ -342,13 +342,13 @@ def _why_not(path: str, error: OSError) -> tuple[str, str]:
     return "not-executable", f"{path} cannot be executed: {error.strerror}"
 
 
-def _hinder(word: str, text: str, log: int) -> Hindrance:
+def _hinder(word: str, text: str, log: int) -> StartFailure:
     """The log is where a person looks first."""
     try:
         os.write(log, os.fsencode(f"gpuyard: {text}\n"))
     except OSError:
-        return Hindrance("no-log")
-    return Hindrance(word, text)
+        return StartFailure("no-log")
+    return StartFailure(word, text)
 
 
 # The keeper's own

@@ -17,7 +17,7 @@ _PATIENCE_MS = 2_000
 _GREETING_MS = 10_000
 
 
-class Connection:
+class KeeperConnection:
     def __init__(self, pid: int, link: socket.socket) -> None:
         link.settimeout(0)
         self.pid = pid
@@ -37,7 +37,7 @@ class Connection:
         """Whether it has been sent more than it took."""
         return len(self._unsent) > 0
 
-    def listen(self) -> tuple[list[keeper_journal.Entry], bool]:
+    def listen(self) -> tuple[list[keeper_journal.JournalEntry], bool]:
         """What is new, and whether it is gone."""
         while True:
             try:
@@ -89,13 +89,13 @@ class Connection:
         poll.register(self._link, event)
         return bool(poll.poll(patience_ms))
 
-    def _entries(self) -> list[keeper_journal.Entry]:
+    def _entries(self) -> list[keeper_journal.JournalEntry]:
         entries, length = keeper_journal.parse(self._unread)
         self._unread = self._unread[length:]
         return entries
 
 
-def connect(folder: str, pid: int) -> Connection | None:
+def connect(folder: str, pid: int) -> KeeperConnection | None:
     """`None` where there is no such keeper. Any other failure must not be taken for that: what it keeps would be
     begun a second time.
 
@@ -117,4 +117,4 @@ def connect(folder: str, pid: int) -> Connection | None:
             f"the keeper {pid} of running jobs cannot be reached: {error.strerror}",
             hint="see whether the limit on open files (ulimit -n) is reached, then start the daemon again",
         ) from error
-    return Connection(pid, link)
+    return KeeperConnection(pid, link)

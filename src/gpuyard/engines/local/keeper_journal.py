@@ -20,7 +20,7 @@ _BY_SIGNAL = 128
 _CANNOT_EXECUTE, _NOT_FOUND = 126, 127
 
 
-class Entry(Struct, frozen=True):
+class JournalEntry(Struct, frozen=True):
     """`pid` is the program's and `at` the time of its end, where it ran."""
 
     key: str
@@ -30,7 +30,7 @@ class Entry(Struct, frozen=True):
     at: float | None = None
 
 
-class Things(Struct, frozen=True, kw_only=True):
+class StartContext(Struct, frozen=True, kw_only=True):
     """What an attempt needs to start, for the words in which it is told that it could not."""
 
     directory: str | None = None
@@ -38,22 +38,22 @@ class Things(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
 
 
-def parse(text: bytes) -> tuple[list[Entry], int]:
+def parse(text: bytes) -> tuple[list[JournalEntry], int]:
     """The entries of all whole lines, and how much of the text those lines were."""
     end = text.rfind(b"\n") + 1
     return list(_entries(text[:end])), end
 
 
-def _entries(lines: bytes) -> Iterator[Entry]:
+def _entries(lines: bytes) -> Iterator[JournalEntry]:
     for line in lines.split(b"\n"):
         match = _LINE.fullmatch(line)
         if match is not None:
             pid = int(match[4]) if match[4] is not None else None
             at = float(match[5]) if match[5] is not None else None
-            yield Entry(match[1].decode(), int(match[2]), match[3].decode(), pid, at)
+            yield JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at)
 
 
-def outcome_of(word: str | None, things: Things) -> Outcome:
+def outcome_of(word: str | None, things: StartContext) -> Outcome:
     """What the last word on an attempt says, when its keeper is gone or has no more to say."""
     if word is None or word == UNBEGUN:
         return Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it could begin")
@@ -77,7 +77,7 @@ def _in_words(status: int) -> str:
         return f"exit status {status}"
 
 
-def _of_hindrance(word: str, things: Things) -> Outcome:
+def _of_hindrance(word: str, things: StartContext) -> Outcome:
     reasons = {
         "no-directory": f"the directory {things.directory or 'of the job'} is not there, or cannot be entered",
         "no-program": f"there is no program {things.program or 'of that name'}",

@@ -32,7 +32,7 @@ _MOST_ROUNDS = 50
 _UNANSWERABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
-class Process(Struct, frozen=True, kw_only=True):
+class TrackedProcess(Struct, frozen=True, kw_only=True):
     pid: int
     parent: int
     session: int
@@ -47,7 +47,7 @@ def start_time(pid: int) -> float | None:
     return None if process is None else process.started
 
 
-def look_again(process: Process) -> Process | None:
+def look_again(process: TrackedProcess) -> TrackedProcess | None:
     """The same one as it is now; `None` where it has ended."""
     now = _look_at(process.pid)
     return now if now is not None and now.started == process.started and not now.is_dead else None
@@ -67,7 +67,7 @@ def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
 # Who belongs to it
 
 
-def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[Process]:
+def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[TrackedProcess]:
     """All that belong to it by now, the oldest first; `besides` is another that never does, as the daemon."""
     # Whoever is left out here is no parent of anybody either: the daemon's children are the keeper and its jobs.
     left_out = (os.getpid(), attempt.pid, besides)
@@ -85,7 +85,7 @@ def main_process(attempt: Attempt, queue: str) -> int | None:
     return next((one.pid for one in leaders if _is_marked(one.pid, attempt, queue)), None)
 
 
-def _descendants(table: dict[int, Process], of: set[int]) -> set[int]:
+def _descendants(table: dict[int, TrackedProcess], of: set[int]) -> set[int]:
     found: set[int] = set()
     fresh = of
     while fresh:
@@ -146,7 +146,7 @@ def _is_ours(pid: int) -> bool:
 # What the system says
 
 
-def _everybody() -> Iterator[Process]:
+def _everybody() -> Iterator[TrackedProcess]:
     if not _IS_LINUX:
         yield from _everybody_elsewhere()
         return
@@ -156,7 +156,7 @@ def _everybody() -> Iterator[Process]:
             yield process
 
 
-def _look_at(pid: int) -> Process | None:
+def _look_at(pid: int) -> TrackedProcess | None:
     if not _IS_LINUX:
         return _look_elsewhere(pid)
     try:
@@ -170,7 +170,7 @@ def _look_at(pid: int) -> Process | None:
     finally:
         os.close(descriptor)
     fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
-    return Process(
+    return TrackedProcess(
         pid=pid,
         parent=int(fields[1]),
         session=int(fields[3]),
@@ -180,7 +180,7 @@ def _look_at(pid: int) -> Process | None:
     )
 
 
-def send(process: Process, signum: int) -> bool:
+def send(process: TrackedProcess, signum: int) -> bool:
     """Through a descriptor where there are any: it stays that of the process that was looked at."""
     try:
         if not hasattr(signal, "pidfd_send_signal"):
@@ -203,7 +203,7 @@ def send(process: Process, signum: int) -> bool:
 # Where there is no /proc
 
 
-def _everybody_elsewhere() -> Iterator[Process]:
+def _everybody_elsewhere() -> Iterator[TrackedProcess]:
     import psutil
 
     for pid in psutil.pids():
@@ -212,12 +212,12 @@ def _everybody_elsewhere() -> Iterator[Process]:
             yield process
 
 
-def _look_elsewhere(pid: int) -> Process | None:
+def _look_elsewhere(pid: int) -> TrackedProcess | None:
     import psutil
 
     try:
         seen = psutil.Process(pid)
-        return Process(
+        return TrackedProcess(
             pid=pid,
             parent=seen.ppid(),
             session=os.getsid(pid),

@@ -22,7 +22,7 @@ _CHUNK = 1 << 16
 _DRAINED_WITHIN_S = 2.0
 
 
-class Program:
+class PtyProgram:
     """`fileno()` is readable while there is output. The other end is held open here too: so what the program wrote is
     there to be read after its end, and one that closes its terminal is not taken for one that has ended."""
 

@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
-from gpuyard.engines.session.pty_program import Program
+from gpuyard.engines.session.pty_program import PtyProgram
 from gpuyard.engines.session.task_files import Output, open_log, owner_line, printable, tell, write_whole
 from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, facts
 from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
 from gpuyard.engines.session.tmux import Tmux, TmuxError
-from gpuyard.engines.session.viewer_sockets import Audience, Listeners
+from gpuyard.engines.session.viewer_sockets import Listeners, ViewerSockets
 from gpuyard.system.private_files import PrivateFileError
 
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session.runner import main; main()"
@@ -50,7 +50,7 @@ _SURVIVED = signal.valid_signals() - {
 }  # fmt: skip
 
 
-class Spec(NamedTuple):
+class RunnerSpec(NamedTuple):
     """The task and its attempt. All paths are absolute; `variable` names its devices in place of
     CUDA_VISIBLE_DEVICES."""
 
@@ -83,20 +83,20 @@ def command(spec: Mapping[str, object]) -> tuple[str, ...]:
     return viewer.isolated(_CODE, json.dumps(spec))
 
 
-class Runner:
-    def __init__(self, spec: Spec, environment: Mapping[str, str]) -> None:
+class TaskRunner:
+    def __init__(self, spec: RunnerSpec, environment: Mapping[str, str]) -> None:
         self._spec = spec
         self._loop = Loop()
         self._signals: set[int] = set()
         self._wire = _lay_wire(self._signals)
         self._loop.watch(self._wire, self._heed)
         self._environment = environment
-        self._program = Program(spec.command, environment)
+        self._program = PtyProgram(spec.command, environment)
         self._hook: Hook | None = None
         self._hook_problem: str | None = None
         self._tmux = Tmux(environment, hidden=spec.variable)
         self._outputs = [Output(1, "the job's log")]
-        self._audience: Audience | None = None
+        self._audience: ViewerSockets | None = None
         self._log: str | None = None
         self._session: str | None = None
         self._times_opened = 0
@@ -157,7 +157,7 @@ class Runner:
     def _let_viewers_in(self) -> None:
         listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._miss_session)
         try:
-            self._audience = Audience(self._loop, self._spec.sockets, self._spec.key, listeners)
+            self._audience = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, listeners)
         except OSError as error:
             self._tell(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
 
@@ -395,5 +395,5 @@ def _lay_wire(signals: set[int]) -> int:
 
 def main() -> None:
     said = json.loads(sys.argv[1])
-    spec = Spec(**{name: said[name] for name in Spec._fields if name in said})
-    sys.exit(Runner(spec, os.environ).run())
+    spec = RunnerSpec(**{name: said[name] for name in RunnerSpec._fields if name in said})
+    sys.exit(TaskRunner(spec, os.environ).run())

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuyard.engines.session.poll_loop import Loop
-from gpuyard.engines.session.pty_program import Program
+from gpuyard.engines.session.pty_program import PtyProgram
 
 BEFORE, AFTER = "before", "after"
 # As timeout(1) has it.
@@ -32,7 +32,7 @@ class Hook:
     ) -> None:
         self._loop, self._pass_on = loop, pass_on
         self._timeout_s = timeout_s
-        self._program = Program(command, environment)
+        self._program = PtyProgram(command, environment)
         self._status: int | None = None
         self._is_late = False
         loop.watch(self._program.fileno(), lambda _: pass_on(self._program.read()))

@@ -33,7 +33,7 @@ class TmuxError(EnvironmentFault):
     """There is no tmux, or it would not do what it was told."""
 
 
-class _Session(NamedTuple):
+class _TmuxSession(NamedTuple):
     id: str
     owner: str
     name: str
@@ -106,14 +106,14 @@ class Tmux:
                 found.setdefault(each.owner, []).append(each.name)
         return found
 
-    def _sessions(self) -> dict[str, _Session]:
+    def _sessions(self) -> dict[str, _TmuxSession]:
         try:
             listed = self._do(["list-sessions", "-F", f"#{{session_id}} #{{{_MARK}}} #{{session_name}}"])
         except TmuxError as error:
             if _NO_SERVER.search(error.message):
                 return {}
             raise
-        sessions = (_Session(*line.split(" ", 2)) for line in listed.splitlines())
+        sessions = (_TmuxSession(*line.split(" ", 2)) for line in listed.splitlines())
         return {each.name: each for each in sessions}
 
     def _create(self, name: str, owner: str, command: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ class Tmux:
             ["set-option", "-w", "-t", its, "remain-on-exit", "on"],
         )
 
-    def _use_again(self, session: _Session, command: Sequence[str]) -> None:
+    def _use_again(self, session: _TmuxSession, command: Sequence[str]) -> None:
         panes = self._do(["list-panes", "-s", "-t", session.id, "-F", "#{pane_id} #{pane_dead}"])
         dead = [line.split()[0] for line in panes.splitlines() if line.endswith(" 1")]
         if dead:

@@ -32,7 +32,7 @@ class Listeners(NamedTuple):
     gone: Callable[[], object]
 
 
-class Audience:
+class ViewerSockets:
     def __init__(self, loop: Loop, folder: str, key: str, listeners: Listeners) -> None:
         """OSError where there can be no socket."""
         self._loop = loop

@@ -7,7 +7,7 @@ import ctypes
 import time
 from collections.abc import Collection
 
-from gpuyard.engines.suspend.move_memory import DriverError, State
+from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
 
 LIBRARY = "libcuda.so.1"
 # A program of its own: it prints why the driver cannot, and nothing where it can.
@@ -50,7 +50,7 @@ class Cuda:
         if not hasattr(self._library, "cuCheckpointProcessLock"):
             raise DriverError("the driver cannot move device memory: that came with 570")
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaProcessState | None:
         state = ctypes.c_int(-1)
         while True:
             code = self._library.cuCheckpointProcessGetState(ctypes.c_int(pid), ctypes.byref(state))
@@ -58,7 +58,7 @@ class Cuda:
                 return None
             _check(code)
             if state.value not in _UNDER_WAY:
-                return State(state.value)
+                return CudaProcessState(state.value)
             time.sleep(_LOOK_AGAIN_S)
 
     def lock(self, pid: int) -> None:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.cuda_driver import Cuda
-from gpuyard.engines.suspend.move_memory import DriverError, Mover, Trouble
+from gpuyard.engines.suspend.move_memory import DriverError, MemoryMover, Trouble
 from gpuyard.engines.suspend.simulated_driver import Simulated
 
 # A checkpoint made 1,500 MB/s on an H200; where the host's memory is slow or swaps, less.
@@ -138,12 +138,12 @@ def main(words: list[str]) -> None:
                 _undo(order, mover)()
 
 
-def _mover(order: Order, mouth: _Mouth) -> Mover:
+def _mover(order: Order, mouth: _Mouth) -> MemoryMover:
     driver = Simulated() if order.is_simulated else Cuda(order.lock_timeout_s)
     used_mb = sum(driver.used_mb(device_id) for device_id in order.attempt.devices)
     mouth.wait_longer(order.patience_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
     mutexes = (*order.mutexes, str(driver.mutex)) if isinstance(driver, Simulated) else order.mutexes
-    return Mover(
+    return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
         devices=order.attempt.devices,
@@ -152,7 +152,7 @@ def _mover(order: Order, mouth: _Mouth) -> Mover:
     )
 
 
-def _undo(order: Order, mover: Mover) -> Callable[[], None]:
+def _undo(order: Order, mover: MemoryMover) -> Callable[[], None]:
     return mover.take_away if order.is_resumption else mover.put_back
 
 

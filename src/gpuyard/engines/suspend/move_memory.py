@@ -24,7 +24,7 @@ from typing import Protocol
 
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.process_tree import Process
+from gpuyard.engines.local.process_tree import TrackedProcess
 
 _MOST_ROUNDS = 50
 _STOPS_WITHIN_S = 1.0
@@ -33,7 +33,7 @@ _LOOK_AGAIN_S = 0.002
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
-class State(IntEnum):
+class CudaProcessState(IntEnum):
     """As the CUDA driver numbers them."""
 
     RUNNING = 0
@@ -58,7 +58,7 @@ class Trouble(Exception):
 class Driver(Protocol):
     """What a vendor's driver does with one process. All but `state` raise a DriverError where it refuses."""
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaProcessState | None:
         """`None` where it has nothing on any device."""
 
     def lock(self, pid: int) -> None: ...
@@ -75,13 +75,13 @@ class Driver(Protocol):
         """What these hold on it, as far as it tells."""
 
 
-class Mover:
+class MemoryMover:
     """One use for one attempt. `find` lists its processes, `check` raises Trouble where it shall go no further."""
 
     def __init__(
         self,
         driver: Driver,
-        find: Callable[[], Sequence[Process]],
+        find: Callable[[], Sequence[TrackedProcess]],
         *,
         devices: Sequence[str] = (),
         mutexes: Sequence[str] = (),
@@ -93,8 +93,8 @@ class Mover:
         self._mutexes = mutexes
         self._check = check
         self._is_undoing = False
-        self._known: dict[tuple[int, float], Process] = {}
-        self._states: dict[Process, State] = {}
+        self._known: dict[tuple[int, float], TrackedProcess] = {}
+        self._states: dict[TrackedProcess, CudaProcessState] = {}
 
     def suspend(self) -> None:
         try:
@@ -111,7 +111,7 @@ class Mover:
             raise _nobody()
         if not all(one.is_stopped for one in found):
             self._meet(found)
-            if State.SUSPENDED not in self._states.values():
+            if CudaProcessState.SUSPENDED not in self._states.values():
                 self.put_back()
                 return
             self.take_away()  # it was half put back: the room can be told only with all of it out of the way
@@ -142,9 +142,9 @@ class Mover:
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared()
-            self._weigh(self._those(State.LOCKED))
-            for one in self._those(State.LOCKED):
-                self._ask(one, self._driver.suspend, State.SUSPENDED, "be moved to host memory")
+            self._weigh(self._those(CudaProcessState.LOCKED))
+            for one in self._those(CudaProcessState.LOCKED):
+                self._ask(one, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
         if not self._known:
             raise _nobody()
@@ -159,11 +159,11 @@ class Mover:
             is_anybody_new = True
             self._meet(fresh)
             self._stop([one for one in fresh if one not in self._states])
-            for one in self._those(State.RUNNING):
-                self._ask(one, self._driver.lock, State.LOCKED, "be made to pause")
+            for one in self._those(CudaProcessState.RUNNING):
+                self._ask(one, self._driver.lock, CudaProcessState.LOCKED, "be made to pause")
         return is_anybody_new
 
-    def _weigh(self, processes: Sequence[Process]) -> None:
+    def _weigh(self, processes: Sequence[TrackedProcess]) -> None:
         """They pause, so what they hold now is what has to fit when they are put back."""
         pids = {one.pid for one in processes}
         for device_id in self.held_mb:
@@ -171,7 +171,7 @@ class Mover:
                 self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
 
     def _refuse_shared(self) -> None:
-        seen: dict[str, Process] = {}
+        seen: dict[str, TrackedProcess] = {}
         for one in self._states:
             for segment in _shared_memory(one.pid):
                 other = seen.setdefault(segment, one)
@@ -198,29 +198,29 @@ class Mover:
         self._known.clear()
         self._states.clear()
         self._meet(self._find())
-        for one in self._those(State.SUSPENDED):
-            self._ask(one, self._driver.restore, State.LOCKED, "be put back", is_fatal=True)
-        for one in self._those(State.LOCKED):
-            self._ask(one, self._driver.unlock, State.RUNNING, "be let go on", is_fatal=True)
+        for one in self._those(CudaProcessState.SUSPENDED):
+            self._ask(one, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
+        for one in self._those(CudaProcessState.LOCKED):
+            self._ask(one, self._driver.unlock, CudaProcessState.RUNNING, "be let go on", is_fatal=True)
 
     # Each process
 
-    def _those(self, state: State) -> list[Process]:
+    def _those(self, state: CudaProcessState) -> list[TrackedProcess]:
         return [one for one, stands in self._states.items() if stands is state]
 
-    def _meet(self, processes: Sequence[Process]) -> None:
+    def _meet(self, processes: Sequence[TrackedProcess]) -> None:
         """Asks how they stand, awake."""
         for one in processes:
             process_tree.send(one, signal.SIGCONT)
         for one in processes:
             self._known[one.pid, one.started] = one
             state = self._state(one)
-            if state is State.FAILED:
+            if state is CudaProcessState.FAILED:
                 raise self._ruin(f"process {one.pid} has failed in the driver")
             if state is not None:
                 self._states[one] = state
 
-    def _state(self, one: Process) -> State | None:
+    def _state(self, one: TrackedProcess) -> CudaProcessState | None:
         try:
             return self._driver.state(one.pid)
         except DriverError as error:
@@ -228,7 +228,15 @@ class Mover:
                 return None
             raise Trouble(f"process {one.pid} cannot be asked for: {error}") from None
 
-    def _ask(self, one: Process, act: Callable[[int], None], then: State, what: str, *, is_fatal: bool = False) -> None:
+    def _ask(
+        self,
+        one: TrackedProcess,
+        act: Callable[[int], None],
+        then: CudaProcessState,
+        what: str,
+        *,
+        is_fatal: bool = False,
+    ) -> None:
         if not self._is_undoing:
             self._check()
         try:
@@ -246,7 +254,7 @@ class Mover:
             process_tree.send(one, signal.SIGCONT)
         return Trouble(text, is_ruined=True)
 
-    def _stop(self, processes: Sequence[Process]) -> None:
+    def _stop(self, processes: Sequence[TrackedProcess]) -> None:
         with self._nobody_holds():
             waited_for = [one for one in processes if process_tree.send(one, signal.SIGSTOP)]
             deadline = time.monotonic() + _STOPS_WITHIN_S

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device
-from gpuyard.engines.suspend.move_memory import DriverError, State
-from gpuyard.simulated_usage import Share, SharesFolder, parse_devices
+from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
+from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
 
 class Simulated:
@@ -26,14 +26,14 @@ class Simulated:
     def mutex(self) -> Path:
         return self._folder.lock_path
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaProcessState | None:
         with self._locked() as taken:
             mine = [share for share in taken.values() if share.pid == pid]
         if not mine:
             return None
         if any(share.is_suspended for share in mine):
-            return State.SUSPENDED
-        return State.LOCKED if any(share.is_locked for share in mine) else State.RUNNING
+            return CudaProcessState.SUSPENDED
+        return CudaProcessState.LOCKED if any(share.is_locked for share in mine) else CudaProcessState.RUNNING
 
     def lock(self, pid: int) -> None:
         self._change(pid, lambda share: replace(share, is_locked=True))
@@ -67,12 +67,12 @@ class Simulated:
         return (self._device(device_id).memory_total_mb or 0.0) - self.free_mb(device_id)
 
     @staticmethod
-    def _fits(device: Device, mine: Iterable[Share], taken: Iterable[Share]) -> bool:
+    def _fits(device: Device, mine: Iterable[SimulatedShare], taken: Iterable[SimulatedShare]) -> bool:
         back_mb = sum((share.suspended_mb.get(device.id, 0.0) for share in mine), 0.0)
         return back_mb <= simulated_usage.free_mb(device, taken) + simulated_usage.ROUNDING_MB
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[dict[Path, Share]]:
+    def _locked(self) -> Iterator[dict[Path, SimulatedShare]]:
         try:
             with self._folder.locked():
                 yield self._folder.live()
@@ -84,14 +84,14 @@ class Simulated:
             raise DriverError(f"there is no simulated device {device_id}")
         return self._devices[device_id]
 
-    def _change(self, pid: int, change: Callable[[Share], Share]) -> None:
+    def _change(self, pid: int, change: Callable[[SimulatedShare], SimulatedShare]) -> None:
         with self._locked() as taken:
             for path, share in taken.items():
                 if share.pid == pid:
                     _write(path, change(share))
 
 
-def _write(path: Path, share: Share) -> None:
+def _write(path: Path, share: SimulatedShare) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         simulated_usage.write(descriptor, share)

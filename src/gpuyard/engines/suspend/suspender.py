@@ -23,7 +23,7 @@ from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.cuda_driver import ASK
 from gpuyard.engines.suspend.helper_process import Answer, Order
-from gpuyard.ports import Moved
+from gpuyard.ports import SuspendResult
 
 _HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_process")
 _MOST_TRIES = 2
@@ -95,7 +95,7 @@ class LocalSuspender:
         self._lock_timeout_s = lock_timeout_s
         self._driver = _NvidiaDriver()
         self._helpers: dict[int, _Helper] = {}
-        self._news: list[Moved] = []
+        self._news: list[SuspendResult] = []
         self._poll = select.epoll() if hasattr(select, "epoll") else None
         self._bell = -1 if self._poll is None else os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if self._poll is not None:
@@ -164,7 +164,7 @@ class LocalSuspender:
         if self._poll is not None:
             self._poll.register(helper.pipe, select.EPOLLIN)
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[SuspendResult]:
         for helper in self._ready():
             self._hear(helper)
         news, self._news = self._news, []
@@ -271,8 +271,8 @@ def _answer_in(said: bytes) -> Answer | None:
     return None
 
 
-def _told(order: Order, answer: Answer) -> Moved:
-    return Moved(
+def _told(order: Order, answer: Answer) -> SuspendResult:
+    return SuspendResult(
         job_id=order.attempt.job_id,
         attempt=order.attempt.number,
         is_resumed=order.is_resumption,

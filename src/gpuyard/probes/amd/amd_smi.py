@@ -154,7 +154,7 @@ def _first(read: Callable[[Any], float | None], record: Record, name: str) -> fl
     return next((value for key in _PARTS[name] if (value := read(part.get(key))) is not None), None)
 
 
-def _memory(record: Record) -> card_fields.Memory:
+def _memory(record: Record) -> card_fields.CardMemory:
     usage = section(record, "mem_usage")
     total, used, free = (parse_numbers.megabytes(usage.get(key)) for key in _PARTS["mem_usage"])
     return card_fields.memory(_first(parse_numbers.megabytes, record, "vram") if total is None else total, used, free)

@@ -45,17 +45,17 @@ class AmdSmiLibrary:
     may_hang = True
 
     def __init__(self) -> None:
-        self._session: _Session | None = None
+        self._session: _LibrarySession | None = None
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a call into the driver cannot be cut short
-        session, self._session = self._session or _Session(_import_amdsmi()), None
+        session, self._session = self._session or _LibrarySession(_import_amdsmi()), None
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
         self._session = session
         return Reading(devices=card_fields.without_repeated_memory(devices))
 
 
-class _Session:
+class _LibrarySession:
     """The initialised library, with every failure of a call turned into `None`."""
 
     def __init__(self, amdsmi: Any) -> None:
@@ -123,7 +123,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _device(session: _Session, index: int, handle: Any) -> Device:
+def _device(session: _LibrarySession, index: int, handle: Any) -> Device:
     asic = session.fields("amdsmi_get_gpu_asic_info", handle)
     power = session.fields("amdsmi_get_power_info", handle)
     uuid = session.ask("amdsmi_get_gpu_device_uuid", handle)
@@ -146,7 +146,7 @@ def _device(session: _Session, index: int, handle: Any) -> Device:
     )
 
 
-def _memory(session: _Session, handle: Any) -> card_fields.Memory:
+def _memory(session: _LibrarySession, handle: Any) -> card_fields.CardMemory:
     """In bytes where the release has a call for that, else in MB."""
     vram = session.constant("AmdSmiMemoryType", "VRAM")
     total = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_total", handle, vram), "B")
@@ -174,14 +174,14 @@ def _power_limit(cap: dict[str, Any], power: dict[str, Any]) -> float | None:
     )
 
 
-def _temperature(session: _Session, handle: Any) -> float | None:
+def _temperature(session: _LibrarySession, handle: Any) -> float | None:
     now = session.constant("AmdSmiTemperatureMetric", "CURRENT")
     sensors = (session.constant("AmdSmiTemperatureType", member) for member in ("EDGE", "HOTSPOT", "JUNCTION"))
     readings = (session.ask("amdsmi_get_temp_metric", handle, sensor, now) for sensor in sensors if sensor is not None)
     return next((celsius for raw in readings if (celsius := parse_numbers.celsius(raw)) is not None), None)
 
 
-def _processes(session: _Session, handle: Any) -> tuple[Process, ...] | None:
+def _processes(session: _LibrarySession, handle: Any) -> tuple[Process, ...] | None:
     listed = session.ask("amdsmi_get_gpu_process_list", handle)
     if not isinstance(listed, list):
         return None

@@ -25,7 +25,7 @@ _MOST_CARDS = 65535
 _LARGEST_PID = 2**31 - 1
 
 
-class Memory(TypedDict):
+class CardMemory(TypedDict):
     """The fields of a Device that are about its memory."""
 
     memory_total_mb: float | None
@@ -72,13 +72,13 @@ def id_rank(device: Device) -> int:
     return 0 if device.id.startswith("GPU-") else 2 if device.id.startswith("amd-") else 1
 
 
-def memory(total: float | None, used: float | None, free: float | None = None) -> Memory:
+def memory(total: float | None, used: float | None, free: float | None = None) -> CardMemory:
     """A total of zero means that none of the three was read."""
     if total == 0:
         total = used = free = None
     if free is None and total is not None and used is not None:
         free = round(max(0.0, total - used), 2)
-    return Memory(memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
+    return CardMemory(memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
 
 
 def power_limit(*candidates: float | None) -> float | None:

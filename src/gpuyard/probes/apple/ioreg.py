@@ -25,7 +25,7 @@ _TEXT = re.compile(r'<?"([^"]*)"')
 _TOKEN = re.compile(r'"([^"]*)"\s*=\s*(?:([-+.\w]+)(?=\s*[,}]))?|"[^"]*"|[{(]|[)}]')
 
 
-class _Node(Struct, kw_only=True):
+class _IoregNode(Struct, kw_only=True):
     """One accelerator as it stands in the tree; unnamed where the output begins in the middle of it."""
 
     class_name: str | None = None
@@ -48,13 +48,13 @@ def parse(text: str) -> Reading:
     return Reading(devices=tuple(_device(index, node) for index, node in enumerate(found)))
 
 
-def _nodes(text: str) -> Iterator[_Node]:
-    node = _Node()
+def _nodes(text: str) -> Iterator[_IoregNode]:
+    node = _IoregNode()
     for line in text.splitlines():
         header = _NODE.match(line)
         if header:
             yield node
-            node = _Node(class_name=parse_numbers.words(header[1]))
+            node = _IoregNode(class_name=parse_numbers.words(header[1]))
             continue
         match = _PROPERTY.match(line)
         if match is None:
@@ -64,7 +64,7 @@ def _nodes(text: str) -> Iterator[_Node]:
         elif match[1] == "PerformanceStatistics":
             if node.statistics is not None:  # lines picked out of the tree, without the nodes they came from
                 yield node
-                node = _Node()
+                node = _IoregNode()
             node.statistics = _statistics(match[2])
     yield node
 
@@ -91,7 +91,7 @@ def _statistics(value: str) -> dict[str, str]:
     return found
 
 
-def _device(index: int, node: _Node) -> Device:
+def _device(index: int, node: _IoregNode) -> Device:
     said = node.statistics or {}
     used, free, total = _memory(said)
     busy = parse_numbers.percent(said.get("Device Utilization %"))

@@ -17,7 +17,7 @@ class NoAnswerYet(Exception):
     """The call is still under way."""
 
 
-class Worker(Generic[T]):
+class WorkerThread(Generic[T]):
     def __init__(self, name: str) -> None:
         self._name = name
         self._reset()

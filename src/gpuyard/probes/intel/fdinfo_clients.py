@@ -28,7 +28,7 @@ _DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*
 _ENGINE = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)", re.ASCII)
 
 
-class Client(Struct, frozen=True, kw_only=True):
+class DrmClient(Struct, frozen=True, kw_only=True):
     """`busy_ns` counts nanoseconds (i915); `cycles` count against `total_cycles` of the same engine (xe)."""
 
     key: str
@@ -40,22 +40,22 @@ class Client(Struct, frozen=True, kw_only=True):
     capacity: Mapping[str, float] = {}
 
 
-class View(Struct, frozen=True, kw_only=True):
+class FdinfoScan(Struct, frozen=True, kw_only=True):
     """The clients seen at one moment; `is_whole` says whether every process could be looked into."""
 
     taken_at: float
-    clients: tuple[Client, ...]
+    clients: tuple[DrmClient, ...]
     is_whole: bool
 
-    def of(self, place: str | None, *, is_only_card: bool) -> tuple[Client, ...]:
+    def of(self, place: str | None, *, is_only_card: bool) -> tuple[DrmClient, ...]:
         """Kernels before 6.0 may leave out the card's place: then the clients are those of the only card."""
         return tuple(
             client for client in self.clients if client.bus_id == place or (client.bus_id is None and is_only_card)
         )
 
 
-def look(proc: Path, deadline: Deadline, now: float) -> View:
-    found: dict[str, Client] = {}
+def look(proc: Path, deadline: Deadline, now: float) -> FdinfoScan:
+    found: dict[str, DrmClient] = {}
     pids = _pids(proc)
     is_whole = 1 in pids and _link(proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
     for pid in pids:
@@ -69,10 +69,10 @@ def look(proc: Path, deadline: Deadline, now: float) -> View:
             is_whole = False
         except OSError:
             continue  # the process has ended meanwhile
-    return View(taken_at=now, clients=tuple(found.values()), is_whole=is_whole)
+    return FdinfoScan(taken_at=now, clients=tuple(found.values()), is_whole=is_whole)
 
 
-def parse_fdinfo(text: str, pid: int, name: str | None = None) -> Client | None:
+def parse_fdinfo(text: str, pid: int, name: str | None = None) -> DrmClient | None:
     """The client behind one open file, or `None` where that is no file of an Intel card."""
     pairs = dict(_pairs(text))
     client_id = pairs.get("drm-client-id")
@@ -85,7 +85,7 @@ def parse_fdinfo(text: str, pid: int, name: str | None = None) -> Client | None:
         count = parse_numbers.number(value)
         if match and count is not None:
             counters[match[1]][match[2]] = count
-    return Client(
+    return DrmClient(
         key=f"{place} {client_id}",
         bus_id=place,
         process=Process(pid=pid, memory_mb=_device_memory(pairs), name=name),
@@ -96,12 +96,12 @@ def parse_fdinfo(text: str, pid: int, name: str | None = None) -> Client | None:
     )
 
 
-def processes(view: View, clients: Sequence[Client]) -> tuple[Process, ...] | None:
+def processes(view: FdinfoScan, clients: Sequence[DrmClient]) -> tuple[Process, ...] | None:
     listed = one_per_pid(client.process for client in clients)
     return listed if listed or view.is_whole else None
 
 
-def utilization(before: View, now: View, clients: Sequence[Client]) -> float | None:
+def utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClient]) -> float | None:
     """How busy the busiest kind of engine was between two looks at `clients`."""
     if not (before.is_whole and now.is_whole) and not clients:
         return None
@@ -115,7 +115,7 @@ def utilization(before: View, now: View, clients: Sequence[Client]) -> float | N
     return busiest or (busiest if before.is_whole and now.is_whole else None)
 
 
-def _shares(before: Client | None, now: Client, elapsed_ns: float) -> Iterator[tuple[str, float]]:
+def _shares(before: DrmClient | None, now: DrmClient, elapsed_ns: float) -> Iterator[tuple[str, float]]:
     if before is None:
         return
     for engine, count in now.busy_ns.items():
@@ -153,7 +153,7 @@ def _pids(proc: Path) -> list[int]:
         return []
 
 
-def _clients_of(folder: Path, pid: int) -> Iterator[Client]:
+def _clients_of(folder: Path, pid: int) -> Iterator[DrmClient]:
     name: str | None = None
     for number in os.listdir(folder / "fd"):
         if "/dri/" not in (_link(folder / "fd" / number) or ""):

@@ -27,7 +27,7 @@ from gpuyard.probes.common.deadline import Deadline
 from gpuyard.probes.common.multiple_calls import problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_tool
 from gpuyard.probes.intel.device_naming import one_per_pid, process_id
-from gpuyard.probes.intel.kernel_cards import Card, list_cards
+from gpuyard.probes.intel.kernel_cards import IntelCard, list_cards
 
 NAME = "intel_gpu_top"
 _PERIOD_MS = 250
@@ -61,7 +61,7 @@ class IntelGpuTop:
         return Reading(devices=(_named(_sample(command(), deadline), cards[0]),))
 
 
-def command(card: Card | None = None, period_ms: int = _PERIOD_MS) -> list[str]:
+def command(card: IntelCard | None = None, period_ms: int = _PERIOD_MS) -> list[str]:
     """Without a filter the tool picks a card itself, and every version of it knows how to."""
     filters = ["-d", f"sys:{card.folder}"] if card else []
     return [NAME, "-J", "-s", str(period_ms), *filters]
@@ -179,7 +179,7 @@ def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
     return parse(output.require_success()).devices[0]
 
 
-def _refuse_unless_all_seen(cards: Sequence[Card]) -> None:
+def _refuse_unless_all_seen(cards: Sequence[IntelCard]) -> None:
     unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
     if unseen:
         raise ProbeError(NAME, f"it cannot see {', '.join(unseen)}: it knows the i915 driver alone")
@@ -195,7 +195,7 @@ def _read_unlisted(deadline: Deadline) -> Reading:
         raise
 
 
-def _read_each(cards: Sequence[Card], deadline: Deadline) -> Reading:
+def _read_each(cards: Sequence[IntelCard], deadline: Deadline) -> Reading:
     """One run per card. A card that cannot be read is still there, with a problem beside it."""
     period_ms = max(_SHORT_OF_TIME_MS, _PERIOD_MS // len(cards))
     devices: list[Device] = []
@@ -213,7 +213,7 @@ def _read_each(cards: Sequence[Card], deadline: Deadline) -> Reading:
     return Reading(devices=named, problems=problems)
 
 
-def _named(device: Device, card: Card) -> Device:
+def _named(device: Device, card: IntelCard) -> Device:
     return structs.replace(
         device,
         id=card.id,

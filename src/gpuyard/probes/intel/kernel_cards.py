@@ -42,7 +42,7 @@ _NAMES = {
 }
 
 
-class Card(Struct, frozen=True, kw_only=True):
+class IntelCard(Struct, frozen=True, kw_only=True):
     """`folder` is the card's place in the tree of PCI devices."""
 
     folder: Path
@@ -57,7 +57,7 @@ class Card(Struct, frozen=True, kw_only=True):
         return device_id(self.index, None, self.bus_id)
 
 
-def list_cards(root: Path = Path("/")) -> tuple[Card, ...]:
+def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
     """Cards without a PCI bus id come last."""
     found = {card.folder: card for node in _nodes(root) if (card := _card(node)) is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
@@ -75,14 +75,14 @@ def _nodes(root: Path) -> list[Path]:
     return [node for node in find_files(root / "sys/class/drm", "card*") if _NODE.fullmatch(node.name)]
 
 
-def _card(node: Path) -> Card | None:
+def _card(node: Path) -> IntelCard | None:
     folder = Path(os.path.realpath(node / "device"))
     driver = _driver(folder)
     if read_text(folder / "vendor") != _INTEL or driver not in _DRIVERS:
         return None
     place = pci_bus_id(_event(folder, "PCI_SLOT_NAME")) or pci_bus_id(folder.name)
     model = (read_text(folder / "device") or "0x?").removeprefix("0x").lower()
-    return Card(
+    return IntelCard(
         folder=folder,
         driver=driver,
         name=_NAMES.get(model, f"Intel Graphics [{model}]"),

@@ -18,8 +18,8 @@ from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.deadline import Deadline
 from gpuyard.probes.common.device_ids import with_distinct_ids
 from gpuyard.probes.common.kernel_files import read_text
-from gpuyard.probes.intel.fdinfo_clients import View, look, processes, utilization
-from gpuyard.probes.intel.kernel_cards import Card, find_files, list_cards
+from gpuyard.probes.intel.fdinfo_clients import FdinfoScan, look, processes, utilization
+from gpuyard.probes.intel.kernel_cards import IntelCard, find_files, list_cards
 
 NAME = "sysfs"
 
@@ -40,7 +40,7 @@ class IntelSysfs:
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        self._view: View | None = None
+        self._view: FdinfoScan | None = None
         self._sensors: dict[str, Sensors] = {}
 
     def read(self, timeout_s: float) -> Reading:
@@ -54,7 +54,7 @@ class IntelSysfs:
         self._view, self._sensors = view, sensors
         return Reading(devices=with_distinct_ids(devices))
 
-    def _device(self, card: Card, sensors: Sensors, view: View, *, is_only: bool) -> Device:
+    def _device(self, card: IntelCard, sensors: Sensors, view: FdinfoScan, *, is_only: bool) -> Device:
         clients = view.of(card.bus_id, is_only_card=is_only)
         return Device(
             id=card.id,
@@ -71,7 +71,7 @@ class IntelSysfs:
         )
 
 
-def read_sensors(card: Card, now: float) -> Sensors:
+def read_sensors(card: IntelCard, now: float) -> Sensors:
     """A card may have further groups of sensors for its parts, such as `i915_gt0`: those are not the card's."""
     groups = find_files(card.folder, "hwmon/hwmon*")
     group = next((group for group in groups if read_text(group / "name") == card.driver), None)

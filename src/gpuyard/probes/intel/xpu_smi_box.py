@@ -23,11 +23,11 @@ _PROCESS_HEADER = re.compile(r"\|\s*GPU\s+PID\s+Type\s+Process Name\b")
 _COLUMN_GAP = 2
 
 
-class _Card(Struct, kw_only=True):
+class _BoxCard(Struct, kw_only=True):
     index: int
     pci_bus_id: str
     name: str
-    known: xpu_smi_fields.Figures = xpu_smi_fields.Figures()
+    known: xpu_smi_fields.XpuMetrics = xpu_smi_fields.XpuMetrics()
 
 
 def is_of_nvidia(lines: Sequence[str]) -> bool:
@@ -38,7 +38,7 @@ def is_of_nvidia(lines: Sequence[str]) -> bool:
 def read_box(lines: Sequence[str]) -> list[Device]:
     """Return the cards below the header, which is the first of the lines."""
     name_column = slice(lines[0].index("Name"), lines[0].index("Persistence-M") - _COLUMN_GAP)
-    found: list[_Card] = []
+    found: list[_BoxCard] = []
     is_open = False
     for line in lines[1:]:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -46,7 +46,7 @@ def read_box(lines: Sequence[str]) -> list[Device]:
             continue
         index, place = device_index(cells[0].partition(" ")[0]), pci_bus_id(cells[1].partition(" ")[0])
         if index is not None and place:
-            found.append(_Card(index=index, pci_bus_id=place, name=line[name_column]))
+            found.append(_BoxCard(index=index, pci_bus_id=place, name=line[name_column]))
             is_open = True
         elif is_open and not cells[1]:
             found[-1].name += line[name_column]
@@ -57,11 +57,11 @@ def read_box(lines: Sequence[str]) -> list[Device]:
     return [_device(card, users) for card in found]
 
 
-def _figures(left: str, memory: str, right: str) -> xpu_smi_fields.Figures:
+def _figures(left: str, memory: str, right: str) -> xpu_smi_fields.XpuMetrics:
     before, slash, limit = left.rpartition(" / ")
     words = ["", *(before if slash else left).split()]
     used, _, total = memory.partition(" / ")
-    return xpu_smi_fields.Figures(
+    return xpu_smi_fields.XpuMetrics(
         utilization_percent=parse_numbers.percent(right.partition(" ")[0]),
         power_draw_w=parse_numbers.watts(words[-1]),
         power_limit_w=parse_numbers.watts(limit) if slash else None,
@@ -71,7 +71,7 @@ def _figures(left: str, memory: str, right: str) -> xpu_smi_fields.Figures:
     )
 
 
-def _device(card: _Card, users: dict[int, list[Process]] | None) -> Device:
+def _device(card: _BoxCard, users: dict[int, list[Process]] | None) -> Device:
     device = xpu_smi_fields.as_device(card.index, card.pci_bus_id, card.known)
     listed = None if users is None else one_per_pid(users.get(card.index, ()))
     return structs.replace(

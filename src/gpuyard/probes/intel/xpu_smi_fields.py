@@ -53,7 +53,7 @@ _CURRENT = re.compile(r"\b(?:current|avg)\s*:\s*([^,;，]*)", re.IGNORECASE)  # 
 _BYTES_FROM = 1048576.0
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class XpuMetrics(Struct, frozen=True, kw_only=True):
     """What is known of a device, or of one of its tiles."""
 
     utilization_percent: float | None = None
@@ -69,18 +69,18 @@ def is_known(label: str) -> bool:
     return _field(label) is not None
 
 
-def from_labels(pairs: Iterable[tuple[str, Any]]) -> Figures:
+def from_labels(pairs: Iterable[tuple[str, Any]]) -> XpuMetrics:
     """From columns' and rows' titles with what stood under or beside them."""
     return _gather((field, raw) for label, raw in pairs if (field := _field(label)) is not None)
 
 
-def from_metrics(pairs: Iterable[tuple[Any, Any]]) -> Figures:
+def from_metrics(pairs: Iterable[tuple[Any, Any]]) -> XpuMetrics:
     """From the JSON's names of metrics. Used memory is in MiB from xpu-smi, and in bytes from its daemon."""
     known = ((_METRICS[metric], raw) for metric, raw in pairs if isinstance(metric, str) and metric in _METRICS)
     return _gather((field, _in_mib(raw) if field == "memory_used_mb" else raw) for field, raw in known)
 
 
-def from_cells(rows: Iterable[tuple[str, str]]) -> Figures:
+def from_cells(rows: Iterable[tuple[str, str]]) -> XpuMetrics:
     """From a table whose cells may hold several tiles, several engines, and averages beside what is now."""
     whole: list[tuple[str, str]] = []
     tiles: dict[int, list[tuple[str, str]]] = {}
@@ -92,8 +92,8 @@ def from_cells(rows: Iterable[tuple[str, str]]) -> Figures:
     return of_device(from_labels(whole), [from_labels(pairs) for pairs in tiles.values()])
 
 
-def of_device(whole: Figures, tiles: Sequence[Figures]) -> Figures:
-    together = Figures(
+def of_device(whole: XpuMetrics, tiles: Sequence[XpuMetrics]) -> XpuMetrics:
+    together = XpuMetrics(
         utilization_percent=_mean([tile.utilization_percent for tile in tiles]),
         engine_percent=_highest([tile.engine_percent for tile in tiles]),
         power_draw_w=_total([tile.power_draw_w for tile in tiles]),
@@ -107,7 +107,7 @@ def of_device(whole: Figures, tiles: Sequence[Figures]) -> Figures:
     )
 
 
-def as_device(index: int | None, pci_bus_id: str | None, known: Figures) -> Device:
+def as_device(index: int | None, pci_bus_id: str | None, known: XpuMetrics) -> Device:
     own = known.utilization_percent
     return Device(
         id=device_id(index, None, pci_bus_id),
@@ -133,13 +133,13 @@ def _field(label: str) -> str | None:
     return next((field for pattern, field in _FIELDS if pattern.match(text)), None)
 
 
-def _gather(pairs: Iterable[tuple[str, Any]]) -> Figures:
+def _gather(pairs: Iterable[tuple[str, Any]]) -> XpuMetrics:
     found: dict[str, float] = {}
     for field, raw in pairs:
         value = _READERS[field](raw)
         if value is not None:
             found[field] = max(value, found.get(field, value)) if field == "engine_percent" else value
-    return Figures(**found)
+    return XpuMetrics(**found)
 
 
 def _pairs(label: str, part: str) -> Iterator[tuple[str, str]]:

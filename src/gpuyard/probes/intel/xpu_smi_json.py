@@ -85,7 +85,7 @@ def _total_memory(entry: _Entry) -> float | None:
     return in_bytes or parse_numbers.megabytes(entry.get("memory_physical_size"))
 
 
-def _statistics(entry: _Entry) -> xpu_smi_fields.Figures:
+def _statistics(entry: _Entry) -> xpu_smi_fields.XpuMetrics:
     tiles = entry.get("tile_level")
     lists = [tile.get("data_list") for tile in _objects(tiles)] if isinstance(tiles, list) else []
     each = [xpu_smi_fields.from_metrics(_metrics(metrics)) for metrics in lists]

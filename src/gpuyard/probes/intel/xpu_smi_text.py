@@ -112,7 +112,7 @@ def _read_dump(titles: Sequence[str], keys: Sequence[str], rows: Iterable[Sequen
 
 def _dumped(place: _Place, titles: Sequence[str], tiles: Mapping[str, Sequence[str]]) -> Device:
     each = [xpu_smi_fields.from_labels(zip(titles, row, strict=False)) for row in tiles.values()]
-    return xpu_smi_fields.as_device(*place, xpu_smi_fields.of_device(xpu_smi_fields.Figures(), each))
+    return xpu_smi_fields.as_device(*place, xpu_smi_fields.of_device(xpu_smi_fields.XpuMetrics(), each))
 
 
 def _read_discovery(keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Reading:

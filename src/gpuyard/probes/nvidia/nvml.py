@@ -43,7 +43,7 @@ _HINT_DENIED = (
 _PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
 
 
-class _Card(Struct, frozen=True, kw_only=True):
+class _NvmlCard(Struct, frozen=True, kw_only=True):
     index: int
     id: str
     handle: Any = None
@@ -67,7 +67,7 @@ class Nvml:
         self._root = root
         self._driver: _Driver | None = None
         self._pid = 0
-        self._cards: tuple[_Card, ...] = ()
+        self._cards: tuple[_NvmlCard, ...] = ()
         self._problems: tuple[Problem, ...] = ()
         self._set_up_at = 0.0
         self._mig_asked_at = 0.0
@@ -152,7 +152,7 @@ class _Driver:
                 return None
             raise
 
-    def is_split(self, card: _Card) -> bool:
+    def is_split(self, card: _NvmlCard) -> bool:
         """A lost card says so when it is measured."""
         if card.fault is not None or card.is_denied:
             return False
@@ -161,7 +161,7 @@ class _Driver:
             return bool(mode and mode[0])
         return False
 
-    def samples(self, card: _Card) -> list[Any] | None:
+    def samples(self, card: _NvmlCard) -> list[Any] | None:
         """Of the work of processes on the card, since a while before the newest known one; `None` where it has none."""
         since = self._sampled_from.get(card.id, 0)
         try:
@@ -205,14 +205,14 @@ def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
     return ProbeCrashed("nvml", message, hint="see dmesg for what the driver says")
 
 
-def _identify(driver: _Driver, index: int) -> _Card:
+def _identify(driver: _Driver, index: int) -> _NvmlCard:
     """The lasting facts of one card; one that does not answer has nothing but its number and its fault."""
     nvml = driver.nvml
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         pci = driver.ask("nvmlDeviceGetPciInfo", handle)
         bus_id = pci_bus_id(_text(pci.busId)) if pci else None
-        return _Card(
+        return _NvmlCard(
             index=index,
             id=driver.uuid(handle) or bus_id or f"nvidia-{index}",
             handle=handle,
@@ -220,20 +220,24 @@ def _identify(driver: _Driver, index: int) -> _Card:
             pci_bus_id=bus_id,
         )
     except _LostError as error:
-        return _Card(index=index, id=f"nvidia-{index}", fault=str(error))
+        return _NvmlCard(index=index, id=f"nvidia-{index}", fault=str(error))
     except nvml.NVMLError as error:
         is_denied = error.value == nvml.NVML_ERROR_NO_PERMISSION
-        return _Card(index=index, id=f"nvidia-{index}", is_denied=is_denied, fault=None if is_denied else str(error))
+        return _NvmlCard(
+            index=index, id=f"nvidia-{index}", is_denied=is_denied, fault=None if is_denied else str(error)
+        )
 
 
-def _denials(cards: tuple[_Card, ...]) -> Iterator[Problem]:
+def _denials(cards: tuple[_NvmlCard, ...]) -> Iterator[Problem]:
     denied = sum(card.is_denied for card in cards)
     if denied:
         message = f"this user may not use {denied} of {len(cards)} GPUs"
         yield as_problem(ProbeDenied("nvml", message, hint=_HINT_DENIED), Vendor.NVIDIA)
 
 
-def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[KernelCard, ...]) -> Iterator[_Card]:
+def _named(
+    found: list[_NvmlCard], known: tuple[_NvmlCard, ...], in_kernel: tuple[KernelCard, ...]
+) -> Iterator[_NvmlCard]:
     """The same cards; a lost one is named by what was at its place before, or by what the kernel remembers.
 
     Where cards have gone from the list, numbers have moved and tell nothing.
@@ -250,10 +254,10 @@ def _named(found: list[_Card], known: tuple[_Card, ...], in_kernel: tuple[Kernel
         else:
             facts = kernel.get(card.index, KernelCard(pci_bus_id=None))
             named = facts.uuid or facts.pci_bus_id or card.id
-            yield _Card(index=card.index, id=named, name=facts.name, pci_bus_id=facts.pci_bus_id, fault=card.fault)
+            yield _NvmlCard(index=card.index, id=named, name=facts.name, pci_bus_id=facts.pci_bus_id, fault=card.fault)
 
 
-def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
+def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]:
     """The card as it is from now on, and what it shows: itself and its parts."""
     if card.is_denied:
         return card, []
@@ -273,7 +277,7 @@ def _measure(driver: _Driver, card: _Card) -> tuple[_Card, list[Device]]:
     return card, [ill]
 
 
-def _measure_card(driver: _Driver, card: _Card) -> Device:
+def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     driver.failed = False
     total, used, free = _memory(driver, card.handle)
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
@@ -302,7 +306,7 @@ def _measure_card(driver: _Driver, card: _Card) -> Device:
     return device
 
 
-def _measure_parts(driver: _Driver, card: _Card) -> Iterator[Device]:
+def _measure_parts(driver: _Driver, card: _NvmlCard) -> Iterator[Device]:
     """MIG instances, asked for anew each time since they come and go while the card is in use."""
     if not card.is_split:
         return
@@ -313,7 +317,7 @@ def _measure_parts(driver: _Driver, card: _Card) -> Iterator[Device]:
             yield _measure_part(driver, card, place, part, uuid)
 
 
-def _measure_part(driver: _Driver, card: _Card, place: int, part: Any, uuid: str) -> Device:
+def _measure_part(driver: _Driver, card: _NvmlCard, place: int, part: Any, uuid: str) -> Device:
     device = Device(id=uuid, vendor=Vendor.NVIDIA, index=place, parent=card.id, pci_bus_id=card.pci_bus_id)
     try:
         total, used, free = _memory(driver, part)
@@ -364,8 +368,8 @@ def _process_list(driver: _Driver, kind: str, handle: Any) -> list[Any] | None:
     return None
 
 
-def _with_fault(card: _Card, fault: str) -> _Card:
-    return _Card(index=card.index, id=card.id, name=card.name, pci_bus_id=card.pci_bus_id, fault=fault)
+def _with_fault(card: _NvmlCard, fault: str) -> _NvmlCard:
+    return _NvmlCard(index=card.index, id=card.id, name=card.name, pci_bus_id=card.pci_bus_id, fault=fault)
 
 
 def _mb(size: int | None) -> float | None:

@@ -20,7 +20,7 @@ _WINDOW_US = 2_000_000
 _WHOLE = 100
 
 
-class Sample(Protocol):
+class LoadSample(Protocol):
     """As NVML gives it: `timeStamp` is in microseconds."""
 
     pid: int
@@ -28,15 +28,15 @@ class Sample(Protocol):
     smUtil: int  # noqa: N815
 
 
-def window_start(samples: Iterable[Sample]) -> int:
+def window_start(samples: Iterable[LoadSample]) -> int:
     """Return the time from which on samples count, by the newest of these."""
     return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
 
 
-def with_loads(processes: Sequence[Process], samples: Sequence[Sample]) -> tuple[Process, ...]:
+def with_loads(processes: Sequence[Process], samples: Sequence[LoadSample]) -> tuple[Process, ...]:
     """Return the processes with their utilization. `samples` are those of the driver since the last window began."""
     begins = window_start(samples)
-    newest: dict[int, Sample] = {}
+    newest: dict[int, LoadSample] = {}
     for sample in samples:
         known = newest.get(sample.pid)
         is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
@@ -47,5 +47,5 @@ def with_loads(processes: Sequence[Process], samples: Sequence[Sample]) -> tuple
     return tuple(replace(each, utilization_percent=_load(newest.get(each.pid))) for each in processes)
 
 
-def _load(sample: Sample | None) -> float:
+def _load(sample: LoadSample | None) -> float:
     return 0.0 if sample is None else float(sample.smUtil)

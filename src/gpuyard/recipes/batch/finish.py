@@ -21,14 +21,14 @@ from gpuyard.recipes.batch.plan import (
     RUNS,
     SUCCEEDED,
     SUMMARY,
-    Record,
+    BatchRecord,
     read_record,
     results,
     run_folder,
     standing_of,
 )
 from gpuyard.recipes.batch.prune_empty_runs import read_record as read_pruned
-from gpuyard.recipes.batch.run_results import THERE, Fate, fates_of
+from gpuyard.recipes.batch.run_results import THERE, RunResult, fates_of
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.clock import SystemClock
 
@@ -106,7 +106,7 @@ def _frames(log: str | None) -> int | None:
     return int(next(filter(None, told[-1]))) if told else None
 
 
-def _summary(record: Record, runs: list[dict[str, Any]], keeps: str, fates: list[Fate]) -> Summary:
+def _summary(record: BatchRecord, runs: list[dict[str, Any]], keeps: str, fates: list[RunResult]) -> Summary:
     plan = record.plan
     left = [
         {"run": run_folder(plan, run["index"]).name, "why": fate.left}
@@ -147,7 +147,7 @@ def _between(started: str | None, ended: str | None) -> float | None:
     return round((datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds(), 3)
 
 
-def _waits(record: Record) -> tuple[dict[str, float], tuple[str, ...]]:
+def _waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...]]:
     """Over all its parts that the queue still knows."""
     waits: dict[str, float] = {}
     unknown: dict[str, None] = {}

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect import paths
 from gpuyard.connect.fast_http import NotThere, connect
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.job import fill_in
 from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import EnvironmentFault, UserError
@@ -38,7 +38,7 @@ _ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
 _PAGE = 1000
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class BatchPlan(Struct, frozen=True, kw_only=True):
     """What was asked for. `options` are the queue's. `prunes` says who moves empty runs into `pruned_root`: the program
     or the scheduler. `prune_keeps` says where a program that prunes keeps data: here, in the run's folder, or there, in
     `pruned_root`; None where that is found out. `frames` is a glob of the files that make a run one that is not empty.
@@ -56,7 +56,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class BatchPart(Struct, frozen=True, kw_only=True):
     """Runs that were submitted together: `indexes` such as 0-399. `first` and `last` are their jobs', once known, and
     `finish` is the job that comes after them all."""
 
@@ -67,17 +67,17 @@ class Part(Struct, frozen=True, kw_only=True):
     finish: int | None = None
 
 
-class Record(Struct, frozen=True, kw_only=True):
-    plan: Plan
-    parts: tuple[Part, ...] = ()
+class BatchRecord(Struct, frozen=True, kw_only=True):
+    plan: BatchPlan
+    parts: tuple[BatchPart, ...] = ()
 
 
-def words_of(plan: Plan, index: int) -> tuple[str, ...]:
+def words_of(plan: BatchPlan, index: int) -> tuple[str, ...]:
     """The command of a run, as it will be started."""
     return fill_in(plan.command, _values(plan, index))
 
 
-def run_folder(plan: Plan, index: int) -> Path:
+def run_folder(plan: BatchPlan, index: int) -> Path:
     return Path(plan.root) / f"run-{index:06d}"
 
 
@@ -86,14 +86,14 @@ def default_root(name: str) -> str:
     return str(Path(paths.state_folder()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
-def check_words(plan: Plan) -> None:
+def check_words(plan: BatchPlan) -> None:
     if plan.count > MOST_RUNS:
         raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
     if not plan.frames:
         raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
 
 
-def check(plan: Plan) -> None:
+def check(plan: BatchPlan) -> None:
     """Whatever can be wrong is told before the first launch."""
     check_words(plan)
     _check_program(words_of(plan, 0)[0])
@@ -116,21 +116,21 @@ def _check_program(program: str) -> None:
     raise UserError(what, hint="name one that is on PATH, or its whole path; datagen takes it as --program")
 
 
-def begin(plan: Plan, before: Record | None) -> Record | None:
+def begin(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
     """Submit what has not succeeded yet. None where the root's record is no longer the one that was read before."""
     check(plan)
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
             return None
-        return _submit_rest(Record(plan=plan) if before is None else _continued(before, plan))
+        return _submit_rest(BatchRecord(plan=plan) if before is None else _continued(before, plan))
 
 
-def changed_field(before: Plan, plan: Plan) -> str | None:
+def changed_field(before: BatchPlan, plan: BatchPlan) -> str | None:
     """What makes it another batch, or None."""
     return next((name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)), None)
 
 
-def _continued(record: Record, plan: Plan) -> Record:
+def _continued(record: BatchRecord, plan: BatchPlan) -> BatchRecord:
     """With no fewer runs than before: a lower count takes none away."""
     before = record.plan
     changed = changed_field(before, plan)
@@ -147,7 +147,7 @@ def _told(value: object) -> str:
     return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _submit_rest(record: Record) -> Record:
+def _submit_rest(record: BatchRecord) -> BatchRecord:
     """Goes on with the last part where that is not over; else with a new one for all that has not succeeded."""
     if record.parts:
         part = record.parts[-1]
@@ -158,13 +158,13 @@ def _submit_rest(record: Record) -> Record:
     left = [index for index in range(record.plan.count) if index not in done]
     if not left:
         return record if standing_of(record.parts[-1]) is None else _submit_part(record, record.parts[-1])
-    part = Part(token=secrets.token_hex(16), indexes=format_ids(left))
+    part = BatchPart(token=secrets.token_hex(16), indexes=format_ids(left))
     record = replace(record, parts=(*record.parts, part))
     _write_record(record)
     return _submit_part(record, part)
 
 
-def _refuse_more(record: Record) -> None:
+def _refuse_more(record: BatchRecord) -> None:
     planned = max(index for part in record.parts for index in _indexes(part.indexes)) + 1
     if record.plan.count > planned:
         raise UserError(
@@ -173,7 +173,7 @@ def _refuse_more(record: Record) -> None:
         )
 
 
-def _submit_part(record: Record, part: Part) -> Record:
+def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     """Each step can be done again: a token that the daemon knows adds nothing."""
     plan = record.plan
     if part.first is None:
@@ -194,13 +194,13 @@ def _submit_part(record: Record, part: Part) -> Record:
 
 def _has_ended(job_id: int) -> bool:
     try:
-        with PatientClient() as queue:
+        with RetryingClient() as queue:
             return queue.get(f"/jobs/{job_id}")["state"] in _ENDS
     except NotThere:
         return True
 
 
-def _submit_finish(record: Record, part: Part, token: str) -> Record:
+def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRecord:
     plan = record.plan
     command = (sys.executable, "-P", "-m", "gpuyard.recipes.batch.finish", plan.root)
     options = {
@@ -213,7 +213,7 @@ def _submit_finish(record: Record, part: Part, token: str) -> Record:
     return _with_part(record, replace(part, finish=_post(token, command, options)["first"]))
 
 
-def _take_back(record: Record) -> None:
+def _take_back(record: BatchRecord) -> None:
     """What the queue has refused was never begun: the same root can be used again once the mistake is mended."""
     record = replace(record, parts=record.parts[:-1])
     if record.parts:
@@ -222,7 +222,7 @@ def _take_back(record: Record) -> None:
         (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
 
 
-def _with_part(record: Record, part: Part) -> Record:
+def _with_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     record = replace(record, parts=(*record.parts[:-1], part))
     _write_record(record)
     return record
@@ -242,7 +242,7 @@ def _post(token: str, command: Sequence[str], options: dict[str, Any], table: st
     return answer
 
 
-def _table(plan: Plan, indexes: Iterable[int]) -> str:
+def _table(plan: BatchPlan, indexes: Iterable[int]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_values(plan, 0)), lineterminator="\n")
     writer.writeheader()
@@ -250,7 +250,7 @@ def _table(plan: Plan, indexes: Iterable[int]) -> str:
     return text.getvalue()
 
 
-def _values(plan: Plan, index: int) -> dict[str, str]:
+def _values(plan: BatchPlan, index: int) -> dict[str, str]:
     values = {"index": str(index), "seed": str(plan.seed + index), "output": str(run_folder(plan, index))}
     return values if plan.pruned_root is None else {**values, "prune_root": plan.pruned_root}
 
@@ -261,7 +261,7 @@ def _indexes(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _is_over(part: Part) -> bool:
+def _is_over(part: BatchPart) -> bool:
     """Whether nothing of it is left to be done, so far as the queue knows it."""
     standing = standing_of(part)
     return standing is None or bool(standing["done"])
@@ -270,17 +270,17 @@ def _is_over(part: Part) -> bool:
 # What is known of the runs
 
 
-def standing_of(part: Part) -> dict[str, Any] | None:
+def standing_of(part: BatchPart) -> dict[str, Any] | None:
     """As the queue tells it; `None` where it has forgotten these jobs, or has others of the same numbers."""
     try:
-        with PatientClient() as queue:
+        with RetryingClient() as queue:
             standing = queue.get(f"/batches/{part.first}")
     except NotThere:
         return None
     return standing if standing["token"] == part.token else None
 
 
-def results(record: Record) -> dict[int, dict[str, Any]]:
+def results(record: BatchRecord) -> dict[int, dict[str, Any]]:
     """What became of each run, by index: as it was written down, and as the queue knows better."""
     found = {run["index"]: run for run in _read_lines(Path(record.plan.root) / RUNS)}
     attempts: dict[int, int] = {}
@@ -293,9 +293,9 @@ def results(record: Record) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _runs_of(part: Part) -> Iterator[dict[str, Any]]:
+def _runs_of(part: BatchPart) -> Iterator[dict[str, Any]]:
     after: int | None = 0
-    with PatientClient() as queue:
+    with RetryingClient() as queue:
         while after is not None:
             page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
             for run in page["runs"]:
@@ -306,17 +306,17 @@ def _runs_of(part: Part) -> Iterator[dict[str, Any]]:
 # Files
 
 
-def read_record(root: Path) -> Record | None:
+def read_record(root: Path) -> BatchRecord | None:
     path = root / RECORD
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=BatchRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise EnvironmentFault(f"{path} cannot be read: {error}", hint="name another output root") from error
 
 
-def _write_record(record: Record) -> None:
+def _write_record(record: BatchRecord) -> None:
     write_whole(Path(record.plan.root) / RECORD, msgspec.json.format(msgspec.json.encode(record)))
 
 

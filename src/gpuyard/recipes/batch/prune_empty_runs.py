@@ -33,7 +33,7 @@ _TRIAL_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
 
-class Moved(Struct, frozen=True, kw_only=True):
+class PrunedRuns(Struct, frozen=True, kw_only=True):
     """`left` says why it, or a part of it, is still where it was; `to` is then where a whole copy is, if anywhere."""
 
     run: str
@@ -42,7 +42,7 @@ class Moved(Struct, frozen=True, kw_only=True):
     left: str | None = None
 
 
-class _Line(Moved, frozen=True, kw_only=True, omit_defaults=True):
+class _PruneRecord(PrunedRuns, frozen=True, kw_only=True, omit_defaults=True):
     """Of the record. A copy is at two places for a while: until all of it is removed at the old one."""
 
     at: str
@@ -74,7 +74,7 @@ def has_frame(run: Path, pattern: str) -> bool:
 
 def prune(  # noqa: PLR0913 - what there is to say of a move
     run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
-) -> Moved:
+) -> PrunedRuns:
     """Moves the run into the prune root, or leaves it and says why; either is in the record. Of one that `is_new` the
     record is known to have nothing yet."""
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
@@ -84,10 +84,10 @@ def prune(  # noqa: PLR0913 - what there is to say of a move
         return pruning.leave(_in_words(error))
 
 
-def read_record(record: Path) -> dict[str, Moved]:
+def read_record(record: Path) -> dict[str, PrunedRuns]:
     """The last line of each run. A line that a crash cut off is passed over."""
     try:
-        return {line.run: convert(line, Moved, from_attributes=True) for line in _lines(record)}
+        return {line.run: convert(line, PrunedRuns, from_attributes=True) for line in _lines(record)}
     except OSError as error:
         raise EnvironmentFault(
             f"the record {record} cannot be read: {error.strerror}", hint="see who may read it"
@@ -101,7 +101,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
     why: str
     at: str
 
-    def finish(self) -> Moved | None:
+    def finish(self) -> PrunedRuns | None:
         """Does what an earlier call that was killed had not done yet, where that is all there is to do."""
         lines = [line for line in _lines(self.record, self.run.name) if line.run == self.run.name and line.to]
         if not lines:
@@ -114,14 +114,14 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 os.rmdir(target)
         return self._finish_copy(target) if lines[-1].is_copy else None
 
-    def _finish_copy(self, target: Path) -> Moved | None:
+    def _finish_copy(self, target: Path) -> PrunedRuns | None:
         pairs = _pairs(self.run, target)
         if not _is_whole(pairs):
             return None  # it never came there, or was made anew here; one that is the same to the byte is not missed
         self._note(self._moved(target), is_copy=True)
         return self._give_up(pairs, target)
 
-    def move(self) -> Moved:
+    def move(self) -> PrunedRuns:
         if not self.pruned.is_dir():
             return self.leave(f"the prune root {self.pruned} is missing")
         if self._device_of_run() == os.stat(self.pruned).st_dev:
@@ -133,7 +133,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             self._note(self._moved(None, "it is being copied to another file system"))
         return self._copy()
 
-    def leave(self, left: str) -> Moved:
+    def leave(self, left: str) -> PrunedRuns:
         moved = self._moved(None, left)
         with contextlib.suppress(OSError):
             self._note(moved)
@@ -167,7 +167,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
         return next(self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
 
-    def _copy(self) -> Moved:
+    def _copy(self) -> PrunedRuns:
         prefix = self._clear_partial()
         partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.pruned))
         try:
@@ -193,7 +193,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 _discard(self.pruned / name)
         return prefix
 
-    def _give_up(self, pairs: list[tuple[str, str]], target: Path) -> Moved:
+    def _give_up(self, pairs: list[tuple[str, str]], target: Path) -> PrunedRuns:
         """Removes what was seen to be at the target, and nothing that came later."""
         try:
             for here, _ in reversed(pairs):
@@ -204,12 +204,12 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             return moved
         return self._moved(target)
 
-    def _moved(self, to: Path | None, left: str | None = None) -> Moved:
-        return Moved(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
+    def _moved(self, to: Path | None, left: str | None = None) -> PrunedRuns:
+        return PrunedRuns(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
 
-    def _note(self, moved: Moved, *, is_copy: bool = False) -> None:
+    def _note(self, moved: PrunedRuns, *, is_copy: bool = False) -> None:
         try:
-            _append(self.record, _Line(at=self.at, is_copy=is_copy, **asdict(moved)))
+            _append(self.record, _PruneRecord(at=self.at, is_copy=is_copy, **asdict(moved)))
         except OSError as error:
             raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(self.record)) from error
 
@@ -359,7 +359,7 @@ def _sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def _append(record: Path, line: _Line) -> None:
+def _append(record: Path, line: _PruneRecord) -> None:
     """On disk when this returns. A line that a crash cut off is ended first."""
     text = json.dumps(to_builtins(line)).encode() + b"\n"
     is_new = not record.exists()
@@ -377,7 +377,7 @@ def _append(record: Path, line: _Line) -> None:
         _sync(record.parent)
 
 
-def _lines(record: Path, name: str = "") -> Iterator[_Line]:
+def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
     """Those in which the name stands. By the standard library: a path that is not UTF-8 is one that msgspec refuses."""
     needle = json.dumps(name)[1:-1].encode()
     try:
@@ -387,7 +387,7 @@ def _lines(record: Path, name: str = "") -> Iterator[_Line]:
     for line in lines:
         if needle in line:
             with contextlib.suppress(ValueError):  # cut off, or not ours
-                yield convert(json.loads(line), _Line)
+                yield convert(json.loads(line), _PruneRecord)
 
 
 def _in_words(error: OSError) -> str:

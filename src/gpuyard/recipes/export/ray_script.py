@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.export import Packed, Stays
+from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.cluster.offer import gpus_of
 from gpuyard.core.job.job import DEFAULT_GRACE_S, DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.ray_api import RaySettings, address_of, submission_of
-from gpuyard.engines.cluster.site import Parcel
-from gpuyard.recipes.export.job_groups import Block, blocks_of, outside
+from gpuyard.engines.cluster.site import ClusterSubmission
+from gpuyard.recipes.export.job_groups import JobGroup, blocks_of, outside
 from gpuyard.recipes.export.script_text import Script, body, head, source, stays, with_input
 
 _NAME = "ray"
@@ -65,22 +65,23 @@ ended() {
 """
 
 
-def ray_script(jobs: Sequence[Packed], settings: RaySettings, tags: Collection[str]) -> Script:
+def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collection[str]) -> Script:
     """`tags` are those of which only so many jobs run at once here."""
     blocks = blocks_of(jobs)
     ids = {job.id for job in jobs}
 
-    def not_there(job: Packed) -> dict[Stays, bool]:
+    def not_there(job: ExportedJob) -> dict[NotExported, bool]:
         terms = job.terms
         return {
-            Stays.GRACE: job.grace_s != DEFAULT_GRACE_S,
-            Stays.OPTIONS: bool(terms.options) and job.engine != _NAME,
-            Stays.TAGS: job.tag in tags,
-            Stays.PRIORITY: terms.priority != 0,
-            Stays.AT_ONCE: terms.at_most is not None,
-            Stays.HELD: job.state is JobState.HELD,
-            Stays.SHARE: not terms.need.is_exclusive and gpus_of(terms.need, settings.card_mb) == terms.need.devices,
-            Stays.OUTSIDE: bool(outside(job, ids)),
+            NotExported.GRACE: job.grace_s != DEFAULT_GRACE_S,
+            NotExported.OPTIONS: bool(terms.options) and job.engine != _NAME,
+            NotExported.TAGS: job.tag in tags,
+            NotExported.PRIORITY: terms.priority != 0,
+            NotExported.AT_ONCE: terms.at_most is not None,
+            NotExported.HELD: job.state is JobState.HELD,
+            NotExported.SHARE: not terms.need.is_exclusive
+            and gpus_of(terms.need, settings.card_mb) == terms.need.devices,
+            NotExported.OUTSIDE: bool(outside(job, ids)),
         }
 
     notes = stays(jobs, not_there)
@@ -100,11 +101,11 @@ def _address(settings: RaySettings) -> Iterator[str]:
     yield "export RAY_API_SERVER_ADDRESS"
 
 
-def _file(block: Block) -> str:
+def _file(block: JobGroup) -> str:
     return f"{block.first.id}.sh"
 
 
-def _running(block: Block) -> Iterator[str]:
+def _running(block: JobGroup) -> Iterator[str]:
     first = block.first
     limit_s = first.terms.limit_s
     bound = "" if limit_s is None else f"timeout -k {first.grace_s:g} {limit_s:g} "
@@ -121,7 +122,7 @@ def _running(block: Block) -> Iterator[str]:
     yield 'exit "$status"'
 
 
-def _submissions(blocks: Sequence[Block], ids: Collection[int], settings: RaySettings) -> Iterator[str]:
+def _submissions(blocks: Sequence[JobGroup], ids: Collection[int], settings: RaySettings) -> Iterator[str]:
     """Those that wait for nothing first, as the script waits with the others; what waits for what is not submitted
     cannot be either."""
     shut: set[int] = set()
@@ -137,7 +138,7 @@ def _submissions(blocks: Sequence[Block], ids: Collection[int], settings: RaySet
         shut.update(job.id for job in block.jobs)
 
 
-def _submission(block: Block, condition: str, asked: Iterable[str]) -> Iterator[str]:
+def _submission(block: JobGroup, condition: str, asked: Iterable[str]) -> Iterator[str]:
     told = [*asked, "--", "sh", _file(block)]
     numbers = [[str(number)] for number in block.numbers] or [[]]
     lines = [
@@ -154,7 +155,7 @@ def _submission(block: Block, condition: str, asked: Iterable[str]) -> Iterator[
     yield "fi"
 
 
-def _condition(job: Packed, ids: Collection[int]) -> str:
+def _condition(job: ExportedJob, ids: Collection[int]) -> str:
     kinds: dict[DependencyKind, list[int]] = {}
     for each in job.after:
         if each.job_id in ids:
@@ -162,9 +163,9 @@ def _condition(job: Packed, ids: Collection[int]) -> str:
     return " && ".join(f"ended {kind} {' '.join(map(str, others))}" for kind, others in kinds.items())
 
 
-def _asked(job: Packed, settings: RaySettings) -> Iterator[str]:
+def _asked(job: ExportedJob, settings: RaySettings) -> Iterator[str]:
     options = job.terms.options if job.engine == _NAME else ()
-    parcel = Parcel(token="", terms=replace(job.terms, options=options), count=1, folder="", supervisor=())
+    parcel = ClusterSubmission(token="", terms=replace(job.terms, options=options), count=1, folder="", supervisor=())
     for field, value in submission_of(parcel, 0, settings.card_mb).items():
         if field.startswith("entrypoint_"):
             told = json.dumps(value) if isinstance(value, dict) else value

@@ -11,9 +11,9 @@ from itertools import count
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.export import WORDS, Packed, Stays
+from gpuyard.core.cluster.export import WORDS, ExportedJob, NotExported
 from gpuyard.core.job.selection import format_ids
-from gpuyard.recipes.export.job_groups import Block
+from gpuyard.recipes.export.job_groups import JobGroup
 
 _INDEX = "{index}"
 _LONGEST_LIST = 60
@@ -26,14 +26,14 @@ class Script(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def stays(jobs: Sequence[Packed], more: Callable[[Packed], Mapping[Stays, bool]]) -> tuple[str, ...]:
+def stays(jobs: Sequence[ExportedJob], more: Callable[[ExportedJob], Mapping[NotExported, bool]]) -> tuple[str, ...]:
     """What is not carried over, by `more` at that site besides, and for which jobs."""
-    found: dict[Stays, list[int]] = {}
+    found: dict[NotExported, list[int]] = {}
     for job in jobs:
         there = (what for what, is_so in more(job).items() if is_so)
         for what in (*job.stays, *there):
             found.setdefault(what, []).append(job.id)
-    return tuple(f"{_jobs(found[what], len(jobs))}: {WORDS[what]}" for what in Stays if what in found)
+    return tuple(f"{_jobs(found[what], len(jobs))}: {WORDS[what]}" for what in NotExported if what in found)
 
 
 def _jobs(ids: Sequence[int], of_all: int) -> str:
@@ -45,7 +45,7 @@ def _jobs(ids: Sequence[int], of_all: int) -> str:
     return f"{'job' if len(ids) == 1 else 'jobs'} {told}"
 
 
-def head(site: str, jobs: Sequence[Packed], how: Iterable[str], notes: Iterable[str]) -> Iterator[str]:
+def head(site: str, jobs: Sequence[ExportedJob], how: Iterable[str], notes: Iterable[str]) -> Iterator[str]:
     yield "#!/bin/sh"
     yield f"# Submits {f'{len(jobs)} jobs' if len(jobs) > 1 else 'a job'} of a gpuyard queue to {site}."
     yield from (f"# {line}" for line in how)
@@ -55,7 +55,7 @@ def head(site: str, jobs: Sequence[Packed], how: Iterable[str], notes: Iterable[
     yield "set -eu"
 
 
-def body(block: Block, number: str) -> Iterator[str]:
+def body(block: JobGroup, number: str) -> Iterator[str]:
     """Goes to where the jobs run, and makes the command of one of them what `"$@"` is. `number` stands for its number
     in the block, as the shell has it."""
     yield f"cd {shlex.quote(block.first.cwd)} || exit"
@@ -71,7 +71,7 @@ def body(block: Block, number: str) -> Iterator[str]:
         yield "esac"
 
 
-def _choose(job: Packed) -> Iterator[str]:
+def _choose(job: ExportedJob) -> Iterator[str]:
     if job.index is not None:
         yield f"export GPUYARD_ARRAY_INDEX={job.index}"
     if job.folder is not None:
@@ -88,7 +88,7 @@ def _quoted(parts: Sequence[str]) -> Iterator[str]:
     return (shlex.quote(part) if part or len(parts) == 1 else "" for part in parts)
 
 
-def source(block: Block) -> str:
+def source(block: JobGroup) -> str:
     """What its jobs read."""
     return "" if block.first.stdin is None else f" < {shlex.quote(block.first.stdin)}"
 

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.export import Packed, Stays
+from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.job.job import DEFAULT_GRACE_S, DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.engines.cluster.site import Parcel
+from gpuyard.engines.cluster.site import ClusterSubmission
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submission
-from gpuyard.recipes.export.job_groups import Block, Places, blocks_of, outside, places_of
+from gpuyard.recipes.export.job_groups import JobGroup, Places, blocks_of, outside, places_of
 from gpuyard.recipes.export.script_text import Script, body, head, source, stays, with_input
 
 _NAME = "slurm"
@@ -42,23 +42,23 @@ _ENGINES_OWN = ("sbatch", "--parsable", "--no-requeue", "--export=ALL")
 _KINDS = {DependencyKind.OK: "afterok", DependencyKind.ANY: "afterany", DependencyKind.FAILED: "afternotok"}
 
 
-def slurm_script(jobs: Sequence[Packed], settings: SlurmSettings, tags: Collection[str]) -> Script:
+def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Collection[str]) -> Script:
     """`tags` are those of which only so many jobs run at once here."""
     blocks = blocks_of(jobs)
     ids = {job.id for job in jobs}
     parts = Counter(block.first.terms.group for block in blocks)
 
-    def not_there(job: Packed) -> dict[Stays, bool]:
+    def not_there(job: ExportedJob) -> dict[NotExported, bool]:
         terms = job.terms
         return {
-            Stays.GRACE: job.grace_s != DEFAULT_GRACE_S,
-            Stays.OPTIONS: bool(terms.options) and job.engine != _NAME,
-            Stays.TAGS: job.tag in tags,
-            Stays.PRIORITY: terms.priority > settings.nice_base,
-            Stays.AT_ONCE: terms.at_most is not None and parts[terms.group] > 1,
-            Stays.SHARE: not terms.need.is_exclusive and any(map(_is_whole, _asked(job, settings))),
-            Stays.TIMED_OUT: bool(job.retries) and terms.limit_s is not None,
-            Stays.OUTSIDE: bool(outside(job, ids)),
+            NotExported.GRACE: job.grace_s != DEFAULT_GRACE_S,
+            NotExported.OPTIONS: bool(terms.options) and job.engine != _NAME,
+            NotExported.TAGS: job.tag in tags,
+            NotExported.PRIORITY: terms.priority > settings.nice_base,
+            NotExported.AT_ONCE: terms.at_most is not None and parts[terms.group] > 1,
+            NotExported.SHARE: not terms.need.is_exclusive and any(map(_is_whole, _asked(job, settings))),
+            NotExported.TIMED_OUT: bool(job.retries) and terms.limit_s is not None,
+            NotExported.OUTSIDE: bool(outside(job, ids)),
         }
 
     notes = stays(jobs, not_there)
@@ -69,10 +69,10 @@ def slurm_script(jobs: Sequence[Packed], settings: SlurmSettings, tags: Collecti
     return Script(text="\n".join(lines) + "\n", notes=notes)
 
 
-def _asked(job: Packed, settings: SlurmSettings) -> list[str]:
+def _asked(job: ExportedJob, settings: SlurmSettings) -> list[str]:
     options = job.terms.options if job.engine == _NAME else ()
     terms = replace(job.terms, expected_s=None, options=options)
-    parcel = Parcel(token=_NOWHERE, terms=terms, count=1, folder=_NOWHERE, supervisor=())
+    parcel = ClusterSubmission(token=_NOWHERE, terms=terms, count=1, folder=_NOWHERE, supervisor=())
     return [word for word in submission(parcel, settings) if _NOWHERE not in word and word not in _ENGINES_OWN]
 
 
@@ -80,7 +80,7 @@ def _is_whole(word: str) -> bool:
     return word.startswith("--gres=gpu")
 
 
-def _submission(block: Block, places: Places, settings: SlurmSettings) -> Iterator[str]:
+def _submission(block: JobGroup, places: Places, settings: SlurmSettings) -> Iterator[str]:
     first = block.first
     absent = outside(first, places)
     if absent:
@@ -92,18 +92,18 @@ def _submission(block: Block, places: Places, settings: SlurmSettings) -> Iterat
     yield from with_input(command, ["#!/bin/sh", *body(block, '"$SLURM_ARRAY_TASK_ID"'), *_running(block)])
 
 
-def _array(block: Block) -> Iterator[str]:
+def _array(block: JobGroup) -> Iterator[str]:
     if block.numbers:
         numbers = format_ids(block.numbers).replace(" ", ",")
         at_most = block.first.terms.at_most
         yield f"--array={numbers}" + (f"%{at_most}" if at_most else "")
 
 
-def _retrying(job: Packed) -> tuple[str, ...]:
+def _retrying(job: ExportedJob) -> tuple[str, ...]:
     return ("--requeue", "--open-mode=append") if job.retries else ("--no-requeue",)
 
 
-def _dependency(job: Packed, places: Places) -> str:
+def _dependency(job: ExportedJob, places: Places) -> str:
     """Of the jobs of an array each has a name there, and all together have one."""
     wanted: dict[tuple[DependencyKind, int], list[int | None]] = {}
     for each in job.after:
@@ -120,7 +120,7 @@ def _dependency(job: Packed, places: Places) -> str:
     return f' --kill-on-invalid-dep=yes "--dependency={told}"'
 
 
-def _running(block: Block) -> Iterator[str]:
+def _running(block: JobGroup) -> Iterator[str]:
     retries, reads = block.first.retries, source(block)
     if not retries:
         yield f'exec "$@"{reads}'

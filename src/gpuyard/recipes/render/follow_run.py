@@ -18,17 +18,17 @@ from typing import Protocol, Self
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.residency.running.status_file import Status
+from gpuyard.residency.running.status_file import RenderStatus
 
 LOOK_EVERY_S = 1.0
 UNASKED, UNASKED_AFTER_S = "status.json", 60.0
 _GIVE_UP_S = 0.5  # the file may be on a disk that does not answer
 
 
-class Running(Protocol):
+class FollowedRun(Protocol):
     """What is followed: a coordinator."""
 
-    def status(self) -> Status | None: ...
+    def status(self) -> RenderStatus | None: ...
 
     def stop(self) -> None: ...
 
@@ -52,7 +52,7 @@ class StatusFile:
         path = out / UNASKED
         return cls(path, 0.0 if path.exists() else UNASKED_AFTER_S)
 
-    def write(self, status: Status) -> None:
+    def write(self, status: RenderStatus) -> None:
         """EnvironmentFault where it cannot be; then the last one stays."""
         if status.elapsed_s < self._after_s:
             return
@@ -65,7 +65,7 @@ class StatusFile:
             raise EnvironmentFault(f"{self._path} cannot be written: {error.strerror}") from error
 
 
-def _as_json(status: Status) -> bytes:
+def _as_json(status: RenderStatus) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(status)) + b"\n"
     except UnicodeEncodeError:  # a path that is not UTF-8
@@ -86,8 +86,8 @@ class Follower:
 
     def __init__(
         self,
-        run: Running,
-        show: Callable[[Status], None],
+        run: FollowedRun,
+        show: Callable[[RenderStatus], None],
         file: StatusFile | None,
         show_stop: Callable[[], None] = lambda: None,
     ) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.recipes.render.default_budgets import Budget
 from gpuyard.residency.loading.asset_loader import Loader, Source
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.open_memory import open_device
 from gpuyard.residency.memory.page_pool import PagePool, Pages, page_size
 from gpuyard.residency.planning.assets import Kind
@@ -83,7 +83,7 @@ class Profiler:
         most = max((source.nbytes * (1 if source.is_exact else _ESTIMATES_ARE_SHORT_BY) for source in known), default=0)
         return min(self._vram, most + OVERHEAD_NBYTES)
 
-    def _measured(self, asset: Measured, source: Source, memory: Memory, pool: PagePool) -> Measured:
+    def _measured(self, asset: Measured, source: Source, memory: DeviceMemory, pool: PagePool) -> Measured:
         landing = _Landing(asset, pool, self._ram)
         try:
             asset = landing.read(source)
@@ -123,7 +123,7 @@ class _Landing:
         return self.pages[-1]
 
 
-def _uploaded(asset: Measured, pages: Pages, memory: Memory) -> Measured:
+def _uploaded(asset: Measured, pages: Pages, memory: DeviceMemory) -> Measured:
     try:
         buffer = memory.allocate(pages.nbytes)
     except DeviceFull as error:
@@ -136,7 +136,7 @@ def _uploaded(asset: Measured, pages: Pages, memory: Memory) -> Measured:
         memory.free(buffer)
 
 
-def _warm_up(memory: Memory, pool: PagePool) -> None:
+def _warm_up(memory: DeviceMemory, pool: PagePool) -> None:
     """The first copy sets things up, and would be measured with it."""
     pages = pool.take(pool.size)
     _uploaded(Measured(kind=Kind.SCENE, path="", labels=0), pages, memory)

@@ -28,7 +28,7 @@ _LOG = r"\d+\.\d+\.log(\.1|\.cut)?"
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class InstalledFiles(Struct, frozen=True, kw_only=True):
     """Files of one kind in one folder, which is removed as well where it is gpuyard's own and empty then."""
 
     what: str
@@ -38,19 +38,19 @@ class Place(Struct, frozen=True, kw_only=True):
     is_own_folder: bool = True
 
 
-class Stays(Struct, frozen=True, kw_only=True):
+class KeptFile(Struct, frozen=True, kw_only=True):
     """Something that `gpuyard uninstall` leaves, and why."""
 
     path: str
     why: str
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    places: tuple[Place, ...]
-    stays: tuple[Stays, ...]
+class FoundFiles(Struct, frozen=True, kw_only=True):
+    places: tuple[InstalledFiles, ...]
+    stays: tuple[KeptFile, ...]
 
 
-def find() -> Found:
+def find() -> FoundFiles:
     """UserError where a folder of gpuyard's is the user's home, or holds it."""
     state, config, leases = Path(daemon_places.state_folder()), config_dir(), lease_dir()
     for folder, setting in ((state, "GPUYARD_HOME"), (config, "GPUYARD_HOME"), (leases, "the lease directory")):
@@ -67,7 +67,7 @@ def find() -> Found:
         *_named(config, "the configuration", r"config\.toml", "config.toml"),
         *_of_queue(state),
     ]
-    return Found(places=tuple(places), stays=(*_stays(tasks, (state, config, leases)), *_not_ours(places)))
+    return FoundFiles(places=tuple(places), stays=(*_stays(tasks, (state, config, leases)), *_not_ours(places)))
 
 
 def _refuse_home(folder: Path, setting: str) -> None:
@@ -83,7 +83,7 @@ def _refuse_home(folder: Path, setting: str) -> None:
 # The queue
 
 
-def _of_queue(folder: Path) -> Iterator[Place]:
+def _of_queue(folder: Path) -> Iterator[InstalledFiles]:
     if folder.is_symlink():
         yield from _named(folder, "the queue", "", "")
         return
@@ -98,7 +98,7 @@ def _of_queue(folder: Path) -> Iterator[Place]:
     yield from _named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
 
 
-def _at_clusters(state: Path) -> Iterator[Place]:
+def _at_clusters(state: Path) -> Iterator[InstalledFiles]:
     """Folders that nodes see, where the configuration names one: the queue has its own in there."""
     try:
         name = (state / "name").read_text(encoding="utf-8")
@@ -113,14 +113,14 @@ def _at_clusters(state: Path) -> Iterator[Place]:
         yield from _named(folder, "this queue's folder for a cluster", "", "")
 
 
-def _handed_over(folder: Path, logs: str) -> Iterator[Place]:
+def _handed_over(folder: Path, logs: str) -> Iterator[InstalledFiles]:
     yield from _named(folder / "logs", logs, _LOG, "")
     for site in ("slurm", "ray"):
         yield from _named(folder / site / "parcels", f"jobs that were handed to {site}", r"\.?[0-9a-f]{12}", "")
         yield from _named(folder / site, f"the folder for {site}", "", "")
 
 
-def _leases(folder: Path) -> Iterator[Place]:
+def _leases(folder: Path) -> Iterator[InstalledFiles]:
     names = r"\.?.+\.(lease|ticket)"
     try:
         is_shared = bool(folder.stat().st_mode & _SHARED)
@@ -136,15 +136,15 @@ def _leases(folder: Path) -> Iterator[Place]:
 # Elsewhere
 
 
-def _unit_files() -> Iterator[Place]:
+def _unit_files() -> Iterator[InstalledFiles]:
     return (_single(path, "the systemd unit that runs the daemon") for path in systemd_and_shells.unit_files())
 
 
-def _completions() -> Iterator[Place]:
+def _completions() -> Iterator[InstalledFiles]:
     return (_single(path, "the completion of the fish shell") for path in systemd_and_shells.completion_files())
 
 
-def _logs_of_tasks(tasks: Iterable[TaskFiles]) -> Iterator[Place]:
+def _logs_of_tasks(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
     """Logs outside of workspaces: LOG_DIR/train_logs/NAME.log and LOG_DIR/TASK_scheduler.log."""
     by_folder: dict[str, dict[str, None]] = {}
     for task in tasks:
@@ -156,31 +156,33 @@ def _logs_of_tasks(tasks: Iterable[TaskFiles]) -> Iterator[Place]:
     for folder, names in by_folder.items():
         is_own = os.path.basename(folder) == "train_logs"
         shown = folder if is_own else os.path.join(folder, "*_scheduler.log")
-        yield Place(what="logs of workspaces", folder=folder, names=tuple(names), shown=shown, is_own_folder=is_own)
+        yield InstalledFiles(
+            what="logs of workspaces", folder=folder, names=tuple(names), shown=shown, is_own_folder=is_own
+        )
 
 
-def _left_by_conda() -> Iterator[Place]:
+def _left_by_conda() -> Iterator[InstalledFiles]:
     """Folders of a `workspace start` that was killed while it activated an environment."""
     what, names = "left by an interrupted `workspace start`", r"gpuyard-conda-\w+"
     yield from _own_in(Path(tempfile.gettempdir()), what, names, "gpuyard-conda-*")
 
 
-def _stays(tasks: Iterable[TaskFiles], folders: Iterable[Path]) -> Iterator[Stays]:
+def _stays(tasks: Iterable[TaskFiles], folders: Iterable[Path]) -> Iterator[KeptFile]:
     for folder in folders:
         if folder.is_symlink():
-            yield Stays(path=os.path.realpath(folder), why=f"{folder} is a link to it: remove it by hand")
+            yield KeptFile(path=os.path.realpath(folder), why=f"{folder} is a link to it: remove it by hand")
         elif folder.is_dir() and not _is_ours(folder):
-            yield Stays(path=str(folder), why="belongs to another user; what is yours in it is listed above")
+            yield KeptFile(path=str(folder), why="belongs to another user; what is yours in it is listed above")
     for workspace in dict.fromkeys(task.workspace for task in tasks):
         if os.path.isdir(workspace):
-            yield Stays(path=workspace, why="a workspace: its configs, results and markers are yours")
+            yield KeptFile(path=workspace, why="a workspace: its configs, results and markers are yours")
     if any(True for _ in tasks) and (sessions := systemd_and_shells.open_sessions()):
-        yield Stays(path="tmux", why=f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
+        yield KeptFile(path="tmux", why=f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
     for path, why in systemd_and_shells.lines_to_remove():
-        yield Stays(path=path, why=why)
+        yield KeptFile(path=path, why=why)
 
 
-def _not_ours(places: Iterable[Place]) -> Iterator[Stays]:
+def _not_ours(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
     """What is in gpuyard's own folders and is not gpuyard's."""
     listed: dict[str, set[str]] = {}
     for place in places:
@@ -188,10 +190,10 @@ def _not_ours(places: Iterable[Place]) -> Iterator[Stays]:
         listed.setdefault(os.path.dirname(place.folder), set()).add(os.path.basename(place.folder))
     for folder in dict.fromkeys(place.folder for place in places if place.is_own_folder):
         for name in sorted(set(_names_in(folder)) - listed[folder]):
-            yield Stays(path=os.path.join(folder, name), why="not made by gpuyard")
+            yield KeptFile(path=os.path.join(folder, name), why="not made by gpuyard")
 
 
-def _named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[Place]:
+def _named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
     """What has such a name in a folder of this user's, even where that is nothing; of a link, the link alone."""
     if folder.is_symlink():
         yield _single(folder, f"a link to {os.readlink(folder)}, which stays")
@@ -199,14 +201,14 @@ def _named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[Place]
         names = tuple(name for name in _names_in(str(folder)) if re.fullmatch(pattern, name))
         is_own = not folder.stat().st_mode & _SHARED
         path = str(folder / shown) if shown else str(folder)
-        yield Place(what=what, folder=str(folder), names=names, shown=path, is_own_folder=is_own)
+        yield InstalledFiles(what=what, folder=str(folder), names=names, shown=path, is_own_folder=is_own)
 
 
-def _own_in(folder: Path, what: str, pattern: str, shown: str) -> Iterator[Place]:
+def _own_in(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
     """What has such a name and is this user's, in a folder that others may use too."""
     own = tuple(name for name in _names_in(str(folder)) if re.fullmatch(pattern, name) and _is_ours(folder / name))
     if own:
-        yield Place(what=what, folder=str(folder), names=own, shown=str(folder / shown), is_own_folder=False)
+        yield InstalledFiles(what=what, folder=str(folder), names=own, shown=str(folder / shown), is_own_folder=False)
 
 
 def _names_in(folder: str) -> list[str]:
@@ -217,8 +219,8 @@ def _names_in(folder: str) -> list[str]:
         return []
 
 
-def _single(path: Path, what: str) -> Place:
-    return Place(what=what, folder=str(path.parent), names=(path.name,), shown=str(path), is_own_folder=False)
+def _single(path: Path, what: str) -> InstalledFiles:
+    return InstalledFiles(what=what, folder=str(path.parent), names=(path.name,), shown=str(path), is_own_folder=False)
 
 
 def _is_ours(path: Path) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from gpuyard.recipes.uninstall.find_files import Place
+from gpuyard.recipes.uninstall.find_files import InstalledFiles
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Each level has a folder open.
@@ -26,20 +26,20 @@ class Size(Struct, frozen=True):
     bytes: int
 
 
-class Problem(Struct, frozen=True):
+class RemovalProblem(Struct, frozen=True):
     """What was not removed, and why."""
 
     path: str
     why: str
 
 
-def measure(place: Place) -> Size:
+def measure(place: InstalledFiles) -> Size:
     """Folders that cannot be read count for nothing."""
     sizes = [size for name in place.names for size in _sizes(os.path.join(place.folder, name))]
     return Size(len(sizes), sum(sizes))
 
 
-def remove(places: Iterable[Place]) -> list[Problem]:
+def remove(places: Iterable[InstalledFiles]) -> list[RemovalProblem]:
     """Remove what is listed, and each folder of gpuyard's own that is empty then. Return what could not be removed."""
     places = tuple(places)
     problems = [problem for place in places for problem in _remove_names(place)]
@@ -64,14 +64,14 @@ def _sizes(path: str) -> Iterator[int]:
         yield from _sizes(os.path.join(path, name))
 
 
-def _remove_names(place: Place) -> Iterator[Problem]:
+def _remove_names(place: InstalledFiles) -> Iterator[RemovalProblem]:
     try:
         # A folder that is not gpuyard's own may well be a link: on macOS /tmp is one.
         folder = os.open(place.folder, _FOLDER | (os.O_NOFOLLOW if place.is_own_folder else 0))
     except FileNotFoundError:
         return
     except OSError as error:
-        yield Problem(place.folder, f"cannot be opened: {error.strerror}")
+        yield RemovalProblem(place.folder, f"cannot be opened: {error.strerror}")
         return
     try:
         device = os.fstat(folder).st_dev
@@ -81,27 +81,27 @@ def _remove_names(place: Place) -> Iterator[Problem]:
         os.close(folder)
 
 
-def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -> Iterator[Problem]:
+def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -> Iterator[RemovalProblem]:
     """`path` is what it is called in problems: all is done relative to the open folder."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if found.st_uid != os.geteuid():
-            yield Problem(path, f"belongs to user {found.st_uid}")
+            yield RemovalProblem(path, f"belongs to user {found.st_uid}")
         elif found.st_dev != device:
-            yield Problem(path, "is another file system that is mounted there")
+            yield RemovalProblem(path, "is another file system that is mounted there")
         elif not stat.S_ISDIR(found.st_mode):
             os.unlink(name, dir_fd=folder)
         elif depth == _DEEPEST:
-            yield Problem(path, f"is more than {_DEEPEST} folders deep")
+            yield RemovalProblem(path, f"is more than {_DEEPEST} folders deep")
         else:
             yield from _remove_tree(folder, name, path, device, depth)
     except FileNotFoundError:
         return  # it has gone by itself
     except OSError as error:
-        yield Problem(path, f"cannot be removed: {error.strerror}")
+        yield RemovalProblem(path, f"cannot be removed: {error.strerror}")
 
 
-def _remove_tree(folder: int, name: str, path: str, device: int, depth: int) -> Iterator[Problem]:
+def _remove_tree(folder: int, name: str, path: str, device: int, depth: int) -> Iterator[RemovalProblem]:
     inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     try:
         problems = [
@@ -116,11 +116,11 @@ def _remove_tree(folder: int, name: str, path: str, device: int, depth: int) -> 
         os.rmdir(name, dir_fd=folder)
 
 
-def _remove_if_empty(folder: str) -> Iterator[Problem]:
+def _remove_if_empty(folder: str) -> Iterator[RemovalProblem]:
     try:
         if not os.listdir(folder):
             os.rmdir(folder)
     except FileNotFoundError:
         return
     except OSError as error:
-        yield Problem(folder, f"cannot be removed: {error.strerror}")
+        yield RemovalProblem(folder, f"cannot be removed: {error.strerror}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.workspace.settings import Settings
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
 
 _OWN_FOLDER = ".gpuyard"
 
 
-def marker_of(settings: Settings, config: str) -> Path:
+def marker_of(settings: WorkspaceSettings, config: str) -> Path:
     return Path(settings.output_dir) / f"{config}_completed.txt"
 
 
@@ -39,7 +39,7 @@ def could_not_mark(record: dict[str, Any]) -> bool:
     return record.get("result") == "completed" and record.get("marker_by") is None
 
 
-def make_folders(workspace: Path, settings: Settings) -> None:
+def make_folders(workspace: Path, settings: WorkspaceSettings) -> None:
     folders = [workspace / _OWN_FOLDER / "ends", Path(settings.output_dir)]
     for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
         try:

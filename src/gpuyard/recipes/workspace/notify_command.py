@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import GpuyardError
 from gpuyard.recipes.workspace.settings import load
-from gpuyard.recipes.workspace.sweep_status import Standing, standing_of
+from gpuyard.recipes.workspace.sweep_status import SweepStatus, standing_of
 
 
-def summary_of(standing: Standing) -> str:
+def summary_of(standing: SweepStatus) -> str:
     facts = [f"{standing.completed} of {standing.total} completed"]
     if standing.failed:
         facts.append(f"{standing.failed} failed")
@@ -27,7 +27,7 @@ def main() -> None:
     workspace, config_file = map(Path, sys.argv[1:3])
     try:
         loaded = load(workspace, config_file)
-        with PatientClient() as queue:
+        with RetryingClient() as queue:
             summary = summary_of(standing_of(loaded, queue))
     except GpuyardError as error:
         sys.exit(f"gpuyard: {error}")

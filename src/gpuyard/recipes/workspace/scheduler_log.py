@@ -4,17 +4,17 @@ import os
 from pathlib import Path
 
 from gpuyard.engines.session.task_files import claim_in_shared, owner_line, tell
-from gpuyard.recipes.workspace.settings import Settings
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.task_names import tag_of
 from gpuyard.system.private_files import PrivateFileError
 
 
-def has_own_logs(settings: Settings, workspace: Path) -> bool:
+def has_own_logs(settings: WorkspaceSettings, workspace: Path) -> bool:
     """Whether `log_dir` is inside the workspace, where no other one writes logs."""
     return Path(os.path.realpath(settings.log_dir)).is_relative_to(os.path.realpath(workspace))
 
 
-def scheduler_log(settings: Settings, workspace: Path) -> str | None:
+def scheduler_log(settings: WorkspaceSettings, workspace: Path) -> str | None:
     """Return its path: by the task's name, else by the workspace's tag where the former is another workspace's."""
     if not settings.enable_logging:
         return None

@@ -9,12 +9,12 @@ from pathlib import Path
 from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import UserError
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.recipes.workspace.settings import Settings
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.task_names import check_config_names
 from gpuyard.visible_devices import visible_devices
 
 
-def configs_of(settings: Settings) -> list[Path]:
+def configs_of(settings: WorkspaceSettings) -> list[Path]:
     """All there are, in natural order: batch2 comes before batch10."""
     folder = Path(settings.config_dir)
     try:
@@ -29,7 +29,7 @@ def configs_of(settings: Settings) -> list[Path]:
     return found
 
 
-def choose(settings: Settings, workspace: Path, text: str | None) -> list[Path]:
+def choose(settings: WorkspaceSettings, workspace: Path, text: str | None) -> list[Path]:
     """Those that are named, as `heavy.yml,light`; all, where none is."""
     there = configs_of(settings)
     if text is None or not text.strip():
@@ -53,7 +53,7 @@ def _is_at(folder: str, there: Path, workspace: Path) -> bool:
     return any(os.path.realpath(os.path.join(base, folder)) == os.path.realpath(there) for base in (".", workspace))
 
 
-def _one(word: str, known: dict[str, Path], settings: Settings, workspace: Path) -> Path:
+def _one(word: str, known: dict[str, Path], settings: WorkspaceSettings, workspace: Path) -> Path:
     folder, name = os.path.split(word)
     for path in known.values():
         if name in (path.name, path.stem) and (not folder or _is_at(folder, path.parent, workspace)):
@@ -63,7 +63,7 @@ def _one(word: str, known: dict[str, Path], settings: Settings, workspace: Path)
     raise UserError(f"there is no config '{word}' in {settings.config_dir}", hint=meant)
 
 
-def devices_for(settings: Settings, count: int, text: str | None) -> tuple[list[str | None], list[str]]:
+def devices_for(settings: WorkspaceSettings, count: int, text: str | None) -> tuple[list[str | None], list[str]]:
     """For each config the devices it may use, by name, `None` for any; and what is to be said about that."""
     if text is not None and text.strip():
         return _listed(text, count), []

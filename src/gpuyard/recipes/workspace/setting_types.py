@@ -10,7 +10,7 @@ import yaml
 
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.yaml_reader import Wrong, items_of, pairs_of, text_of
+from gpuyard.recipes.workspace.yaml_reader import YamlMistake, items_of, pairs_of, text_of
 
 # As the queue bounds it.
 _MOST_PRIORITY = 1_000_000
@@ -30,7 +30,7 @@ def flag(node: yaml.Node) -> bool:
     takes = "true or false"
     value = _FLAGS.get(text_of(node, takes).lower())
     if value is None:
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return value
 
 
@@ -40,7 +40,7 @@ def whole(least: int, most: int | None = None) -> Callable[[yaml.Node], int]:
     def kind(node: yaml.Node) -> int:
         written = text_of(node, takes).strip()
         if not _WHOLE.fullmatch(written) or int(written) < least or (most is not None and int(written) > most):
-            raise Wrong(takes)
+            raise YamlMistake(takes)
         return int(written)
 
     return kind
@@ -55,8 +55,8 @@ def gpu_count(node: yaml.Node) -> int | None:
         return None
     try:
         return whole(1)(node)
-    except Wrong as wrong:
-        raise Wrong(f"`all` or {wrong}") from None
+    except YamlMistake as wrong:
+        raise YamlMistake(f"`all` or {wrong}") from None
 
 
 def engine(node: yaml.Node) -> str | None:
@@ -64,7 +64,7 @@ def engine(node: yaml.Node) -> str | None:
     takes = "default, or the name of an engine: local, slurm, ray"
     name = text_of(node, takes).strip().lower()
     if not name.isidentifier():
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return None if name == "default" else name
 
 
@@ -73,13 +73,13 @@ def seconds(node: yaml.Node) -> float:
     try:
         return parse_duration(text_of(node, takes))
     except UserError:
-        raise Wrong(takes) from None
+        raise YamlMistake(takes) from None
 
 
 def some_seconds(node: yaml.Node) -> float:
     value = seconds(node)
     if value == 0:
-        raise Wrong("a time of more than 0, such as 30, 30s or 4h")
+        raise YamlMistake("a time of more than 0, such as 30, 30s or 4h")
     return value
 
 
@@ -88,9 +88,9 @@ def size_mb(node: yaml.Node) -> float:
     try:
         value = parse_size(text_of(node, takes))
     except UserError:
-        raise Wrong(takes) from None
+        raise YamlMistake(takes) from None
     if not 0 < value < math.inf:
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return value
 
 
@@ -100,7 +100,7 @@ def choice(*names: str) -> Callable[[yaml.Node], str]:
     def kind(node: yaml.Node) -> str:
         value = text_of(node, takes).strip().lower()
         if value not in names:
-            raise Wrong(takes)
+            raise YamlMistake(takes)
         return value
 
     return kind
@@ -111,7 +111,7 @@ def label(node: yaml.Node) -> str:
     takes = f"a name of at most {LONGEST_LABEL} bytes in one line, without `/`"
     value = text_of(node, takes)
     if "/" in value or has_control_characters(value) or len(value.encode()) > LONGEST_LABEL:
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return value
 
 
@@ -120,7 +120,7 @@ def pattern(node: yaml.Node) -> str:
     takes = "a pattern of file names, such as *.yml (`config_dir` is their folder)"
     value = text_of(node, takes)
     if "/" in value:
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return value
 
 
@@ -128,7 +128,7 @@ def variable(node: yaml.Node) -> str:
     takes = "the name of an environment variable"
     value = text_of(node, takes)
     if not _VARIABLE.fullmatch(value):
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return value
 
 
@@ -136,11 +136,11 @@ def environment(node: yaml.Node) -> dict[str, str]:
     """Values are text as it was written: `yes` stays `yes`, and `1e-3` stays `1e-3`."""
     takes = "names of environment variables with their values, each name once"
     if not isinstance(node, yaml.MappingNode):
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     values: dict[str, str] = {}
     for name_node, name, value in pairs_of(node, takes):
         if not _VARIABLE.fullmatch(name) or name in values:
-            raise Wrong(takes, name_node)
+            raise YamlMistake(takes, name_node)
         values[name] = value
     return values
 
@@ -150,7 +150,7 @@ def command(node: yaml.Node) -> tuple[str, ...]:
     takes = "a command: a list of words, or text without `|`, `>` and the like ([sh, -c, TEXT] is for these)"
     words = items_of(node, takes) if isinstance(node, yaml.SequenceNode) else _split(text_of(node, takes), takes)
     if not words or not words[0]:
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return words
 
 
@@ -158,9 +158,9 @@ def _split(written: str, takes: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(written))
     except ValueError:
-        raise Wrong(takes) from None
+        raise YamlMistake(takes) from None
     if any(_FOR_A_SHELL.fullmatch(word) for word in words):
-        raise Wrong(takes)
+        raise YamlMistake(takes)
     return words
 
 

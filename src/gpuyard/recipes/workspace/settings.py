@@ -28,7 +28,7 @@ _SECTION = "scheduler"
 _ALIKE = 0.75
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     """A field per key. Folders and the script are absolute paths; `python_env` is as it was written. `gpu_count` is
     `None` for all, `vram_mb` where it is to be learned; delays are in seconds."""
 
@@ -104,7 +104,7 @@ _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
 _NONE = {"gpu_count": "all", "vram": "learned", "engine": "default"}
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class SettingRow(Struct, frozen=True, kw_only=True):
     """A key as people are shown it: the value in force, and where it came from."""
 
     key: str
@@ -115,15 +115,16 @@ class Row(Struct, frozen=True, kw_only=True):
 class Loaded(Struct, frozen=True, kw_only=True):
     """The settings of a workspace, as the file `path` has them; `sources` says of each key where it came from."""
 
-    settings: Settings
+    settings: WorkspaceSettings
     sources: dict[str, str]
     workspace: Path
     path: str
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SettingRow]:
         settings = self.settings
         return [
-            Row(key=key, value=_shown(key, getattr(settings, field_of(key))), source=self.sources[key]) for key in KINDS
+            SettingRow(key=key, value=_shown(key, getattr(settings, field_of(key))), source=self.sources[key])
+            for key in KINDS
         ]
 
 
@@ -145,7 +146,7 @@ def load(workspace: Path, config_file: Path | None = None) -> Loaded:
     values = {key: each.value for key, each in taken.items()}
     sources = {key: f"{path.name}:{taken[key].line}" if key in taken else DEFAULT for key in KINDS}
     sources.update(_settle(values, folder))
-    settings = Settings(**{field_of(key): value for key, value in values.items()})
+    settings = WorkspaceSettings(**{field_of(key): value for key, value in values.items()})
     return Loaded(settings=settings, sources=sources, workspace=folder, path=str(path))
 
 

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.fast_http import Connection, connect
+from gpuyard.connect.fast_http import DaemonConnection, connect
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
@@ -42,7 +42,7 @@ NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JO
 _JOBS_OWN = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})
 
 
-class Submitted(Struct, frozen=True, kw_only=True):
+class SubmittedConfig(Struct, frozen=True, kw_only=True):
     config: str
     job: int
     gpu: str | None = None
@@ -57,7 +57,7 @@ class Started(Struct, frozen=True, kw_only=True):
     """`session` shows how it goes on."""
 
     tag: str
-    submitted: tuple[Submitted, ...] = ()
+    submitted: tuple[SubmittedConfig, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     refused: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -120,10 +120,12 @@ class _Sweep:
         self._scheduler_log = scheduler_log(settings, self._workspace)
         return planned, notes
 
-    def submit(self, queue: Connection, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool) -> Started:
+    def submit(
+        self, queue: DaemonConnection, planned: Sequence[_Planned], notes: list[str], *, is_rerun: bool
+    ) -> Started:
         known = {task["config"]: task for task in tasks_of(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
-        submitted: list[Submitted] = []
+        submitted: list[SubmittedConfig] = []
         skipped: list[Skipped] = []
         refused: list[Skipped] = []
         for each in planned:
@@ -138,7 +140,7 @@ class _Sweep:
                 hint = f" ({error.hint})" if error.hint else ""
                 refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
                 continue
-            submitted.append(Submitted(config=each.config, job=job, gpu=each.gpu))
+            submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu))
             problem = note(self._scheduler_log, f"{each.config} queued as job {job}")
             if problem is not None and problem not in notes:
                 notes.append(problem)
@@ -165,7 +167,7 @@ class _Sweep:
             )
         return f"completed: {os.path.relpath(marker, self._workspace)} is there" if os.path.lexists(marker) else None
 
-    def _submit_one(self, queue: Connection, each: _Planned) -> int:
+    def _submit_one(self, queue: DaemonConnection, each: _Planned) -> int:
         settings = self._settings
         config_path = path_for(str(each.path), settings)
         marker = str(marker_of(settings, each.config))
@@ -182,7 +184,9 @@ class _Sweep:
             environment={**self._environment, **told, **each.options.env},
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
-            crew=msgspec.to_builtins(Crew(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)),
+            crew=msgspec.to_builtins(
+                TagSharing(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)
+            ),
             configuration=_digest(each.path),
         )
 
@@ -228,7 +232,7 @@ class _Sweep:
             hook_timeout_s=settings.hook_timeout,
         )
 
-    def _submit_notice(self, queue: Connection, jobs: list[int]) -> None:
+    def _submit_notice(self, queue: DaemonConnection, jobs: list[int]) -> None:
         """What comes when all of these are over."""
         words = (
             sys.executable,
@@ -248,7 +252,7 @@ class _Sweep:
 
     def _post(
         self,
-        queue: Connection,
+        queue: DaemonConnection,
         *,
         command: Sequence[str],
         environment: dict[str, str],

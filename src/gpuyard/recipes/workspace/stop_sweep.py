@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.connect.fast_http import Connection, connect
+from gpuyard.connect.fast_http import DaemonConnection, connect
 from gpuyard.engines.session.tmux import Tmux
 from gpuyard.recipes.workspace.scheduler_log import note, scheduler_log
-from gpuyard.recipes.workspace.settings import Settings
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.task_names import tag_of
 from gpuyard.system.atomic_files import locked
 
@@ -25,12 +25,12 @@ class Killed(Struct, frozen=True, kw_only=True):
     sessions: tuple[str, ...]
 
 
-class Stopped(Struct, frozen=True, kw_only=True):
+class StoppedSweep(Struct, frozen=True, kw_only=True):
     cancelled: int
     running: int
 
 
-def stop(workspace: Path, settings: Settings | None) -> Stopped:
+def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
     """What runs comes to its end; nothing new starts, whatever becomes of it."""
     tag = tag_of(workspace)
     with locked(workspace), connect(start=True) as queue:
@@ -39,10 +39,10 @@ def stop(workspace: Path, settings: Settings | None) -> Stopped:
         cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
         running = sum(task["is_live"] for task in tasks)
     _note(workspace, settings, f"stopped: {running} running, {cancelled} no longer waiting")
-    return Stopped(cancelled=cancelled, running=running)
+    return StoppedSweep(cancelled=cancelled, running=running)
 
 
-def kill_all(workspace: Path, settings: Settings | None) -> Killed:
+def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> Killed:
     """Ends all that runs or waits, and closes the sessions."""
     tag, tmux = tag_of(workspace), Tmux(os.environ)
     with locked(workspace), connect(start=True) as queue:
@@ -54,24 +54,24 @@ def kill_all(workspace: Path, settings: Settings | None) -> Killed:
     return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
 
 
-def _note(workspace: Path, settings: Settings | None, text: str) -> None:
+def _note(workspace: Path, settings: WorkspaceSettings | None, text: str) -> None:
     if settings is not None:
         note(scheduler_log(settings, workspace), text)
 
 
-def tasks_of(queue: Connection, tag: str) -> list[dict[str, Any]]:
+def tasks_of(queue: DaemonConnection, tag: str) -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
     return tasks
 
 
-def _cancel(queue: Connection, tasks: Sequence[dict[str, Any]]) -> int:
+def _cancel(queue: DaemonConnection, tasks: Sequence[dict[str, Any]]) -> int:
     if not tasks:
         return 0
     ids = ",".join(str(task["id"]) for task in tasks)
     return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
 
 
-def _wait_for(queue: Connection, tag: str, ids: set[int]) -> tuple[str, ...]:
+def _wait_for(queue: DaemonConnection, tag: str, ids: set[int]) -> tuple[str, ...]:
     """Those that are still there after the time in which they are made to end."""
     if ids:
         asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}

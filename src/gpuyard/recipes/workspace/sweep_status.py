@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.recipes.workspace.marker_files import could_not_mark, marker_of, record_for, record_of
 from gpuyard.recipes.workspace.select_configs import configs_of
 from gpuyard.recipes.workspace.settings import Loaded
@@ -39,7 +39,7 @@ _UNDER_WAY = frozenset({"running", "finishing", "stopping", "suspended"})
 _WAITING = frozenset({"waiting", "pending", "retrying", "held"})
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class ConfigStatus(Struct, frozen=True, kw_only=True):
     """`note` is a reason, or what is remarkable about its end."""
 
     config: str
@@ -56,13 +56,13 @@ class Row(Struct, frozen=True, kw_only=True):
     likely_s: float | None = None
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class SweepStatus(Struct, frozen=True, kw_only=True):
     """`left_s` is how long the rest may take, where that is known; `why` is what the next one waits for."""
 
     workspace: str
     task_name: str
     tag: str
-    rows: tuple[Row, ...]
+    rows: tuple[ConfigStatus, ...]
     is_stopped: bool = False
     is_paused: bool = False
     left_s: float | None = None
@@ -103,14 +103,14 @@ class Standing(Struct, frozen=True, kw_only=True):
         return sum(row.state in wanted for row in self.rows)
 
 
-def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
+def standing_of(loaded: Loaded, queue: RetryingClient) -> SweepStatus:
     tag = tag_of(loaded.workspace)
     told = queue.get("/tasks", {"tag": tag})
     tasks = {task["config"]: task for task in told["tasks"]}
     names = [config_name(path) for path in configs_of(loaded.settings)]
     gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _FORGOTTEN]
     rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=told["stopped"]) for name in [*names, *gone])
-    return Standing(
+    return SweepStatus(
         workspace=str(loaded.workspace),
         task_name=loaded.settings.task_name,
         tag=tag,
@@ -122,14 +122,14 @@ def standing_of(loaded: Loaded, queue: PatientClient) -> Standing:
     )
 
 
-def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> Row:
+def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> ConfigStatus:
     is_marked = os.path.lexists(marker_of(loaded.settings, config))
     if task is None:
-        return Row(config=config, state="completed" if is_marked else "not started")
+        return ConfigStatus(config=config, state="completed" if is_marked else "not started")
     record = record_for(record_of(loaded.workspace, config), task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
-    return Row(
+    return ConfigStatus(
         config=config,
         state=state,
         gpu=",".join(indexes) or task["place"],
@@ -184,13 +184,13 @@ def _why(told: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> str | None:
     return None if first is None else f"{first['config']} waits: {first['reason']}"
 
 
-def _rest_s(row: Row) -> float:
+def _rest_s(row: ConfigStatus) -> float:
     """One that takes longer than its like did is not about to end for that."""
     likely_s, seconds = row.likely_s or 0.0, row.seconds or 0.0
     return max(likely_s - seconds, _LONGER * seconds)
 
 
-def left_s(rows: Sequence[Row]) -> float | None:
+def left_s(rows: Sequence[ConfigStatus]) -> float | None:
     """If the rest takes as long as its like did, as many at a time as now; `None` where anything of that is unknown."""
     under_way = [row for row in rows if row.state in _UNDER_WAY]
     waiting = [row for row in rows if row.state in _WAITING]

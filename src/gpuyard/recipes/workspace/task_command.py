@@ -11,13 +11,13 @@ from pathlib import Path
 
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.conda_environment import activated
-from gpuyard.recipes.workspace.settings import Settings
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
 
 # A task is in a terminal of its own, whoever starts it and from where.
 _OF_THIS_TERMINAL = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
+def environment_of(settings: WorkspaceSettings) -> dict[str, str]:
     """Ours, with the conda environment activated, and what the workspace sets."""
     ours = {name: value for name, value in os.environ.items() if name not in _OF_THIS_TERMINAL}
     if settings.conda_env is not None:
@@ -25,7 +25,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {**ours, **settings.env}
 
 
-def words_before_config(settings: Settings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def words_before_config(
+    settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """`python train.py --config_path`, checked."""
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="make it, or name another")
@@ -38,7 +40,7 @@ def words_before_config(settings: Settings, workspace: Path, environment: Mappin
     return (*interpreter, path_for(settings.script_path, settings), "--config_path")
 
 
-def hook_words(settings: Settings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def hook_words(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """The command of `hook`, checked; nothing where there is none. A path is relative to the workspace."""
     if settings.hook is None:
         return ()
@@ -46,7 +48,7 @@ def hook_words(settings: Settings, workspace: Path, environment: Mapping[str, st
     return (_executable("hook", _program(first, workspace), environment), *others)
 
 
-def path_for(path: str, settings: Settings) -> str:
+def path_for(path: str, settings: WorkspaceSettings) -> str:
     """As the task names it: from its working directory where it lies in there. Never one that looks like an option."""
     inside = os.path.relpath(path, settings.work_dir)
     if inside.startswith(os.pardir + os.sep) or inside == os.pardir:
@@ -54,7 +56,7 @@ def path_for(path: str, settings: Settings) -> str:
     return f"./{inside}" if inside.startswith("-") else inside
 
 
-def _interpreter(settings: Settings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """A program on PATH, with words of its own or without; a path to one; or the folder of an environment."""
     text = settings.python_env
     path = os.path.join(workspace, os.path.expanduser(text))

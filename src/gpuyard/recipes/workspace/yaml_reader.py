@@ -29,7 +29,7 @@ _ALIKE = 0.6
 Kind = Callable[[yaml.Node], Any]
 
 
-class Wrong(Exception):
+class YamlMistake(Exception):
     """A value that a key does not take: the message says what it does take. `node` is where, if not the whole value."""
 
     def __init__(self, takes: str, node: yaml.Node | None = None) -> None:
@@ -37,7 +37,7 @@ class Wrong(Exception):
         self.node = node
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class YamlValue(Struct, frozen=True, kw_only=True):
     """A key's value, and the line it is on."""
 
     value: Any
@@ -105,21 +105,21 @@ def _place_of(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     return text.count("\n", 0, position) + 1, getattr(error, "reason", str(error))
 
 
-def take(node: yaml.Node | None, kinds: Mapping[str, Kind], path: Path) -> dict[str, Taken]:
+def take(node: yaml.Node | None, kinds: Mapping[str, Kind], path: Path) -> dict[str, YamlValue]:
     """The values that a mapping gives, by key; whatever is wrong with it is told at once, the first line first."""
     if node is None or is_empty(node):
         return {}
     if not isinstance(node, yaml.MappingNode):
         what = f"this is {describe(node)}, and should be keys with values"
         raise UserError(f"{path}:{line_of(node)}: {what}", hint="write each as `key: value`")
-    taken: dict[str, Taken] = {}
+    taken: dict[str, YamlValue] = {}
     mistakes: list[_Mistake] = []
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         try:
             key = _key(key_node, kinds, seen)
             if not is_empty(value_node):
-                taken[key] = Taken(value=_value(key, value_node, kinds[key]), line=line_of(key_node))
+                taken[key] = YamlValue(value=_value(key, value_node, kinds[key]), line=line_of(key_node))
         except _Refused as refused:
             mistakes.append(refused.mistake)
     _tell(mistakes, path)
@@ -149,7 +149,7 @@ def _key(node: yaml.Node, kinds: Mapping[str, Kind], seen: dict[str, int]) -> st
 def _value(key: str, node: yaml.Node, kind: Kind) -> Any:
     try:
         return kind(node)
-    except Wrong as wrong:
+    except YamlMistake as wrong:
         place = wrong.node or node
         raise _Refused(place, f"`{key}` takes {wrong}, not {describe(place)}") from None
 
@@ -191,7 +191,7 @@ def describe(node: yaml.Node) -> str:
 def text_of(node: yaml.Node, takes: str) -> str:
     """A value's text, as it was written."""
     if not isinstance(node, yaml.ScalarNode) or node.tag not in _PLAIN_TAGS or not _is_text(node.value):
-        raise Wrong(takes, node)
+        raise YamlMistake(takes, node)
     text: str = node.value
     return text
 

@@ -11,14 +11,14 @@ import msgspec
 from gpuyard.errors import AssetError
 
 
-class Look(msgspec.Struct, frozen=True):
+class FileStat(msgspec.Struct, frozen=True):
     """What tells a file from what it was before."""
 
     nbytes: int
     changed_ns: int
 
 
-def look_at(path: str) -> Look:
+def look_at(path: str) -> FileStat:
     """At a regular file: opening a pipe would wait for whoever writes to it."""
     try:
         status = os.stat(path)
@@ -29,13 +29,13 @@ def look_at(path: str) -> Look:
     return _look(status)
 
 
-def check_unchanged(path: str, before: Look, now: Look) -> None:
+def check_unchanged(path: str, before: FileStat, now: FileStat) -> None:
     if now != before:
         raise AssetError(path, "it was changed after it was first looked at", hint="run this again")
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[tuple[BufferedReader, Look]]:
+def opened(path: str) -> Iterator[tuple[BufferedReader, FileStat]]:
     look_at(path)
     try:
         with open(path, "rb") as file:
@@ -51,5 +51,5 @@ def unreadable(path: str, error: OSError | ValueError) -> AssetError:
     return AssetError(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-def _look(status: os.stat_result) -> Look:
-    return Look(nbytes=status.st_size, changed_ns=status.st_mtime_ns)
+def _look(status: os.stat_result) -> FileStat:
+    return FileStat(nbytes=status.st_size, changed_ns=status.st_mtime_ns)

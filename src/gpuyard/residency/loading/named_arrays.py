@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuyard.residency.memory.device_memory import Buffer, Memory
+from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 from gpuyard.residency.planning.array_layout import Field, Layout
 
 
 class Arrays(Mapping[str, Any]):
     """Views into one buffer: numpy arrays on the host, tensors on CUDA. Good for as long as the renderer runs."""
 
-    def __init__(self, memory: Memory, buffer: Buffer, layout: Layout, path: str) -> None:
+    def __init__(self, memory: DeviceMemory, buffer: Buffer, layout: Layout, path: str) -> None:
         self._memory, self._buffer = memory, buffer
         self._fields = {field.name: field for field in layout.fields}
         self.path = path

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from gpuyard.errors import AssetError
-from gpuyard.residency.loading.asset_files import Look, check_unchanged, opened
-from gpuyard.residency.loading.ply_header import Element, Form, Header, read_header
+from gpuyard.residency.loading.asset_files import FileStat, check_unchanged, opened
+from gpuyard.residency.loading.ply_header import Header, PlyElement, PlyFormat, read_header
 from gpuyard.residency.loading.write_target import Sink, put
 from gpuyard.residency.planning.array_layout import Field, Layout, aligned
 
@@ -28,10 +28,10 @@ LINE_LIMIT = 1 << 22
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-_NATIVE = Form.LITTLE if sys.byteorder == "little" else Form.BIG
+_NATIVE = PlyFormat.LITTLE if sys.byteorder == "little" else PlyFormat.BIG
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class VertexBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Neighbouring columns of one type: which ones, where they are in a row of the file, and where in the asset."""
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it was described: nothing of it but its header was read."""
 
     path: str
-    look: Look
+    look: FileStat
     header: Header
 
     @property
@@ -57,12 +57,12 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return self.header.vertex.rows
 
     @property
-    def blocks(self) -> list[Block]:
-        blocks: list[Block] = []
+    def blocks(self) -> list[VertexBlock]:
+        blocks: list[VertexBlock] = []
         column = in_row = offset = 0
         for dtype, columns in groupby(self.header.vertex.properties, key=lambda column: column.dtype):
             names = tuple(one.name for one in columns)
-            blocks.append(Block(names=names, dtype=dtype, column=column, in_row=in_row, offset=offset))
+            blocks.append(VertexBlock(names=names, dtype=dtype, column=column, in_row=in_row, offset=offset))
             column, in_row = column + len(names), in_row + blocks[-1].row_nbytes
             offset = aligned(offset + self.rows * blocks[-1].row_nbytes)
         return blocks
@@ -91,7 +91,7 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         """All vertices, into that place."""
         with opened(self.path) as (file, now):
             check_unchanged(self.path, self.look, now)
-            _Reading(self, file, sink, offset).run()
+            _PlyReader(self, file, sink, offset).run()
 
 
 def describe(path: str) -> Ply:
@@ -109,7 +109,7 @@ def describe(path: str) -> Ply:
     return Ply(path=path, look=look, header=header)
 
 
-class _Reading:
+class _PlyReader:
     """One file on its way into a sink."""
 
     def __init__(self, ply: Ply, file: BufferedReader, sink: Sink, offset: int) -> None:
@@ -123,7 +123,7 @@ class _Reading:
     def run(self) -> None:
         header, blocks = self._ply.header, self._ply.blocks
         self._file.seek(header.nbytes)
-        if header.form is Form.ASCII:
+        if header.form is PlyFormat.ASCII:
             self._read_text(blocks)
             return
         for element in header.before:
@@ -133,14 +133,14 @@ class _Reading:
         else:
             self._read_pieces(blocks)
 
-    def _pass_over(self, element: Element) -> None:
+    def _pass_over(self, element: PlyElement) -> None:
         if not element.has_lists:
             self._file.seek(element.rows * element.row_nbytes, os.SEEK_CUR)
             return
         for _ in range(element.rows):
             self._pass_over_row(element)
 
-    def _pass_over_row(self, element: Element) -> None:
+    def _pass_over_row(self, element: PlyElement) -> None:
         ahead = 0
         for column in element.properties:
             ahead += column.least_nbytes
@@ -149,10 +149,10 @@ class _Reading:
                 ahead = self._list_length(element, column.length_dtype) * int(column.dtype[1:])
         self._file.seek(ahead, os.SEEK_CUR)
 
-    def _list_length(self, element: Element, dtype: str) -> int:
+    def _list_length(self, element: PlyElement, dtype: str) -> int:
         raw = bytearray(int(dtype[1:]))
         self._fill(memoryview(raw))
-        is_big = self._ply.header.form is Form.BIG
+        is_big = self._ply.header.form is PlyFormat.BIG
         length = int.from_bytes(raw, "big" if is_big else "little", signed=dtype[0] == "i")
         if length < 0:
             raise AssetError(self._path, f"a list in its element {element.name!r} has {length} items")
@@ -162,7 +162,7 @@ class _Reading:
         for view in self._sink.views(self._offset, self._ply.rows * self._ply.header.vertex.row_nbytes):
             self._fill(view)
 
-    def _read_pieces(self, blocks: list[Block]) -> None:
+    def _read_pieces(self, blocks: list[VertexBlock]) -> None:
         row_nbytes = self._ply.header.vertex.row_nbytes
         step = max(1, PIECE_NBYTES // row_nbytes)
         piece = bytearray(min(step, self._ply.rows) * row_nbytes)
@@ -178,7 +178,7 @@ class _Reading:
         if self._file.readinto(view) != view.nbytes:
             raise AssetError(self._path, "it ends before its last vertex", hint="it is truncated")
 
-    def _put_rows(self, block: Block, first: int, rows: np.ndarray[Any, Any]) -> None:
+    def _put_rows(self, block: VertexBlock, first: int, rows: np.ndarray[Any, Any]) -> None:
         offset = self._offset + block.offset + first * block.row_nbytes
         views = self._sink.views(offset, rows.nbytes)
         target = np.frombuffer(views[0], rows.dtype) if len(views) == 1 else np.empty_like(rows)
@@ -188,7 +188,7 @@ class _Reading:
         if len(views) > 1:
             put(self._sink, offset, target)
 
-    def _read_text(self, blocks: list[Block]) -> None:
+    def _read_text(self, blocks: list[VertexBlock]) -> None:
         done, rows = 0, self._ply.rows
         for lines in self._vertex_lines():
             table = _parsed(self._path, lines, done, len(self._ply.header.vertex.properties))
@@ -253,14 +253,14 @@ def _what_is_wrong(lines: list[str], first: int, columns: int) -> str | None:
     return None
 
 
-def _as_type(path: str, values: Numbers, block: Block, first: int) -> np.ndarray[Any, Any]:
+def _as_type(path: str, values: Numbers, block: VertexBlock, first: int) -> np.ndarray[Any, Any]:
     with np.errstate(all="ignore"):
         if block.dtype[0] != "f":
             _check_integers(path, values, block, first)
         return np.ascontiguousarray(values, block.dtype)
 
 
-def _check_integers(path: str, values: Numbers, block: Block, first: int) -> None:
+def _check_integers(path: str, values: Numbers, block: VertexBlock, first: int) -> None:
     bounds = np.iinfo(block.dtype)
     fits = (values >= bounds.min) & (values <= bounds.max) & (values == np.trunc(values))
     if fits.all():

@@ -31,7 +31,7 @@ _TYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
 _COUNT = re.compile(r"[0-9]{1,18}")  # more rows than that are in no file
 
 
-class Form(enum.StrEnum):
+class PlyFormat(enum.StrEnum):
     ASCII = "ascii"
     LITTLE = "binary_little_endian"
     BIG = "binary_big_endian"
@@ -50,7 +50,7 @@ class Property(msgspec.Struct, frozen=True, kw_only=True):
         return int((self.length_dtype or self.dtype)[1:])
 
 
-class Element(msgspec.Struct, frozen=True, kw_only=True):
+class PlyElement(msgspec.Struct, frozen=True, kw_only=True):
     """A table: its columns, and how many rows it has."""
 
     name: str
@@ -70,16 +70,16 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The vertices, what stands before them, and where all that begins in the file."""
 
-    form: Form
-    before: tuple[Element, ...]
-    vertex: Element
+    form: PlyFormat
+    before: tuple[PlyElement, ...]
+    vertex: PlyElement
     nbytes: int
 
     @property
     def least_data_nbytes(self) -> int:
         """What must follow the header. A word of text and its end are two bytes; the last one may end with the file."""
         elements = (*self.before, self.vertex)
-        if self.form is Form.ASCII:
+        if self.form is PlyFormat.ASCII:
             return sum(element.rows * max(1, 2 * len(element.properties)) for element in elements) - 1
         return sum(element.rows * element.row_nbytes for element in elements)
 
@@ -92,8 +92,8 @@ def read_header(file: BinaryIO, path: str) -> Header:
         match words:
             case [] | ["comment" | "obj_info", *_]:
                 pass
-            case ["format", name, "1.0"] if name in list(Form):
-                form = Form(name)
+            case ["format", name, "1.0"] if name in list(PlyFormat):
+                form = PlyFormat(name)
             case ["element", name, rows]:
                 elements.append((name, _row_count(path, name, rows), []))
             case ["property", *definition] if elements:
@@ -102,7 +102,7 @@ def read_header(file: BinaryIO, path: str) -> Header:
                 raise AssetError(path, f"its header has a line that cannot be understood: {_shown(' '.join(words))}")
     if form is None:
         raise AssetError(path, "its header does not say which format it is in")
-    tables = [Element(name=name, rows=rows, properties=tuple(columns)) for name, rows, columns in elements]
+    tables = [PlyElement(name=name, rows=rows, properties=tuple(columns)) for name, rows, columns in elements]
     return _about_vertices(path, form, tables, file.tell())
 
 
@@ -148,7 +148,7 @@ def _column(*definition: str) -> Property | None:
             return None
 
 
-def _about_vertices(path: str, form: Form, elements: list[Element], nbytes: int) -> Header:
+def _about_vertices(path: str, form: PlyFormat, elements: list[PlyElement], nbytes: int) -> Header:
     names = [element.name for element in elements]
     if "vertex" not in names:
         raise AssetError(path, "it has no element called vertex")

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.residency.memory.device_memory import Lane, Mark, as_device_full
+from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
 
 _MB = 1048576
 # With expandable segments PyTorch maps memory in such steps, and looks at its cap before it has rounded up to them.
@@ -161,7 +161,7 @@ class CudaMemory:
         return array.clone()
 
     @contextlib.contextmanager
-    def lane(self) -> Iterator[Lane]:
+    def lane(self) -> Iterator[TransferLane]:
         stream = self._torch.cuda.Stream(device=self._device)
         with self._torch.cuda.device(self._device), self._torch.cuda.stream(stream):
             yield _StreamLane(self._torch, stream)

@@ -15,7 +15,7 @@ Buffer = Any
 Mark = Any  # a moment in the work that a lane has queued
 
 
-class Lane(Protocol):
+class TransferLane(Protocol):
     """A worker's own queue of work on the device."""
 
     def mark(self) -> Mark: ...
@@ -24,7 +24,7 @@ class Lane(Protocol):
         """Until all that was queued here is done."""
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     name: str
 
     def page(self, nbytes: int) -> memoryview:
@@ -49,7 +49,7 @@ class Memory(Protocol):
     def clone(self, array: Any) -> Any:
         """A copy on the device that is the caller's own."""
 
-    def lane(self) -> AbstractContextManager[Lane]:
+    def lane(self) -> AbstractContextManager[TransferLane]:
         """For the calling thread, while it is entered."""
 
     def used(self) -> int:

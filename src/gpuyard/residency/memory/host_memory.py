@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpuyard.core.units import format_size
 from gpuyard.errors import DeviceFull
-from gpuyard.residency.memory.device_memory import Lane, Mark
+from gpuyard.residency.memory.device_memory import Mark, TransferLane
 
 Bytes = npt.NDArray[np.uint8]
 _MB = 1048576
@@ -68,7 +68,7 @@ class HostMemory:
         return array.copy()
 
     @contextlib.contextmanager
-    def lane(self) -> Iterator[Lane]:
+    def lane(self) -> Iterator[TransferLane]:
         yield _NoLane()
 
     def used(self) -> int:

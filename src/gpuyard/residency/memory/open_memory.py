@@ -20,7 +20,7 @@ from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.installation import find_installation
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.scripting.gpu_scheduler import GPUScheduler
 from gpuyard.visible_devices import visible_devices
 
@@ -41,7 +41,7 @@ class _NoCard(Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def open_device(nbytes: int, kind: str = "auto", *, label: str = "render") -> Iterator[Memory]:
+def open_device(nbytes: int, kind: str = "auto", *, label: str = "render") -> Iterator[DeviceMemory]:
     """So many bytes on one device, for the time of the block; waits in the ledger's line until they can be had.
 
     `kind` is `cuda`, `host`, or `auto`: a card where PyTorch sees one, else the host.
@@ -69,7 +69,7 @@ def need_numpy() -> None:
         ) from error
 
 
-def _opened(number: int, nbytes: int, *, is_cuda: bool) -> Memory:
+def _opened(number: int, nbytes: int, *, is_cuda: bool) -> DeviceMemory:
     if is_cuda:
         from gpuyard.residency.memory.cuda_memory import CudaMemory
 

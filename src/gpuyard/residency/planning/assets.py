@@ -93,7 +93,7 @@ class DropRam(msgspec.Struct, frozen=True):
 Step = Read | Promote | Demote | DropVram | DropRam
 
 
-class Waits(enum.StrEnum):
+class StallCause(enum.StrEnum):
     """Why an asset that is needed now is not there yet: the causes of stalls."""
 
     DISK = "disk"

@@ -8,7 +8,7 @@ import msgspec
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from the budgets and the sizes: how much of VRAM is for what."""
 
     vram: int  # for scenes, actors, and streams beyond the first
@@ -19,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     scene_slots: int
 
 
-def limits_of(assets: Iterable[Asset], budgets: Budgets) -> Limits:
+def limits_of(assets: Iterable[Asset], budgets: Budgets) -> BudgetLimits:
     """With the largest scenes in all slots, the actors' part is still free."""
     known = list(assets)
     streams = (asset.stream_nbytes for asset in known if asset.kind is Kind.ACTOR)
@@ -27,7 +27,7 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> Limits:
     largest = sorted((asset.nbytes for asset in known if asset.kind is Kind.SCENE), reverse=True)
     vram = max(0, budgets.vram_for_assets - stream)
     actors = max(0, vram - sum(largest[: budgets.scene_slots]))
-    return Limits(
+    return BudgetLimits(
         vram=vram,
         actors=actors,
         stream=stream,
@@ -37,7 +37,7 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> Limits:
     )
 
 
-def cannot_fit(asset: Asset, limits: Limits, rounded: Callable[[int], int]) -> str | None:
+def cannot_fit(asset: Asset, limits: BudgetLimits, rounded: Callable[[int], int]) -> str | None:
     """Why it can never be had within these limits, however long one waits."""
     if asset.kind is Kind.ACTOR:
         if asset.stream_nbytes > limits.stream:
@@ -49,7 +49,7 @@ def cannot_fit(asset: Asset, limits: Limits, rounded: Callable[[int], int]) -> s
     return None if rounded(asset.nbytes) <= limits.ram else f"{asset.path} is larger than the RAM budget"
 
 
-class Room(NamedTuple):
+class BudgetRoom(NamedTuple):
     """Slots for scenes, bytes of VRAM, and bytes of the actors' part of it."""
 
     slots: int
@@ -57,12 +57,12 @@ class Room(NamedTuple):
     actors: int
 
     @classmethod
-    def of(cls, asset: Asset) -> "Room":
+    def of(cls, asset: Asset) -> "BudgetRoom":
         is_scene = asset.kind is Kind.SCENE
         return cls(int(is_scene), asset.nbytes, 0 if is_scene else asset.nbytes)
 
     @classmethod
-    def taken(cls, assets: Iterable[Asset]) -> "Room":
+    def taken(cls, assets: Iterable[Asset]) -> "BudgetRoom":
         """By all of them."""
         slots = total = actors = 0
         for asset in assets:
@@ -72,14 +72,14 @@ class Room(NamedTuple):
             actors += 0 if is_scene else asset.nbytes
         return cls(slots, total, actors)
 
-    def __add__(self, other: "Room") -> "Room":  # type: ignore[override]
-        return Room(self.slots + other.slots, self.total + other.total, self.actors + other.actors)
+    def __add__(self, other: "BudgetRoom") -> "BudgetRoom":  # type: ignore[override]
+        return BudgetRoom(self.slots + other.slots, self.total + other.total, self.actors + other.actors)
 
-    def __sub__(self, other: "Room") -> "Room":
-        return Room(self.slots - other.slots, self.total - other.total, self.actors - other.actors)
+    def __sub__(self, other: "BudgetRoom") -> "BudgetRoom":
+        return BudgetRoom(self.slots - other.slots, self.total - other.total, self.actors - other.actors)
 
-    def __mul__(self, times: int) -> "Room":  # type: ignore[override]
-        return Room(self.slots * times, self.total * times, self.actors * times)
+    def __mul__(self, times: int) -> "BudgetRoom":  # type: ignore[override]
+        return BudgetRoom(self.slots * times, self.total * times, self.actors * times)
 
     @property
     def is_more_than_nothing(self) -> bool:

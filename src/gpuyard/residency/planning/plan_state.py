@@ -6,16 +6,16 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from gpuyard.residency.planning.assets import Asset, Stage, Step, Waits
-from gpuyard.residency.planning.budget_limits import Limits
+from gpuyard.residency.planning.assets import Asset, Stage, StallCause, Step
+from gpuyard.residency.planning.budget_limits import BudgetLimits
 
 NEVER = math.inf
 
 
-class State(msgspec.Struct, kw_only=True):
+class PlanState(msgspec.Struct, kw_only=True):
     """The world at a moment. `needed` is where in the order of work each asset is needed next, from `now` on."""
 
-    limits: Limits
+    limits: BudgetLimits
     assets: Mapping[str, Asset]
     ram: Mapping[str, Stage] = {}
     vram: Mapping[str, Stage] = {}
@@ -37,9 +37,9 @@ class State(msgspec.Struct, kw_only=True):
         return self.asked.get(key, self.needed.get(key, NEVER))
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TransferPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in their order, why what is asked for is not there yet, and the actors that are to be streamed now."""
 
     steps: tuple[Step, ...]
-    waits: dict[str, Waits]
+    waits: dict[str, StallCause]
     streams: frozenset[str]

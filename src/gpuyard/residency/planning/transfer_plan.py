@@ -17,14 +17,25 @@ The rules:
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from gpuyard.residency.planning.assets import Asset, Demote, DropRam, DropVram, Kind, Promote, Read, Stage, Step, Waits
-from gpuyard.residency.planning.budget_limits import Room
-from gpuyard.residency.planning.plan_state import NEVER, Plan, State
+from gpuyard.residency.planning.assets import (
+    Asset,
+    Demote,
+    DropRam,
+    DropVram,
+    Kind,
+    Promote,
+    Read,
+    Stage,
+    StallCause,
+    Step,
+)
+from gpuyard.residency.planning.budget_limits import BudgetRoom
+from gpuyard.residency.planning.plan_state import NEVER, PlanState, TransferPlan
 
 _SOON = 16  # places: those of the next eight units
 
 
-def plan(state: State) -> Plan:
+def plan(state: PlanState) -> TransferPlan:
     draft = _Draft(state)
     draft.drop_what_nobody_needs()
     draft.evict_what_is_too_much()
@@ -36,18 +47,18 @@ def plan(state: State) -> Plan:
             break
         if key not in state.asked:
             draft.bring_ahead(state.assets[key], place)
-    return Plan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
+    return TransferPlan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
 
 
 class _Draft:
     """The state as it will be when the steps so far are done, or under way where they take time."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PlanState) -> None:
         self._state, self._limits = state, state.limits
         self._ram, self._vram = dict(state.ram), dict(state.vram)
-        self._taken = Room.taken(state.assets[key] for key in state.vram)
+        self._taken = BudgetRoom.taken(state.assets[key] for key in state.vram)
         leaving = (key for key, stage in state.vram.items() if stage is Stage.LEAVING)
-        self._leaving = Room.taken(state.assets[key] for key in leaving)
+        self._leaving = BudgetRoom.taken(state.assets[key] for key in leaving)
         self._promoted: set[str] = set()
         self._spare: list[str] | None = None  # copies in RAM, those that go first in front
         self._readers = state.readers
@@ -58,7 +69,7 @@ class _Draft:
         self._promotable = Counter(state.assets[key].kind for key in promotable)
         self._is_reading_open = bool(state.needed.keys() - state.ram.keys() - state.vram.keys())
         self.steps: list[Step] = []
-        self.waits: dict[str, Waits] = {}
+        self.waits: dict[str, StallCause] = {}
         self.streams: set[str] = set()
         self._ram_free = state.limits.ram - state.ram_taken
 
@@ -76,16 +87,16 @@ class _Draft:
         if self._vram.get(key) is Stage.THERE:
             return
         if key in self._vram:
-            self.waits[key] = Waits.UPLOAD
+            self.waits[key] = StallCause.UPLOAD
         elif self._ram.get(key) is Stage.THERE:
             self._take_up(asset)
         elif key in self._ram:
-            self.waits[key] = Waits.DISK
+            self.waits[key] = StallCause.DISK
         elif asset.kind is Kind.ACTOR and self._in_ram(key) > self._limits.ram:
             self._stream_from_disk(asset)
         else:
             is_for_disk = not self._readers or self._read(asset, self._state.asked[key])
-            self.waits[key] = Waits.DISK if is_for_disk else Waits.RAM
+            self.waits[key] = StallCause.DISK if is_for_disk else StallCause.RAM
             self._is_reading_open &= is_for_disk
 
     def bring_ahead(self, asset: Asset, at: int) -> None:
@@ -106,13 +117,13 @@ class _Draft:
         victims = self._vram_victims(asset, self._state.asked[asset.key])
         if victims is None:
             is_slot = asset.kind is Kind.SCENE and self._missing(asset).slots > 0
-            self._wait_for_vram(asset, Waits.SLOT if is_slot else Waits.VRAM)
+            self._wait_for_vram(asset, StallCause.SLOT if is_slot else StallCause.VRAM)
         elif self._promote(asset, victims):
-            self.waits[asset.key] = Waits.UPLOAD
+            self.waits[asset.key] = StallCause.UPLOAD
         else:
-            self._wait_for_vram(asset, Waits.UPLOAD)
+            self._wait_for_vram(asset, StallCause.UPLOAD)
 
-    def _wait_for_vram(self, asset: Asset, cause: Waits) -> None:
+    def _wait_for_vram(self, asset: Asset, cause: StallCause) -> None:
         """What becomes free is for it: nothing is promoted ahead of time until it has that."""
         self.waits[asset.key] = cause
         self._open.clear()
@@ -129,8 +140,8 @@ class _Draft:
     def _kind(self, key: str) -> Kind:
         return self._state.assets[key].kind
 
-    def _room(self, key: str) -> Room:
-        return Room.of(self._state.assets[key])
+    def _room(self, key: str) -> BudgetRoom:
+        return BudgetRoom.of(self._state.assets[key])
 
     def _is_always_streamed(self, asset: Asset) -> bool:
         return asset.kind is Kind.ACTOR and asset.nbytes > self._limits.actors
@@ -148,14 +159,14 @@ class _Draft:
     def _extra_streams(self) -> int:
         return max(0, self._stream_nbytes - self._limits.stream)
 
-    def _whole(self) -> Room:
+    def _whole(self) -> BudgetRoom:
         """What scenes and actors can have, all together."""
-        return Room(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
+        return BudgetRoom(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
 
-    def _missing(self, asset: Asset) -> Room:
+    def _missing(self, asset: Asset) -> BudgetRoom:
         """What would have to be free for it, too. A scene is not bound by the actors' part."""
-        missing = Room.of(asset) + self._taken - self._whole()
-        return missing if asset.kind is Kind.ACTOR else Room(missing.slots, missing.total, 0)
+        missing = BudgetRoom.of(asset) + self._taken - self._whole()
+        return missing if asset.kind is Kind.ACTOR else BudgetRoom(missing.slots, missing.total, 0)
 
     def _idle(self, after: float, kind: Kind) -> list[str]:
         """Copies in VRAM that nobody uses, and nobody needs before that, the best victim first."""
@@ -189,7 +200,9 @@ class _Draft:
             idle += self._idle(at, Kind.ACTOR) if missing.total > 0 else []
         return self._fewest(idle, missing, self._room)
 
-    def _fewest(self, candidates: Iterable[str], missing: Room, room_of: Callable[[str], Room]) -> list[str] | None:
+    def _fewest(
+        self, candidates: Iterable[str], missing: BudgetRoom, room_of: Callable[[str], BudgetRoom]
+    ) -> list[str] | None:
         """The first of them that are enough, less those it is enough without; `None` where all are not enough."""
         chosen: list[str] = []
         for key in candidates:
@@ -239,7 +252,7 @@ class _Draft:
     def _stream_from_disk(self, actor: Asset) -> None:
         nbytes = actor.stream_ram(self._state.rounded)
         if not self._make_ram(nbytes, self._state.asked[actor.key]):
-            self.waits[actor.key] = Waits.RAM
+            self.waits[actor.key] = StallCause.RAM
             self._is_reading_open = False
             return
         self._stream(actor)
@@ -251,9 +264,9 @@ class _Draft:
         extra = max(0, self._stream_nbytes + actor.stream_nbytes - self._limits.stream) - self._extra_streams()
         free = self._limits.vram - self._extra_streams() - self._taken.total
         idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
-        victims = self._fewest(idle, Room(0, extra - free, 0), self._room)
+        victims = self._fewest(idle, BudgetRoom(0, extra - free, 0), self._room)
         if victims is None and self._stream_nbytes:
-            self._wait_for_vram(actor, Waits.VRAM)
+            self._wait_for_vram(actor, StallCause.VRAM)
             return
         for key in victims or ():
             self._drop_vram(key)
@@ -286,7 +299,7 @@ class _Draft:
             rising = sum(self._in_ram(key) for key in self._ram if self._vram.get(key) is Stage.COMING)
             missing += max(0, self._limits.exchange - rising)
         only = (key for key in self._spare_in_ram(at, keep) if not self._is_double(key))
-        victims = self._fewest(only, Room(0, missing, 0), lambda key: Room(0, self._in_ram(key), 0))
+        victims = self._fewest(only, BudgetRoom(0, missing, 0), lambda key: BudgetRoom(0, self._in_ram(key), 0))
         if victims is None or (is_ahead and self._are_too_good(victims, at, {**self._ram, **self._vram})):
             return False
         for key in victims:

@@ -39,7 +39,7 @@ _Table = Mapping[_Key, set[_Key]]  # from each key to those it is paired with; i
 _Cut = Callable[[list[_Key]], list[list[_Key]]]
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes from disk, and bytes over PCIe to the device."""
 
     read_bytes: int
@@ -63,7 +63,7 @@ def choose_order(
     return min([*orders, list(units)], key=lambda order: moved(order, assets, budgets, workers=workers).weight)
 
 
-def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1) -> Moved:
+def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1) -> MovedBytes:
     """What this order moves where each tier gives up what is needed again last.
 
     So many workers hold the assets of as many units, one after the other, at a time.
@@ -74,7 +74,7 @@ def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, 
         if now >= workers:
             tiers.release(units[now - workers], *next_uses[now - workers], now)
         tiers.hold(unit)
-    return Moved(read_bytes=tiers.read_bytes, uploaded_bytes=tiers.uploaded_bytes)
+    return MovedBytes(read_bytes=tiers.read_bytes, uploaded_bytes=tiers.uploaded_bytes)
 
 
 def _next_uses(units: Sequence[Unit]) -> list[tuple[float, float]]:

@@ -9,15 +9,15 @@ from typing import Self
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.open_memory import open_device
 from gpuyard.residency.memory.page_pool import PagePool, page_size
 from gpuyard.residency.planning.assets import WORKING_PART, Budgets
 from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.running.output_folders import Outputs
-from gpuyard.residency.running.render_run import Run, Settings
+from gpuyard.residency.running.render_run import RenderRun, RunSettings
 from gpuyard.residency.running.render_worker import Render
-from gpuyard.residency.running.status_file import Report, Status
+from gpuyard.residency.running.status_file import RenderReport, RenderStatus
 
 _MB = 1048576
 
@@ -42,7 +42,7 @@ class Coordinator:
         working: str | float | None = None,
     ) -> None:
         budget = _nbytes("vram", vram)
-        self._settings = Settings(
+        self._settings = RunSettings(
             budgets=Budgets(
                 vram=budget,
                 ram=_nbytes("ram", ram),
@@ -54,9 +54,9 @@ class Coordinator:
         )
         self._device, self._loader = device, loader or Loader()
         self._open = contextlib.ExitStack()
-        self._memory: Memory | None = None
+        self._memory: DeviceMemory | None = None
         self._pool: PagePool | None = None
-        self._run: Run | None = None
+        self._run: RenderRun | None = None
         self._is_busy = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class Coordinator:
 
     def run(
         self, units: Iterable[Unit], render: Render, out_dir: str | Path = "out", *, resume: bool = False
-    ) -> Report:
+    ) -> RenderReport:
         """Renders every label into a folder of its own in `out_dir`, or reports it as skipped."""
         if self._memory is None or self._pool is None:
             raise UserError("this coordinator is not open", hint="write `with Coordinator(…) as c:` around it")
@@ -85,12 +85,12 @@ class Coordinator:
             _check_names(units)
             # Wherever a renderer goes meanwhile.
             with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
-                self._run = Run(self._settings, self._memory, self._pool, outputs)
+                self._run = RenderRun(self._settings, self._memory, self._pool, outputs)
                 return self._run.go(units, render, self._loader)
         finally:
             self._is_busy.release()
 
-    def status(self) -> Status | None:
+    def status(self) -> RenderStatus | None:
         """How the run stands, or the last one stood; nothing before the first."""
         return None if self._run is None else self._run.status()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuyard.residency.running.output_folders import Outputs
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True):
+class SkipReason(msgspec.Struct, frozen=True, kw_only=True):
     """As `Skip` has it."""
 
     kind: str
@@ -24,7 +24,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, int] = {}
 
 
-class Tally:
+class LabelResults:
     """Of all workers."""
 
     def __init__(self, outputs: "Outputs") -> None:
@@ -43,7 +43,7 @@ class Tally:
         with self._lock:
             self.done += 1
 
-    def skipped(self, unit: Unit, labels: Sequence[Label], why: Why) -> None:
+    def skipped(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
         for label in labels:
             skip = Skip(
                 label=label.name,
@@ -59,7 +59,7 @@ class Tally:
                 self.skips.append(skip)
             self._outputs.skip(skip)
 
-    def set_aside(self, unit: Unit, labels: Sequence[Label], why: Why) -> None:
+    def set_aside(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
         """To be tried alone at the end; on that last try it is skipped."""
         if self._is_last_try:
             self.skipped(unit, labels, why)

@@ -11,18 +11,18 @@ import msgspec
 
 from gpuyard.errors import AssetError
 from gpuyard.residency.loading.asset_loader import Loader, Source
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.page_pool import PagePool
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of, parts_of
-from gpuyard.residency.planning.budget_limits import Limits, cannot_fit, limits_of
+from gpuyard.residency.planning.budget_limits import BudgetLimits, cannot_fit, limits_of
 from gpuyard.residency.planning.render_units import Unit, split
 from gpuyard.residency.planning.unit_order import choose_order
 from gpuyard.residency.planning.upcoming_use import Future, keys_of
-from gpuyard.residency.running.label_results import Tally, Why
+from gpuyard.residency.running.label_results import LabelResults, SkipReason
 from gpuyard.residency.running.output_folders import Outputs
 from gpuyard.residency.running.render_worker import Render, Worker
-from gpuyard.residency.running.run_status import Standing
-from gpuyard.residency.running.status_file import Report, Status
+from gpuyard.residency.running.run_status import RunStatus
+from gpuyard.residency.running.status_file import RenderReport, RenderStatus
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_tiers import Tiers
 
@@ -30,37 +30,37 @@ _DESCRIBERS = 8
 _UNITS_PER_WORKER = 4
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets
     workers: int = 4
     keeps_order: bool = False
 
 
-class Run:
+class RenderRun:
     """`status` and `stop` may be called by any thread while `go` runs."""
 
-    def __init__(self, settings: Settings, memory: Memory, pool: PagePool, outputs: Outputs) -> None:
+    def __init__(self, settings: RunSettings, memory: DeviceMemory, pool: PagePool, outputs: Outputs) -> None:
         self._settings, self._memory, self._pool = settings, memory, pool
         self._outputs = outputs
         self._sources: dict[str, Source] = {}
         self._assets: dict[str, Asset] = {}
-        self._tally = Tally(outputs)
-        self._standing = Standing(settings.budgets, memory, self._tally)
+        self._tally = LabelResults(outputs)
+        self._standing = RunStatus(settings.budgets, memory, self._tally)
 
-    def go(self, units: Iterable[Unit], render: Render, loader: Loader) -> Report:
+    def go(self, units: Iterable[Unit], render: Render, loader: Loader) -> RenderReport:
         todo = self._without_complete([_keyed(unit) for unit in units])
         whole = self._described(todo, loader)
         self._work_on(self._in_order(self._that_fit(whole)), render, self._settings.workers)
         for unit in self._tally.take_aside():
             self._do_alone(unit, render)
         self._standing.end()
-        return Report(status=self.status(), skipped=tuple(self._tally.skips))
+        return RenderReport(status=self.status(), skipped=tuple(self._tally.skips))
 
     def stop(self) -> None:
         """Labels in hand are finished."""
         self._standing.stop()
 
-    def status(self) -> Status:
+    def status(self) -> RenderStatus:
         return self._standing.status()
 
     # Before the work
@@ -86,7 +86,7 @@ class Run:
         for unit in units:
             broken = [error for key in keys_of(unit) if isinstance(error := found[key], AssetError)]
             if broken:
-                self._tally.skipped(unit, unit.labels, Why(kind="asset", reason=broken[0].message))
+                self._tally.skipped(unit, unit.labels, SkipReason(kind="asset", reason=broken[0].message))
             else:
                 whole.append(unit)
         return whole
@@ -103,11 +103,11 @@ class Run:
                 self._tally.set_aside(unit, unit.labels, self._too_large(unit, reason))
         return left
 
-    def _too_large(self, unit: Unit, reason: str) -> Why:
+    def _too_large(self, unit: Unit, reason: str) -> SkipReason:
         sizes = {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
-        return Why(kind="too-large", reason=reason, sizes=sizes)
+        return SkipReason(kind="too-large", reason=reason, sizes=sizes)
 
-    def _why_not(self, unit: Unit, limits: Limits) -> str | None:
+    def _why_not(self, unit: Unit, limits: BudgetLimits) -> str | None:
         reasons = (cannot_fit(self._assets[key], limits, self._pool.rounded) for key in keys_of(unit))
         return next((reason for reason in reasons if reason is not None), None)
 

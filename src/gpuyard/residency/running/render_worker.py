@@ -15,14 +15,14 @@ import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.residency.loading.named_arrays import Arrays
-from gpuyard.residency.memory.device_memory import Lane, as_device_full
+from gpuyard.residency.memory.device_memory import TransferLane, as_device_full
 from gpuyard.residency.memory.page_pool import PagePool
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.running.label_results import Tally, Why
+from gpuyard.residency.running.label_results import LabelResults, SkipReason
 from gpuyard.residency.running.output_folders import Outputs
 from gpuyard.residency.running.status_file import WorkerStatus
 from gpuyard.residency.tiers.actor_cache import ActorCache, Frames
-from gpuyard.residency.tiers.asset_loans import Stopped, TooLarge
+from gpuyard.residency.tiers.asset_loans import TiersStopped, TooLarge
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.oom_fallback import climb
 from gpuyard.residency.tiers.scene_manager import SceneManager
@@ -42,7 +42,7 @@ class Worker:
     """`status` is read by others while it works."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a thread needs
-        self, number: int, tiers: Tiers, pool: PagePool, render: Render, outputs: Outputs, tally: Tally
+        self, number: int, tiers: Tiers, pool: PagePool, render: Render, outputs: Outputs, tally: LabelResults
     ) -> None:
         self._tiers, self._render, self._outputs, self._tally = tiers, render, outputs, tally
         self._scenes, self._actors = SceneManager(tiers), ActorCache(tiers, pool)
@@ -52,12 +52,12 @@ class Worker:
 
     def run(self) -> None:
         """Until there is nothing left to do."""
-        with self._tiers.memory.lane() as lane, contextlib.suppress(Stopped):
+        with self._tiers.memory.lane() as lane, contextlib.suppress(TiersStopped):
             while (handed := self._tiers.next_work()) is not None:
                 self._do(*handed, lane)
         self._says(doing="finished", scene=None, actor=None, label=None)
 
-    def _do(self, number: int, unit: Unit, lane: Lane) -> None:
+    def _do(self, number: int, unit: Unit, lane: TransferLane) -> None:
         left = list(unit.labels)
         self._says(doing="waiting", scene=unit.scene, actor=unit.actor)
         try:
@@ -78,7 +78,7 @@ class Worker:
             self._tiers.give_up(number)
         self._says(doing="idle", scene=None, actor=None, label=None)
 
-    def _do_label(self, unit: Unit, label: Label, scene: Arrays | None, frames: Frames, lane: Lane) -> None:
+    def _do_label(self, unit: Unit, label: Label, scene: Arrays | None, frames: Frames, lane: TransferLane) -> None:
         """AssetError where a frame that is streamed cannot be read."""
         self._says(doing="rendering", label=label.name)
         try:
@@ -96,7 +96,7 @@ class Worker:
             self._tiers.learn_working()
         self._says(labels_done=self.status.labels_done + 1)
 
-    def _render_into(self, label: Label, scene: Arrays | None, frames: Frames, lane: Lane) -> None:
+    def _render_into(self, label: Label, scene: Arrays | None, frames: Frames, lane: TransferLane) -> None:
         """All of its output, or nothing of it."""
         folder = self._outputs.open(label)
         # With a copy of the label: it may be called once more with the same one.
@@ -118,9 +118,9 @@ class Worker:
             return as_device_full(error) or RendererError(error)
         return None
 
-    def _why(self, unit: Unit, kind: str, reason: str, traceback: str | None = None) -> Why:
+    def _why(self, unit: Unit, kind: str, reason: str, traceback: str | None = None) -> SkipReason:
         sizes, state = self._tiers.sizes(unit), self._tiers.memory_state()
-        return Why(kind=kind, reason=reason, traceback=traceback, sizes=sizes, state=state)
+        return SkipReason(kind=kind, reason=reason, traceback=traceback, sizes=sizes, state=state)
 
     def _says(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)

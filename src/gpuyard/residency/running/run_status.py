@@ -8,26 +8,26 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuyard.residency.memory.device_memory import Memory
+from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.planning.assets import Budgets, Kind, path_of
-from gpuyard.residency.running.label_results import Tally
+from gpuyard.residency.running.label_results import LabelResults
 from gpuyard.residency.running.render_worker import Worker
-from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, Status, TierStatus, WorkerStatus
+from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, RenderStatus, TierStatus, WorkerStatus
 from gpuyard.residency.tiers.asset_tiers import Tiers
-from gpuyard.residency.tiers.transfer_counts import Figures
+from gpuyard.residency.tiers.transfer_counts import TransferCounts
 
 Part = TypeVar("Part", MovedStatus, CountsStatus)
 
 
-class Standing:
+class RunStatus:
     """A run may have several tiers one after the other: figures add up."""
 
-    def __init__(self, budgets: Budgets, memory: Memory, tally: Tally) -> None:
+    def __init__(self, budgets: Budgets, memory: DeviceMemory, tally: LabelResults) -> None:
         self._budgets, self._memory, self._tally = budgets, memory, tally
         self._lock = threading.Lock()
         self._tiers: Tiers | None = None
         self._workers: Sequence[Worker] = ()
-        self._figures = Figures()
+        self._figures = TransferCounts()
         self._state = "running"
         self._began, self._began_at = time.monotonic(), _now()
         self._is_stopped = False
@@ -52,16 +52,16 @@ class Standing:
     def end(self) -> None:
         self._state = "interrupted" if self._is_stopped else "finished"
 
-    def _summed(self) -> Figures:
+    def _summed(self) -> TransferCounts:
         return self._figures if self._tiers is None else self._figures.with_more(self._tiers.figures)
 
-    def status(self) -> Status:
+    def status(self) -> RenderStatus:
         with self._lock:
             tiers, figures = self._tiers, self._summed()
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
             workers = tuple(self._worker(worker.status) for worker in self._workers)
         elapsed, tally = time.monotonic() - self._began, self._tally
-        return Status(
+        return RenderStatus(
             state=self._state,
             started_at=self._began_at,
             now=_now(),
@@ -105,7 +105,7 @@ class Standing:
         )
 
 
-def _part(figures: Figures, kind: type[Part]) -> Part:
+def _part(figures: TransferCounts, kind: type[Part]) -> Part:
     return kind(**{name: getattr(figures, name) for name in kind.__struct_fields__})
 
 

@@ -44,7 +44,7 @@ class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: int
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`left_s` is the time to completion, `None` before it can be told; `stalls_s` is by cause, over all workers."""
 
     state: str  # running, finished, interrupted
@@ -86,8 +86,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: dict[str, int] = {}
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class RenderReport(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run."""
 
-    status: Status
+    status: RenderStatus
     skipped: tuple[Skip, ...]

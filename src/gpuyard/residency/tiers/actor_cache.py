@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from gpuyard.residency.loading.named_arrays import Arrays
-from gpuyard.residency.memory.device_memory import Lane
+from gpuyard.residency.memory.device_memory import TransferLane
 from gpuyard.residency.memory.page_pool import PagePool
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_loans import Loan
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.oom_fallback import climb
-from gpuyard.residency.tiers.stream_frames import Stream, StreamedFrames
+from gpuyard.residency.tiers.stream_frames import FrameStream, StreamedFrames
 
 Frames = Sequence[Arrays]
 
@@ -22,7 +22,7 @@ class ActorCache:
         self._tiers, self._pool = tiers, pool
 
     @contextlib.contextmanager
-    def hold(self, key: str | None, number: int, lane: Lane) -> Iterator[Frames]:
+    def hold(self, key: str | None, number: int, lane: TransferLane) -> Iterator[Frames]:
         """Its frames, for the work of that number; none for work without an actor."""
         if key is None:
             yield ()
@@ -35,12 +35,12 @@ class ActorCache:
             self._tiers.give_back(loan)
 
     @contextlib.contextmanager
-    def _frames(self, loan: Loan, lane: Lane) -> Iterator[Frames]:
+    def _frames(self, loan: Loan, lane: TransferLane) -> Iterator[Frames]:
         copies = loan.copies
         if not loan.is_streamed:
             yield _resident(self._tiers, copies)
             return
-        stream = climb(self._tiers, lambda: Stream(self._tiers, copies, self._pool, lane))
+        stream = climb(self._tiers, lambda: FrameStream(self._tiers, copies, self._pool, lane))
         try:
             yield StreamedFrames(stream)
         finally:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gpuyard.residency.memory.device_memory import Buffer, Memory
+from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 from gpuyard.residency.memory.page_pool import PagePool, Pages
 from gpuyard.residency.planning.array_layout import Layout
 from gpuyard.residency.planning.assets import Asset
@@ -22,7 +22,7 @@ class SizeIsWrong(Exception):
 class Copies:
     """An asset's copies. Nobody moves one that somebody else moves: the tiers see to that."""
 
-    def __init__(self, asset: Asset, source: "Source", memory: Memory, pool: PagePool) -> None:
+    def __init__(self, asset: Asset, source: "Source", memory: DeviceMemory, pool: PagePool) -> None:
         self.asset, self.source = asset, source
         self._memory, self._pool = memory, pool
         self.layouts: tuple[Layout, ...] = ()  # as it lies in its bytes, one per frame, once it was read

@@ -6,7 +6,7 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.residency.tiers.asset_copies import Copies
 
 
-class Stopped(Exception):
+class TiersStopped(Exception):
     """No more is lent: the run is being stopped."""
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
-from gpuyard.residency.memory.device_memory import Memory, as_device_full
+from gpuyard.residency.memory.device_memory import DeviceMemory, as_device_full
 from gpuyard.residency.planning.assets import (
     Budgets,
     Demote,
@@ -24,18 +24,18 @@ from gpuyard.residency.planning.assets import (
     Promote,
     Read,
     Stage,
+    StallCause,
     Step,
-    Waits,
 )
-from gpuyard.residency.planning.budget_limits import Limits, cannot_fit, limits_of
-from gpuyard.residency.planning.plan_state import Plan, State
+from gpuyard.residency.planning.budget_limits import BudgetLimits, cannot_fit, limits_of
+from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
 from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.planning.upcoming_use import Future, keys_of
 from gpuyard.residency.tiers.asset_copies import Copies, SizeIsWrong
-from gpuyard.residency.tiers.asset_loans import Loan, Stopped, TooLarge, renewed
+from gpuyard.residency.tiers.asset_loans import Loan, TiersStopped, TooLarge, renewed
 from gpuyard.residency.tiers.asset_users import Uses, change
-from gpuyard.residency.tiers.transfer_counts import Figures
+from gpuyard.residency.tiers.transfer_counts import TransferCounts
 
 
 class Tiers:
@@ -43,7 +43,7 @@ class Tiers:
 
     def __init__(  # noqa: PLR0913 - what there is, and what is to come
         self,
-        memory: Memory,
+        memory: DeviceMemory,
         budgets: Budgets,
         copies: Mapping[str, Copies],
         future: Future,
@@ -64,8 +64,8 @@ class Tiers:
         threads = {"read": readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
         self._limits = self._new_limits()
-        self.figures = Figures()
-        self.waits: dict[str, Waits] = {}
+        self.figures = TransferCounts()
+        self.waits: dict[str, StallCause] = {}
 
     # Work, and what it needs
 
@@ -97,7 +97,7 @@ class Tiers:
 
     def _try(self, key: str) -> Loan | None:
         if self.is_stopped:
-            raise Stopped
+            raise TiersStopped
         if self._failure is not None:
             raise self._failure
         for why_not in (self._broken, self._full):
@@ -129,7 +129,7 @@ class Tiers:
                 self._changed.notify_all()
 
     def _wait(self, key: str) -> None:
-        cause = self.waits.get(key, Waits.UPLOAD)
+        cause = self.waits.get(key, StallCause.UPLOAD)
         began = time.monotonic()
         self._changed.wait()
         stalls = self.figures.stalls_s
@@ -150,7 +150,7 @@ class Tiers:
 
     # The plan
 
-    def _step(self) -> Plan:
+    def _step(self) -> TransferPlan:
         made = plan(self._state())
         for step in made.steps:
             self._begin(step)
@@ -160,9 +160,9 @@ class Tiers:
             self._changed.notify_all()
         return made
 
-    def _state(self) -> State:
+    def _state(self) -> PlanState:
         asked = self._uses.asked()
-        return State(
+        return PlanState(
             limits=self._limits,
             assets=self._assets,
             ram=self._ram,
@@ -182,7 +182,7 @@ class Tiers:
             rounded=self._rounded,
         )
 
-    def _new_limits(self) -> Limits:
+    def _new_limits(self) -> BudgetLimits:
         self._assets = {key: copies.asset for key, copies in self._copies.items()}
         return limits_of(self._assets.values(), self.budgets)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, overload
 
 from gpuyard.residency.loading.named_arrays import Arrays
-from gpuyard.residency.memory.device_memory import Buffer, Lane, Mark
+from gpuyard.residency.memory.device_memory import Buffer, Mark, TransferLane
 from gpuyard.residency.memory.page_pool import PagePool, Pages
 from gpuyard.residency.planning.array_layout import Field, Layout
 from gpuyard.residency.tiers.asset_copies import Copies
@@ -26,10 +26,10 @@ class _Slot:
         self.arrives: Future[Layout] | None = None
 
 
-class Stream:
+class FrameStream:
     """For one worker, which asks for frames in any order; the one after is brought ahead of time."""
 
-    def __init__(self, tiers: Tiers, copies: Copies, pool: PagePool, lane: Lane) -> None:
+    def __init__(self, tiers: Tiers, copies: Copies, pool: PagePool, lane: TransferLane) -> None:
         """DeviceFull where there is no room for its buffers."""
         self._tiers, self._copies, self._pool, self._lane = tiers, copies, pool, lane
         self.frames, self.path = copies.source.frames, copies.asset.path
@@ -117,7 +117,7 @@ class Stream:
 class StreamedFrames(Sequence[Any]):
     """As a sequence that lies in VRAM looks."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: FrameStream) -> None:
         self._stream = stream
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class StreamedFrames(Sequence[Any]):
 class StreamedArrays(Mapping[str, Any]):
     """A frame: brought when it is looked into, again where others came in between."""
 
-    def __init__(self, stream: Stream, frame: int) -> None:
+    def __init__(self, stream: FrameStream, frame: int) -> None:
         self._stream, self._frame = stream, frame
 
     def __getitem__(self, name: str) -> Any:

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from gpuyard.residency.planning.assets import Waits
+from gpuyard.residency.planning.assets import StallCause
 
 
-class Figures(msgspec.Struct):
+class TransferCounts(msgspec.Struct):
     """Sizes in bytes; `stalls_s` by cause."""
 
     read_from_disk: int = 0
@@ -21,12 +21,14 @@ class Figures(msgspec.Struct):
     peak_ram: int = 0
     stalls_s: dict[str, float] = {}
 
-    def with_more(self, other: "Figures") -> "Figures":
+    def with_more(self, other: "TransferCounts") -> "TransferCounts":
         """Added up; of peaks the higher ones."""
-        stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in Waits}
+        stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in StallCause}
         both = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}
-        return Figures(**both, **peaks, stalls_s={cause: seconds for cause, seconds in stalls.items() if seconds})
+        return TransferCounts(
+            **both, **peaks, stalls_s={cause: seconds for cause, seconds in stalls.items() if seconds}
+        )
 
 
-_ADDED = [name for name in Figures.__struct_fields__ if name != "stalls_s" and not name.startswith("peak_")]
+_ADDED = [name for name in TransferCounts.__struct_fields__ if name != "stalls_s" and not name.startswith("peak_")]

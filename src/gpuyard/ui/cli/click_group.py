@@ -12,7 +12,7 @@ import click
 from gpuyard import __version__
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import ALIASES, EXIT_INTERRUPTED, MACHINE_VERBS, QUEUE_VERBS, RECIPES, VERBS, import_verb
-from gpuyard.ui.cli.verb_options import Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
 
 class VerbGroup(click.Group):
@@ -97,7 +97,7 @@ def _click_option(option: Option) -> click.Option:
     )
 
 
-def _click_argument(words: Words) -> click.Argument:
+def _click_argument(words: Arguments) -> click.Argument:
     kind = click.Choice(words.choices) if words.choices else click.UNPROCESSED
     return click.Argument(
         ["words"], nargs=-1 if words.is_many else 1, required=not words.is_many, type=kind, metavar=words.metavar

@@ -29,7 +29,7 @@ class Option:
         return self.metavar is None
 
 
-class Words:
+class Arguments:
     """What is not an option: one word, one of `choices`, many of them, or a program that takes all the rest."""
 
     __slots__ = ("choices", "is_many", "is_program", "metavar")
@@ -48,7 +48,7 @@ class Verb:
 
     __slots__ = ("options", "text", "words")
 
-    def __init__(self, text: str, options: "Sequence[Option]" = (), words: Words | None = None) -> None:
+    def __init__(self, text: str, options: "Sequence[Option]" = (), words: Arguments | None = None) -> None:
         self.text = text
         self.options = options
         self.words = words
@@ -73,5 +73,5 @@ class Typed:
 
 JSON = Option("json", None, "Print JSON with stable keys.")
 IDS = "17, 17-20, name=big, tag=night or all"
-SEVERAL = Words("IDS...", is_many=True)
-ONE = Words("ID")
+SEVERAL = Arguments("IDS...", is_many=True)
+ONE = Arguments("ID")

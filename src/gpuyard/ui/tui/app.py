@@ -19,14 +19,14 @@ from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
-from gpuyard.ui.tui.dialogs import Question, Reader
-from gpuyard.ui.tui.glyphs import Letters
-from gpuyard.ui.tui.job_actions import ACTS, Act, Notice, failed, priority_act, told
-from gpuyard.ui.tui.line_panel import Lines
+from gpuyard.ui.tui.dialogs import Question, TextDialog
+from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, JobAction, failed, priority_act, told
+from gpuyard.ui.tui.line_panel import LinePanel
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
-from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, Board
-from gpuyard.ui.tui.subscriptions import Feeds, Work
+from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
+from gpuyard.ui.tui.subscriptions import Subscriptions, Work
 
 _TOLD_FOR_S = 15.0
 _TO_AN_END = 10**9
@@ -75,17 +75,17 @@ class Top(App[None]):
         Binding("ctrl+z", "suspend_process", priority=True),
     ]
 
-    def __init__(self, letters: Letters) -> None:
+    def __init__(self, letters: Glyphs) -> None:
         super().__init__(ansi_color=True)
-        self.board = Board(letters)
-        self._feeds = Feeds(self.board, self._draw, self._tell, partial(self._run, in_place=True))
+        self.board = ScreenState(letters)
+        self._feeds = Subscriptions(self.board, self._draw, self._tell, partial(self._run, in_place=True))
         self._made = {
             "head": self.board.head, "devices": self.board.devices, "queue": self.board.queue,
             "log": self.board.log_lines, "notice": self.board.notices, "keys": self.board.keys,
         }  # fmt: skip
-        self._panels = {name: Lines(letters, name) for name in self._made}
+        self._panels = {name: LinePanel(letters, name) for name in self._made}
         self._acting = asyncio.Lock()
-        self._log_reader: Reader | None = None
+        self._log_reader: TextDialog | None = None
         self._stop_forgetting: Callable[[], None] = lambda: None
 
     def compose(self) -> ComposeResult:
@@ -121,14 +121,14 @@ class Top(App[None]):
         if self._log_reader is not None and "log" in (names or self._panels):
             self._log_reader.put(self.board.log)
 
-    def _tell(self, notice: Notice) -> None:
+    def _tell(self, notice: ActionNotice) -> None:
         self.board.notice = notice
         self._stop_forgetting()
         self._stop_forgetting = self.set_timer(_TOLD_FOR_S, self._forget).stop
         self._draw("notice")
 
     def _forget(self) -> None:
-        self.board.notice = Notice()
+        self.board.notice = ActionNotice()
         self._draw("notice")
 
     # Choosing
@@ -141,13 +141,13 @@ class Top(App[None]):
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.board.window.height - 1))
 
-    def on_lines_pointed(self, told: Lines.Pointed) -> None:
+    def on_lines_pointed(self, told: LinePanel.Pointed) -> None:
         """The first two lines of the queue are its headings."""
         at = self.board.window.top + told.line - 2
         if told.panel == "queue" and told.line >= 2 and at < self.board.page.total:
             self.action_move(at - self.board.window.at)
 
-    def on_lines_wheeled(self, told: Lines.Wheeled) -> None:
+    def on_lines_wheeled(self, told: LinePanel.Wheeled) -> None:
         if told.panel == "devices":
             self.action_devices(told.by)
         elif told.panel == "queue":
@@ -183,7 +183,7 @@ class Top(App[None]):
     def action_finished(self) -> None:
         place = FINISHED_SHOWN.index(self.board.finished) + 1
         self.board.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
-        self._tell(Notice(f"of what has finished: {self.board.finished}"))
+        self._tell(ActionNotice(f"of what has finished: {self.board.finished}"))
         self._feeds.follow_what_is_seen()
 
     # Reading
@@ -191,17 +191,17 @@ class Top(App[None]):
     def _chosen(self) -> Row | None:
         row = self.board.chosen
         if row is None:
-            self._tell(Notice("no job is chosen", is_bad=True))
+            self._tell(ActionNotice("no job is chosen", is_bad=True))
         return row
 
     async def action_help(self) -> None:
-        reader = Reader(lambda: Text("Keys", "bold"), self.board.letters)
+        reader = TextDialog(lambda: Text("Keys", "bold"), self.board.letters)
         await self.push_screen(reader)
-        reader.put(pages.Paper(pages.help_lines(self.board.letters), self.size.width))
+        reader.put(pages.WrappedText(pages.help_lines(self.board.letters), self.size.width))
 
     async def action_log(self) -> None:
         if self._chosen() is not None:
-            self._log_reader = Reader(self.board.log_title, self.board.letters, is_followed=True)
+            self._log_reader = TextDialog(self.board.log_title, self.board.letters, is_followed=True)
             await self.push_screen(self._log_reader, self._close_log)
             self._draw("log")
 
@@ -223,7 +223,7 @@ class Top(App[None]):
 
     async def _read(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
         """A page that is kept up to date while it is read."""
-        reader = Reader(lambda: Text(clean(title), "bold"), self.board.letters)
+        reader = TextDialog(lambda: Text(clean(title), "bold"), self.board.letters)
         await self.push_screen(reader, self._close_page)
         async with aclosing(self._feeds.link.watch(target)) as heard:
             async for _, answer in heard:
@@ -231,7 +231,7 @@ class Top(App[None]):
                     lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
                 except GpuyardError as error:  # the daemon has ended meanwhile; the next one's answer follows
                     lines = [Text(clean(str(error)), "red")]
-                reader.put(pages.Paper(lines, self.size.width))
+                reader.put(pages.WrappedText(lines, self.size.width))
 
     def _close_page(self, _: object) -> None:
         self.workers.cancel_group(self, "page")
@@ -269,12 +269,12 @@ class Top(App[None]):
             if is_yes:
                 self._run(act, "acts")
             else:
-                self._tell(Notice("nothing has changed"))
+                self._tell(ActionNotice("nothing has changed"))
 
         self.push_screen(Question(clean(question), self.board.letters), answered)
 
-    async def _do(self, act: Act, job_id: int, **more: object) -> None:
-        self._tell(Notice(f"{act.verb} {job_id}{self.board.letters.ellipsis}"))
+    async def _do(self, act: JobAction, job_id: int, **more: object) -> None:
+        self._tell(ActionNotice(f"{act.verb} {job_id}{self.board.letters.ellipsis}"))
         try:
             answer = await self._feeds.link.ask("POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more})
             self._tell(told(act, answer))
@@ -293,6 +293,8 @@ class Top(App[None]):
     async def _pause(self, path: str) -> None:
         try:
             answer = await self._feeds.link.ask("POST", path)
-            self._tell(Notice(f"paused; {answer['running']} still running" if answer["paused"] else "jobs start again"))
+            self._tell(
+                ActionNotice(f"paused; {answer['running']} still running" if answer["paused"] else "jobs start again")
+            )
         except GpuyardError as error:
             self._tell(failed(error))

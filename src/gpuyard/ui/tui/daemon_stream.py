@@ -26,7 +26,7 @@ _RETRY_S = 0.5
 _LONGEST_EVENT = 64 * 1024 * 1024
 
 
-class Link:
+class DaemonStream:
     """`told` is called with what is wrong with the way to the daemon, and with None when it is open again."""
 
     def __init__(self, told: Callable[[str | None], None], retry_s: float = _RETRY_S) -> None:

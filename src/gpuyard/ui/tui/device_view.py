@@ -7,9 +7,9 @@ from msgspec import Struct
 from rich.text import Text
 
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.memory_bar import draw, figures, memory_of
-from gpuyard.ui.tui.sparkline import Series, sparkline
+from gpuyard.ui.tui.sparkline import SparklineSeries, sparkline
 from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
 
 Device = Mapping[str, Any]
@@ -18,14 +18,14 @@ _LEAST_BAR = 8
 _USE, _POWER = 4, 9
 
 
-class Past(Struct):
+class DevicePast(Struct):
     """A device's figures of late."""
 
-    use: Series
-    power: Series
+    use: SparklineSeries
+    power: SparklineSeries
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class DeviceLayout(Struct, frozen=True, kw_only=True):
     """How wide what is, the same for all devices so that bars can be compared; 0 where there is no room for it.
 
     `each` is how many lines a device has, and `now` is by the daemon's clock.
@@ -39,11 +39,11 @@ class Frame(Struct, frozen=True, kw_only=True):
     memory: int
     spark: int
     power: int
-    letters: Letters
+    letters: Glyphs
     now: float
 
 
-def fit(devices: Sequence[Device], width: int, each: int, letters: Letters, now: float) -> Frame:
+def fit(devices: Sequence[Device], width: int, each: int, letters: Glyphs, now: float) -> DeviceLayout:
     label = max((len(label_of(device, devices)) for device in devices), default=1)
     longest = max((cell_width(_name(device)) for device in devices), default=0)
     name = min(longest, max(8, width // 5))
@@ -54,13 +54,13 @@ def fit(devices: Sequence[Device], width: int, each: int, letters: Letters, now:
     if width - taken < _LEAST_BAR:
         taken, spark = taken - spark - 1, 0
     bar = max(0, width - taken)
-    return Frame(
+    return DeviceLayout(
         width=width, each=each, label=label, name=name, bar=bar, memory=memory, spark=spark, power=power,
         letters=letters, now=now,
     )  # fmt: skip
 
 
-def device_lines(device: Device, label: str, past: Past, frame: Frame) -> list[Text]:
+def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayout) -> list[Text]:
     line = Text.assemble((label.rjust(frame.label), "bold"), " ")
     if not device.get("healthy", True):
         fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'it does not answer'}")
@@ -78,7 +78,7 @@ def device_lines(device: Device, label: str, past: Past, frame: Frame) -> list[T
     return [line] if frame.each == 1 else [line, _second(device, past, frame)]
 
 
-def _bar(device: Device, frame: Frame) -> Text:
+def _bar(device: Device, frame: DeviceLayout) -> Text:
     memory = memory_of(device)
     return Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.letters)
 
@@ -88,7 +88,7 @@ def _padded(text: Text, width: int) -> Text:
     return text
 
 
-def _second(device: Device, past: Past, frame: Frame) -> Text:
+def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     """Its memory in figures; its power, under its use."""
     heat, memory = device.get("temperature_c"), memory_of(device)
     right = Text("" if heat is None else f"{figure_text(heat, frame.letters.degree)} ")
@@ -99,7 +99,7 @@ def _second(device: Device, past: Past, frame: Frame) -> Text:
     return _padded(line, frame.width - right.cell_len).append_text(right)
 
 
-def _power(device: Device, past: Past, frame: Frame) -> Text:
+def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     draw_w, limit_w = device.get("power_draw_w"), device.get("power_limit_w")
     said = UNKNOWN if draw_w is None else f"{draw_w:.0f}"
     told = "" if draw_w is None and limit_w is None else said if limit_w is None else f"{said}/{limit_w:.0f}"

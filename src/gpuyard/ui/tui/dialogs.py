@@ -9,9 +9,9 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.header_view import rule
-from gpuyard.ui.tui.line_panel import Lines
+from gpuyard.ui.tui.line_panel import LinePanel
 
 
 class Scroll(Protocol):
@@ -22,7 +22,7 @@ class Scroll(Protocol):
     def lines(self, start: int, count: int) -> list[Text]: ...
 
 
-class Reader(ModalScreen[None]):
+class TextDialog(ModalScreen[None]):
     """A page in the whole window. One that is followed shows its end until somebody scrolls up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -37,11 +37,11 @@ class Reader(ModalScreen[None]):
         Binding("escape,q,enter,l,w,question_mark", "dismiss"),
     ]
 
-    def __init__(self, title: Callable[[], Text], letters: Letters, *, is_followed: bool = False) -> None:
+    def __init__(self, title: Callable[[], Text], letters: Glyphs, *, is_followed: bool = False) -> None:
         super().__init__()
         self._title, self._letters = title, letters
         self._can_follow = self._is_followed = is_followed
-        self._page = Lines(letters, "page")
+        self._page = LinePanel(letters, "page")
         self._text: Scroll | None = None
         self._top = self._left = 0
 
@@ -80,7 +80,7 @@ class Reader(ModalScreen[None]):
         self._left = max(0, self._left + by)
         self.draw()
 
-    def on_lines_wheeled(self, told: Lines.Wheeled) -> None:
+    def on_lines_wheeled(self, told: LinePanel.Wheeled) -> None:
         self.action_scroll(3 * told.by)
 
     @property
@@ -100,7 +100,7 @@ class Question(ModalScreen[bool]):
     Question Static { width: auto; max-width: 90%; height: auto; padding: 0 2; }
     """
 
-    def __init__(self, text: str, letters: Letters) -> None:
+    def __init__(self, text: str, letters: Glyphs) -> None:
         super().__init__()
         self._text, self._letters = text, letters
 

@@ -12,7 +12,7 @@ _PLAIN_TERMINALS = ("linux", "vt", "ansi", "cons25")
 _PLAIN_LOCALES = ("C", "POSIX")
 
 
-class Letters(Struct, frozen=True, kw_only=True):
+class Glyphs(Struct, frozen=True, kw_only=True):
     """`own`, `kept` (ours, reserved and not used), `others`, `foreign` and `free` are the parts of a memory bar."""
 
     own: str = "█"
@@ -33,14 +33,14 @@ class Letters(Struct, frozen=True, kw_only=True):
         return text if self.is_unicode or text.isascii() else text.encode("ascii", "replace").decode()
 
 
-UNICODE = Letters()
-ASCII = Letters(
+UNICODE = Glyphs()
+ASCII = Glyphs(
     own="#", kept="=", others="+", foreign="x", free=".", levels="_.-=+*%#", rule="-", dot="|", ellipsis="~",
     chosen=">", degree="C", is_unicode=False,
 )  # fmt: skip
 
 
-def letters_for(environment: Mapping[str, str], encoding: str) -> Letters:
+def letters_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
     """For a terminal, by its name, its locale and how it is written to."""
     is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
     return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE

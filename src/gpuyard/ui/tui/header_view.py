@@ -6,8 +6,8 @@ from typing import Any
 from rich.text import Text
 
 from gpuyard.ui.cli.text_table import clean, cut
-from gpuyard.ui.tui.glyphs import Letters
-from gpuyard.ui.tui.job_actions import Notice
+from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.job_actions import ActionNotice
 from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
 
 KEYS = (
@@ -49,7 +49,7 @@ def _host_text(host: Mapping[str, Any]) -> str:
     return "  ".join(fact for fact in facts if fact) or UNKNOWN
 
 
-def rule(title: Text, right: Text, width: int, letters: Letters) -> Text:
+def rule(title: Text, right: Text, width: int, letters: Glyphs) -> Text:
     """A heading: `── title ───── right ──`; where there is no room for both, the title is cut."""
     dash = letters.rule
     end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
@@ -61,7 +61,7 @@ def rule(title: Text, right: Text, width: int, letters: Letters) -> Text:
     return line
 
 
-def notice_line(notice: Notice, notices: Sequence[str], width: int, letters: Letters) -> Text:
+def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, letters: Glyphs) -> Text:
     """What has just happened; else what the daemon has to say."""
     if notice.text:
         return Text(cut(notice.text, width, letters.ellipsis), "bold red" if notice.is_bad else "bold")

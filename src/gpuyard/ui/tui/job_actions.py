@@ -9,7 +9,7 @@ from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 
 
-class Act(Struct, frozen=True, kw_only=True):
+class JobAction(Struct, frozen=True, kw_only=True):
     """`gpuyard verb`; `done` is what then has been done, `not_done` what is said where it could not be."""
 
     verb: str
@@ -21,35 +21,35 @@ class Act(Struct, frozen=True, kw_only=True):
 ACTS = {
     act.verb: act
     for act in (
-        Act(verb="cancel", done="cancelled", not_done="is not cancelled", asks=True),
-        Act(verb="hold", done="held", not_done="is not held"),
-        Act(verb="release", done="released", not_done="is not released"),
-        Act(verb="retry", done="queued again", not_done="is not queued again"),
-        Act(verb="suspend", done="suspending", not_done="is left as it is"),
-        Act(verb="resume", done="resuming when there is room:", not_done="is left as it is"),
+        JobAction(verb="cancel", done="cancelled", not_done="is not cancelled", asks=True),
+        JobAction(verb="hold", done="held", not_done="is not held"),
+        JobAction(verb="release", done="released", not_done="is not released"),
+        JobAction(verb="retry", done="queued again", not_done="is not queued again"),
+        JobAction(verb="suspend", done="suspending", not_done="is left as it is"),
+        JobAction(verb="resume", done="resuming when there is room:", not_done="is left as it is"),
     )
 }
 
 
-class Notice(Struct, frozen=True):
+class ActionNotice(Struct, frozen=True):
     """A line on what has happened."""
 
     text: str = ""
     is_bad: bool = False
 
 
-def told(act: Act, answer: Mapping[str, Any]) -> Notice:
+def told(act: JobAction, answer: Mapping[str, Any]) -> ActionNotice:
     if answer["count"]:
-        return Notice(f"{act.done} {answer['changed']}")
+        return ActionNotice(f"{act.done} {answer['changed']}")
     if not answer["unchanged"]:
-        return Notice("there is nothing to change", is_bad=True)
+        return ActionNotice("there is nothing to change", is_bad=True)
     first = answer["unchanged"][0]
-    return Notice(clean(f"{first['id']} {act.not_done}: {first['reason']}"), is_bad=True)
+    return ActionNotice(clean(f"{first['id']} {act.not_done}: {first['reason']}"), is_bad=True)
 
 
-def priority_act(priority: int) -> Act:
-    return Act(verb="priority", done=f"priority {priority} for", not_done="keeps its priority")
+def priority_act(priority: int) -> JobAction:
+    return JobAction(verb="priority", done=f"priority {priority} for", not_done="keeps its priority")
 
 
-def failed(error: GpuyardError) -> Notice:
-    return Notice(clean(f"{error}{f' ({error.hint})' if error.hint else ''}"), is_bad=True)
+def failed(error: GpuyardError) -> ActionNotice:
+    return ActionNotice(clean(f"{error}{f' ({error.hint})' if error.hint else ''}"), is_bad=True)

@@ -10,7 +10,7 @@ from gpuyard.ui.cli.jobs.attempt_text import memory_lines
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines
 from gpuyard.ui.cli.jobs.why import why_lines
 from gpuyard.ui.cli.text_table import clean, time_text
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.memory_bar import legend
 
 _LAST = "environment:"
@@ -32,7 +32,7 @@ _KEYS = (
 )
 
 
-class Paper:
+class WrappedText:
     """Lines of text, wrapped to a width."""
 
     def __init__(self, lines: Sequence[Text], width: int) -> None:
@@ -69,7 +69,7 @@ def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int
         begin, room = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
 
 
-def about(job: Mapping[str, Any], story: Mapping[str, Any], width: int, letters: Letters) -> list[Text]:
+def about(job: Mapping[str, Any], story: Mapping[str, Any], width: int, letters: Glyphs) -> list[Text]:
     """The longest and least asked for, its environment, comes last."""
     told = dict(job)
     facts = fact_lines(told)
@@ -98,7 +98,7 @@ def why(answer: Mapping[str, Any]) -> list[Text]:
     return [Text(first, "bold"), *map(Text, others)]
 
 
-def help_lines(letters: Letters) -> list[Text]:
+def help_lines(letters: Glyphs) -> list[Text]:
     width = max(len(keys) for keys, _ in _KEYS)
     lines = [Text.assemble((keys.ljust(width), "bold"), f"  {what}") for keys, what in _KEYS]
     parts = Text("memory: ").append_text(legend(letters))

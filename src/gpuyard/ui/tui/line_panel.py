@@ -10,10 +10,10 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 
 
-class Lines(Widget):
+class LinePanel(Widget):
     ALLOW_SELECT = False
 
     class Pointed(Message):
@@ -28,7 +28,7 @@ class Lines(Widget):
             super().__init__()
             self.panel, self.by = panel, by
 
-    def __init__(self, letters: Letters, panel: str | None = None) -> None:
+    def __init__(self, letters: Glyphs, panel: str | None = None) -> None:
         super().__init__(id=panel)
         self._letters = letters
         self._lines: list[Text] = []

@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 
 STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
 WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class MemoryParts(Struct, frozen=True, kw_only=True):
     """In MB; `kept` is reserved for our jobs, and not in use yet."""
 
     own: float = 0.0
@@ -28,16 +28,16 @@ class Memory(Struct, frozen=True, kw_only=True):
         return [(name, getattr(self, name)) for name in WORDS]
 
 
-def memory_of(device: Mapping[str, Any]) -> Memory | None:
+def memory_of(device: Mapping[str, Any]) -> MemoryParts | None:
     """Of a device as the daemon tells of it; None where nothing is known of its memory."""
     told = device.get("memory") or {}
     if told.get("capacity_mb"):
         charged = told.get("own_mb") or 0.0
         own = min(charged, told.get("own_used_mb") or 0.0)
         rest = {name: told.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
-        return Memory(own=own, kept=charged - own, **rest)
+        return MemoryParts(own=own, kept=charged - own, **rest)
     used, total = device.get("memory_used_mb"), device.get("memory_total_mb")
-    return None if used is None or not total else Memory(foreign=used, free=max(0.0, total - used))
+    return None if used is None or not total else MemoryParts(foreign=used, free=max(0.0, total - used))
 
 
 def split(parts: Sequence[float], width: int) -> list[int]:
@@ -54,7 +54,7 @@ def split(parts: Sequence[float], width: int) -> list[int]:
     return widths
 
 
-def draw(memory: Memory, width: int, letters: Letters) -> Text:
+def draw(memory: MemoryParts, width: int, letters: Glyphs) -> Text:
     bar = Text()
     parts = memory.parts()
     for (name, _), count in zip(parts, split([size for _, size in parts], width), strict=True):
@@ -62,7 +62,7 @@ def draw(memory: Memory, width: int, letters: Letters) -> Text:
     return bar
 
 
-def legend(letters: Letters) -> Text:
+def legend(letters: Glyphs) -> Text:
     text = Text()
     for name, word in WORDS.items():
         text.append(getattr(letters, name), STYLES[name]).append(f" {word}  ")
@@ -70,7 +70,7 @@ def legend(letters: Letters) -> Text:
     return text
 
 
-def figures(memory: Memory, room: int, letters: Letters) -> Text:
+def figures(memory: MemoryParts, room: int, letters: Glyphs) -> Text:
     """Each part that is not zero in GB: by its word, or by its letter where there is no room for words."""
     told = [(name, f"{size / 1024:.1f}") for name, size in memory.parts() if size > 0]
     by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in told)

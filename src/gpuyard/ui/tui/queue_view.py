@@ -8,8 +8,8 @@ from rich.text import Text
 
 from gpuyard.ui.cli.jobs.queue import STATES
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, devices_text, duration_text, memory_text, result_text
-from gpuyard.ui.tui.glyphs import Letters
-from gpuyard.ui.tui.row_window import Page, Row, Window
+from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 FINISHED = ("failed", "rejected", "succeeded", "cancelled")
 UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
@@ -25,7 +25,7 @@ class Widths(Struct, frozen=True):
     of: dict[str, int]
 
 
-def fit(page: Page, width: int, letters: Letters) -> Widths:
+def fit(page: Page, width: int, letters: Glyphs) -> Widths:
     """Fixed widths for what is short, so that nothing dances as seconds go by; the rest is for names and reasons.
 
     Where there is room for users and tags, they are shown if they tell rows apart.
@@ -52,7 +52,7 @@ def heading_line(widths: Widths) -> Text:
     return Text(" " * _MARK + _join(widths, {heading: heading for heading in widths.of}), "dim")
 
 
-def job_line(row: Row, widths: Widths, letters: Letters, *, is_chosen: bool) -> Text:
+def job_line(row: Row, widths: Widths, letters: Glyphs, *, is_chosen: bool) -> Text:
     cells = {heading: cut(clean(text), widths.of[heading], letters.ellipsis) for heading, text in _cells(row, letters)
              if heading in widths.of}  # fmt: skip
     line = Text(f"{letters.chosen} " if is_chosen else " " * _MARK)
@@ -66,7 +66,7 @@ def job_line(row: Row, widths: Widths, letters: Letters, *, is_chosen: bool) -> 
     return line
 
 
-def queue_lines(page: Page, window: Window, width: int, letters: Letters) -> list[Text]:
+def queue_lines(page: Page, window: RowWindow, width: int, letters: Glyphs) -> list[Text]:
     """The heading of the columns and the rows that are seen; a row that is still to come is blank."""
     widths = fit(page, width, letters)
     lines = [heading_line(widths)]
@@ -77,12 +77,12 @@ def queue_lines(page: Page, window: Window, width: int, letters: Letters) -> lis
     return lines
 
 
-def counts_text(counts: Mapping[str, int], letters: Letters) -> Text:
+def counts_text(counts: Mapping[str, int], letters: Glyphs) -> Text:
     told = [Text.assemble((str(counts[state]), "bold"), f" {state}") for state in STATES if counts.get(state)]
     return Text(f" {letters.dot} ").join(told)
 
 
-def span_text(page: Page, window: Window) -> str:
+def span_text(page: Page, window: RowWindow) -> str:
     """Which rows are seen of how many, where not all are."""
     last = min(window.top + window.height, page.total)
     return f"{window.top + 1}-{last} of {page.total:,}" if page.total > window.height else ""
@@ -93,7 +93,7 @@ def job_title(row: Row) -> str:
     return f"{row['id']} {_name(row)}"
 
 
-def _cells(row: Row, letters: Letters) -> list[tuple[str, str]]:
+def _cells(row: Row, letters: Glyphs) -> list[tuple[str, str]]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if letters.is_unicode else ""
     elapsed = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]

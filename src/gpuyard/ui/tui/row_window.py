@@ -27,7 +27,7 @@ class Page(Struct, frozen=True, kw_only=True):
         return next((self.after + place for place, row in enumerate(self.rows) if row["id"] == job_id), None)
 
 
-class Window(Struct, frozen=True, kw_only=True):
+class RowWindow(Struct, frozen=True, kw_only=True):
     """`top` is the first row that is seen, `at` the chosen one, `height` how many there is room for.
 
     A job that somebody chose stays chosen wherever it moves; before that, it is whatever comes first.
@@ -47,7 +47,7 @@ def page_of(answer: Mapping[str, Any], after: int) -> Page:
     return Page(after=after, rows=tuple(rows), total=seen if counted is None else max(counted, after + len(rows)))
 
 
-def wanted(window: Window, now: tuple[int, int]) -> tuple[int, int]:
+def wanted(window: RowWindow, now: tuple[int, int]) -> tuple[int, int]:
     """Where the page should begin and how long it should be; as it is now, where that will do."""
     after, limit = now
     if after <= window.top and window.top + window.height <= after + limit <= after + 6 * window.height:
@@ -55,17 +55,17 @@ def wanted(window: Window, now: tuple[int, int]) -> tuple[int, int]:
     return max(0, window.top - window.height), 3 * window.height
 
 
-def move(window: Window, by: int, page: Page) -> Window:
+def move(window: RowWindow, by: int, page: Page) -> RowWindow:
     at = max(0, min(page.total - 1, window.at + by))
     return choose(window, at, page)
 
 
-def choose(window: Window, at: int, page: Page) -> Window:
+def choose(window: RowWindow, at: int, page: Page) -> RowWindow:
     row = page.row(at)
     return _scroll(replace(window, at=at, job_id=None if row is None else row["id"], is_followed=at > 0), page)
 
 
-def settle(window: Window, page: Page) -> Window:
+def settle(window: RowWindow, page: Page) -> RowWindow:
     """The window over a page that has changed."""
     found = page.find(window.job_id) if window.is_followed and window.job_id is not None else None
     at = window.at if found is None else found
@@ -74,7 +74,7 @@ def settle(window: Window, page: Page) -> Window:
     return _scroll(replace(window, at=at, job_id=None if row is None else row["id"]), page)
 
 
-def _scroll(window: Window, page: Page) -> Window:
+def _scroll(window: RowWindow, page: Page) -> RowWindow:
     lowest = max(0, page.total - window.height)
     top = min(max(window.top, window.at - window.height + 1), window.at, lowest)
     return replace(window, top=max(0, top))

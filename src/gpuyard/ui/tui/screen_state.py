@@ -10,33 +10,33 @@ from rich.text import Text
 
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui import device_view, header_view, memory_bar, queue_view
-from gpuyard.ui.tui.device_view import Past
-from gpuyard.ui.tui.glyphs import Letters
-from gpuyard.ui.tui.job_actions import Notice
+from gpuyard.ui.tui.device_view import DevicePast
+from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.job_actions import ActionNotice
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.panel_heights import Heights, device_columns, share_out
-from gpuyard.ui.tui.row_window import Page, Row, Window, page_of, settle, wanted
-from gpuyard.ui.tui.sparkline import Series
+from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
+from gpuyard.ui.tui.sparkline import SparklineSeries
 
 Answer = Mapping[str, Any]
 FINISHED_SHOWN = ("the last ones", "all", "none")
 
 
-class Board:
-    def __init__(self, letters: Letters) -> None:
+class ScreenState:
+    def __init__(self, letters: Glyphs) -> None:
         self.letters = letters
         self.machine: Answer = {}
         self.status: Answer = {}
         self.trouble: str | None = "connecting"
         self.silent_s = 0
-        self.notice = Notice()
-        self.page, self.window, self.counts = Page(), Window(), dict[str, int]()
+        self.notice = ActionNotice()
+        self.page, self.window, self.counts = Page(), RowWindow(), dict[str, int]()
         self.search, self.finished = "", FINISHED_SHOWN[0]
         self.asked = (0, 0)
         self.log, self.log_note = LogText(), ""
         self.first_device = 0
         self.width, self.height = 80, 24
-        self._pasts: dict[str, Past] = {}
+        self._pasts: dict[str, DevicePast] = {}
 
     # What is heard
 
@@ -171,8 +171,8 @@ class Board:
     def _devices(self) -> list[Answer]:
         return list(self.machine.get("devices") or ())
 
-    def _past(self, device_id: str) -> Past:
-        return self._pasts.setdefault(device_id, Past(use=Series(), power=Series()))
+    def _past(self, device_id: str) -> DevicePast:
+        return self._pasts.setdefault(device_id, DevicePast(use=SparklineSeries(), power=SparklineSeries()))
 
     def _now(self) -> float:
         """By the daemon's clock, as its history is."""

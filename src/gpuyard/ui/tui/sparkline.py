@@ -6,13 +6,13 @@ A block stands for a stretch of time that does not shift as time goes on, so tha
 from collections import deque
 from collections.abc import Iterable
 
-from gpuyard.ui.tui.glyphs import Letters
+from gpuyard.ui.tui.glyphs import Glyphs
 
 COLUMN_S = 5.0
 _KEPT = 240
 
 
-class Series:
+class SparklineSeries:
     """What a figure was, by stretches of `COLUMN_S`: the most in each."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Series:
         return [known.get(column) for column in range(end - count + 1, end + 1)]
 
 
-def sparkline(values: Iterable[float | None], most: float, letters: Letters) -> str:
+def sparkline(values: Iterable[float | None], most: float, letters: Glyphs) -> str:
     """What is unknown is blank; `most` fills a letter."""
     steps = len(letters.levels) - 1
     return "".join(

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from functools import partial
 
 from gpuyard.errors import GpuyardError, UserError
-from gpuyard.ui.tui.daemon_stream import Answer, Link
-from gpuyard.ui.tui.job_actions import Notice, failed
+from gpuyard.ui.tui.daemon_stream import Answer, DaemonStream
+from gpuyard.ui.tui.job_actions import ActionNotice, failed
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.screen_state import Board
+from gpuyard.ui.tui.screen_state import ScreenState
 
 # Runs it in the background, in place of what ran under that name.
 Work = Callable[[], Coroutine[None, None, None]]
@@ -24,12 +24,14 @@ _PAUSE_S = 0.1
 _LATE_S = 4.0
 
 
-class Feeds:
+class Subscriptions:
     """`draw` draws these panels again, or all where they have moved; `tell` says what has happened."""
 
-    def __init__(self, board: Board, draw: Callable[..., None], tell: Callable[[Notice], None], run: Run) -> None:
+    def __init__(
+        self, board: ScreenState, draw: Callable[..., None], tell: Callable[[ActionNotice], None], run: Run
+    ) -> None:
         self._board, self._draw, self._tell, self._run = board, draw, tell, run
-        self.link = Link(self._hear_standing)
+        self.link = DaemonStream(self._hear_standing)
         self._rows = ""
         self._log: tuple[int, bool] | None = None
         self._is_log_due = False

@@ -20,12 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.lifecycle import LIVE
-from gpuyard.recipes.batch.plan import Part
+from gpuyard.recipes.batch.plan import BatchPart
 from gpuyard.ui.cli.terminal import is_terminal, note
 from gpuyard.ui.cli.text_table import clean, duration_text
-from gpuyard.ui.views.live_display import Picture
+from gpuyard.ui.views.live_display import LiveDisplay
 
 _ASK_EVERY_S = 0.5
 _TELL_EVERY_S = 5.0
@@ -174,7 +174,7 @@ def _hold_style(progress: Progress) -> str:
 # Where it is shown
 
 
-class Screen(Protocol):
+class BatchScreen(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -183,7 +183,7 @@ class Screen(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class LiveScreen(Picture):
+class LiveBatchScreen(LiveDisplay):
     def __init__(self) -> None:
         # It leaves standard error alone: one that is interrupted must not keep what is asked of the user after that.
         out = Console(stderr=True, highlight=False)
@@ -193,7 +193,7 @@ class LiveScreen(Picture):
         self.draw(picture_of(progress))
 
 
-class PlainScreen:
+class PlainBatchScreen:
     """A line where something has changed, and not too often; figures alone change all the time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -219,11 +219,11 @@ class PlainScreen:
         note(text)
 
 
-def follow(name: str, part: Part) -> dict[str, Any]:
+def follow(name: str, part: BatchPart) -> dict[str, Any]:
     """Shows it until all is over; the job that came last. KeyboardInterrupt leaves the terminal as it was."""
     outlook, told = Outlook(), set[str]()
-    screen: Screen = LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
-    with PatientClient() as queue, screen:
+    screen: BatchScreen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
+    with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         while True:
             standing = queue.get(f"/batches/{part.first}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuyard.recipes.batch.finish import Summary
-from gpuyard.recipes.batch.plan import Plan
+from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.text_table import clean, count_text, duration_text
 
 _TOLD = 20
@@ -19,7 +19,7 @@ _WAITS = {
 }
 
 
-def summary_lines(summary: Summary, plan: Plan) -> Iterator[str]:
+def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
     yield f"{summary.name}: {_verdict(summary)}"
     yield ""
     facts = list(_facts(summary, plan))
@@ -41,7 +41,7 @@ def _verdict(summary: Summary) -> str:
     return told if summary.seconds is None else f"{told}, in {duration_text(summary.seconds)}"
 
 
-def _facts(summary: Summary, plan: Plan) -> Iterator[tuple[str, list[str]]]:
+def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
     """Each with its lines."""
     if summary.attempts > summary.runs:
         yield "attempts", [f"{summary.attempts:,}"]

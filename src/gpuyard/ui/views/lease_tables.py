@@ -9,14 +9,16 @@ from rich.text import Text
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_duration, format_size
-from gpuyard.ledger_status import Standing, Waiting
+from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
 from gpuyard.ui.views.device_tables import UNKNOWN, device_label, text_table
 
 Idle = Mapping[tuple[str, int], float]
 
 
-def standing_view(standing: Standing, out: Console, people: Mapping[int, ProcessInfo], idle: Idle) -> RenderableType:
+def standing_view(
+    standing: LedgerStatus, out: Console, people: Mapping[int, ProcessInfo], idle: Idle
+) -> RenderableType:
     parts: list[RenderableType] = []
     if standing.leases:
         parts.append(text_table([_lease_row(lease, standing) for lease in standing.leases], out))
@@ -46,7 +48,7 @@ def need_text(need: Need) -> str:
     return f"{devices} with {format_size(need.memory_mb)}{' free' if need.is_exclusive else ''}"
 
 
-def _lease_row(lease: Lease, standing: Standing) -> dict[str, str]:
+def _lease_row(lease: Lease, standing: LedgerStatus) -> dict[str, str]:
     measured = [standing.measured.get((lease.id, share.device_id)) for share in lease.shares]
     reserved = [share.memory_mb for share in lease.shares]
     is_exclusive = any(share.is_exclusive for share in lease.shares)
@@ -62,7 +64,7 @@ def _lease_row(lease: Lease, standing: Standing) -> dict[str, str]:
     }
 
 
-def _waiting_line(waiting: Waiting, standing: Standing) -> str:
+def _waiting_line(waiting: WaitingTicket, standing: LedgerStatus) -> str:
     ticket = waiting.ticket
     label = f" ({ticket.holder.label})" if ticket.holder.label else ""
     why = "; ".join(

@@ -31,7 +31,7 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-class Picture:
+class LiveDisplay:
     """What was drawn last stays until it ends, and after that where `live` is not transient."""
 
     def __init__(self, live: Live) -> None:

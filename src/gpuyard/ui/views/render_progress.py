@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuyard.residency.running.status_file import Status, TierStatus
+from gpuyard.residency.running.status_file import RenderStatus, TierStatus
 from gpuyard.ui.cli.terminal import is_terminal, note
 from gpuyard.ui.cli.text_table import count_text, duration_text
 
@@ -40,13 +40,13 @@ def bytes_text(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-class Pace:
+class RenderRate:
     """Labels per second, of late."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def note(self, status: Status) -> float | None:
+    def note(self, status: RenderStatus) -> float | None:
         self._seen.append((status.elapsed_s, status.rendered))
         while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _LATELY_S:
             self._seen.popleft()
@@ -57,11 +57,11 @@ class Pace:
 # In words
 
 
-def done_of(status: Status) -> int:
+def done_of(status: RenderStatus) -> int:
     return status.rendered + status.already + status.skipped
 
 
-def counts_of(status: Status, pace: float | None) -> Iterator[tuple[str, str]]:
+def counts_of(status: RenderStatus, pace: float | None) -> Iterator[tuple[str, str]]:
     """Each with its style; what there is none of is left out."""
     if status.already:
         yield f"{status.already:,} were there", "dim"
@@ -73,7 +73,7 @@ def counts_of(status: Status, pace: float | None) -> Iterator[tuple[str, str]]:
     yield f"{duration_text(status.elapsed_s)}{left}", "dim"
 
 
-def _tiers(status: Status) -> Iterator[tuple[str, TierStatus]]:
+def _tiers(status: RenderStatus) -> Iterator[tuple[str, TierStatus]]:
     yield "VRAM", status.vram
     yield "RAM", status.ram
 
@@ -89,14 +89,14 @@ def tier_text(tier: TierStatus) -> str:
     return f"{_used(tier) / tier.budget * float(number):.1f}/{number} {unit}"
 
 
-def assets_of(status: Status) -> str:
+def assets_of(status: RenderStatus) -> str:
     asked = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
     found = f", {100 * status.counts.vram_hits // asked}% of those asked for were there" if asked else ""
     scenes = f"{len(status.scenes)} of {count_text(status.scene_slots, 'scene slot')} taken"
     return f"{scenes}, {count_text(len(status.actors), 'actor')} in VRAM{found}"
 
 
-def waits_of(status: Status) -> str | None:
+def waits_of(status: RenderStatus) -> str | None:
     """What workers wait for; nothing where none does."""
     causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
     if not causes:
@@ -105,7 +105,7 @@ def waits_of(status: Status) -> str | None:
     return f"{causes.total()} of {count_text(len(status.workers), 'worker')} waiting: {told}"
 
 
-def line_of(status: Status, pace: float | None) -> str:
+def line_of(status: RenderStatus, pace: float | None) -> str:
     counts = ", ".join(text for text, _ in counts_of(status, pace))
     memory = ", ".join(f"{name} {tier_text(tier)}" for name, tier in _tiers(status))
     waits = waits_of(status)
@@ -116,7 +116,7 @@ def line_of(status: Status, pace: float | None) -> str:
 # As a picture
 
 
-def picture_of(status: Status, pace: float | None) -> RenderableType:
+def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
     waits = waits_of(status)
     return Group(
         _head(status),
@@ -127,7 +127,7 @@ def picture_of(status: Status, pace: float | None) -> RenderableType:
     )
 
 
-def _head(status: Status) -> Table:
+def _head(status: RenderStatus) -> Table:
     head = Table.grid(padding=(0, 2, 0, 0), expand=True)
     head.add_column(ratio=1)
     head.add_column(no_wrap=True, justify="right")
@@ -136,7 +136,7 @@ def _head(status: Status) -> Table:
     return head
 
 
-def _memory(status: Status) -> Columns:
+def _memory(status: RenderStatus) -> Columns:
     """One below the other where there is no room, and then the bars are the first to shrink."""
     return Columns([_tier(name, tier) for name, tier in _tiers(status)], padding=(0, 2))
 
@@ -164,12 +164,12 @@ def _bar(completed: int, total: int, style: str, width: int | None = None) -> Pr
 # Where it is shown
 
 
-class Screen(Protocol):
+class RenderScreen(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def show(self, status: Status) -> None: ...
+    def show(self, status: RenderStatus) -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -182,7 +182,7 @@ class _LiveScreen:
             transient=True,
             redirect_stdout=is_terminal(sys.stdout),
         )
-        self._pace = Pace()
+        self._pace = RenderRate()
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -193,20 +193,20 @@ class _LiveScreen:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def show(self, status: Status) -> None:
+    def show(self, status: RenderStatus) -> None:
         self._live.update(picture_of(status, self._pace.note(status)), refresh=True)
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(text))
 
 
-class PlainScreen:
+class PlainRenderScreen:
     """A line now and then, while there is something to tell."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._told_at = now()
-        self._pace = Pace()
+        self._pace = RenderRate()
 
     def __enter__(self) -> Self:
         return self
@@ -216,7 +216,7 @@ class PlainScreen:
     ) -> None:
         pass
 
-    def show(self, status: Status) -> None:
+    def show(self, status: RenderStatus) -> None:
         pace = self._pace.note(status)
         if self._now() >= self._told_at + _TELL_EVERY_S:
             self._told_at = self._now()
@@ -226,5 +226,5 @@ class PlainScreen:
         note(text)
 
 
-def screen() -> Screen:
-    return _LiveScreen() if is_terminal(sys.stderr) else PlainScreen()
+def screen() -> RenderScreen:
+    return _LiveScreen() if is_terminal(sys.stderr) else PlainRenderScreen()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpuyard.recipes.render.manifest import Bad
-from gpuyard.residency.running.status_file import CountsStatus, Report, Status, TierStatus
+from gpuyard.residency.running.status_file import CountsStatus, RenderReport, RenderStatus, TierStatus
 from gpuyard.ui.cli.text_table import clean, count_text, duration_text
 from gpuyard.ui.views.render_progress import bytes_text
 
@@ -25,7 +25,7 @@ _STALLS = {
 }
 
 
-def summary_lines(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[str]:
+def summary_lines(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[str]:
     yield _verdict(report.status)
     yield ""
     facts = list(_facts(report, bad, out))
@@ -35,7 +35,7 @@ def summary_lines(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[st
             yield f"  {'' if number else title:<{width}}  {text}"
 
 
-def _verdict(status: Status) -> str:
+def _verdict(status: RenderStatus) -> str:
     parts = [f"{status.rendered:,} of {status.labels:,} labels rendered"]
     parts += [f"{status.already:,} were there already"] if status.already else []
     parts += [f"{status.skipped:,} skipped"] if status.skipped else []
@@ -44,7 +44,7 @@ def _verdict(status: Status) -> str:
     return f"{', '.join(parts)}, in {duration_text(status.elapsed_s)}"
 
 
-def _facts(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
+def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
     """Each with its lines."""
     status = report.status
     if bad:
@@ -63,7 +63,7 @@ def _facts(report: Report, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str
     yield "files", [clean(out)]
 
 
-def _skips(report: Report, out: str) -> Iterator[tuple[str, list[str]]]:
+def _skips(report: RenderReport, out: str) -> Iterator[tuple[str, list[str]]]:
     """By kind, the most frequent first, with some of each."""
     for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
         some = [skip for skip in report.skipped if skip.kind == kind][:_TOLD]
@@ -73,7 +73,7 @@ def _skips(report: Report, out: str) -> Iterator[tuple[str, list[str]]]:
         yield "skipped", lines
 
 
-def _moved(status: Status) -> str:
+def _moved(status: RenderStatus) -> str:
     moved = status.moved
     told = {
         "read": moved.read_from_disk,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from gpuyard.recipes.workspace.sweep_status import Row, Standing
+from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import UNKNOWN, Column, cell_width, clean, cut, duration_text, lay_out, size_text
 
 Span = tuple[str, str | None]
@@ -52,7 +52,7 @@ _MOST_FAILURES = 3
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class TableSize(Struct, frozen=True, kw_only=True):
     """Where it is shown; `None` where there is no bound. Symbols are for terminals."""
 
     columns: int | None = None
@@ -65,7 +65,7 @@ class Frame(Struct, frozen=True, kw_only=True):
         return "…" if self.is_unicode else "~"
 
 
-def picture_of(standing: Standing, frame: Frame) -> list[Line]:
+def picture_of(standing: SweepStatus, frame: TableSize) -> list[Line]:
     head = _head(standing, frame)
     tail = _tail(standing, frame)
     if not standing.rows:
@@ -76,18 +76,18 @@ def picture_of(standing: Standing, frame: Frame) -> list[Line]:
     return [*head, *_table(shown, frame), *_counted(others, frame), *tail]
 
 
-def summary_of(standing: Standing, frame: Frame) -> str:
+def summary_of(standing: SweepStatus, frame: TableSize) -> str:
     """How far it is, in one line."""
     return _dot(frame).join(text for text, _ in _facts(standing))
 
 
-def changes_of(before: Standing, now: Standing) -> list[str]:
+def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
     """What has become of tasks since."""
     known = {row.config: (row.state, row.attempt) for row in before.rows}
     return [_change(row) for row in now.rows if known.get(row.config) != (row.state, row.attempt)]
 
 
-def _change(row: Row) -> str:
+def _change(row: ConfigStatus) -> str:
     gpu = f"GPU {row.gpu}" if row.gpu is not None and row.gpu[:1] in "?0123456789" else row.gpu
     where = f" on {gpu}" if row.state == "running" and gpu is not None else ""
     again = f", attempt {row.attempt}" if row.state == "running" and row.attempt > 1 else ""
@@ -97,7 +97,7 @@ def _change(row: Row) -> str:
 # Above and below the table
 
 
-def _head(standing: Standing, frame: Frame) -> list[Line]:
+def _head(standing: SweepStatus, frame: TableSize) -> list[Line]:
     name = clean(standing.task_name)
     if frame.columns is None:
         return [((name, "bold"), ("  ", None), (clean(standing.workspace), "dim"))]
@@ -107,7 +107,7 @@ def _head(standing: Standing, frame: Frame) -> list[Line]:
     return [((name, "bold"), *place)]
 
 
-def _tail(standing: Standing, frame: Frame) -> list[Line]:
+def _tail(standing: SweepStatus, frame: TableSize) -> list[Line]:
     lines: list[Line] = []
     if standing.rows:
         lines += [(), _bar(standing, frame), *_flow(_facts(standing), _dot(frame), frame)]
@@ -116,7 +116,7 @@ def _tail(standing: Standing, frame: Frame) -> list[Line]:
     return lines
 
 
-def _facts(standing: Standing) -> list[Span]:
+def _facts(standing: SweepStatus) -> list[Span]:
     """Each with its style; what there is none of is left out."""
     counted: list[Span] = [(f"{standing.completed:,} of {standing.total:,} done", "bold")]
     counts = Counter(row.state for row in standing.rows)
@@ -131,13 +131,13 @@ def _facts(standing: Standing) -> list[Span]:
     return counted if standing.is_over else [*counted, (_time_left(standing), "dim")]
 
 
-def _time_left(standing: Standing) -> str:
+def _time_left(standing: SweepStatus) -> str:
     if standing.left_s is not None:
         return f"about {duration_text(standing.left_s)} left"
     return "time left unknown" if standing.completed else "time left unknown until one has finished"
 
 
-def _remarks(standing: Standing) -> Iterator[Span]:
+def _remarks(standing: SweepStatus) -> Iterator[Span]:
     if standing.is_stopped and standing.completed < standing.total:
         still = "what runs comes to its end, and " if standing.running else ""
         yield f"Stopped: {still}nothing new starts; `start` goes on.", "yellow"
@@ -154,7 +154,7 @@ def _remarks(standing: Standing) -> Iterator[Span]:
         yield clean(note), "yellow"
 
 
-def _bar(standing: Standing, frame: Frame) -> Line:
+def _bar(standing: SweepStatus, frame: TableSize) -> Line:
     percent = f"{100 * standing.completed // standing.total}%"
     width = _LONGEST_BAR if frame.columns is None else min(_LONGEST_BAR, frame.columns - len("  100%"))
     done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
@@ -175,7 +175,9 @@ def _bar(standing: Standing, frame: Frame) -> Line:
 # The table
 
 
-def _most_telling(rows: Sequence[Row], room: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
+def _most_telling(
+    rows: Sequence[ConfigStatus], room: int | None
+) -> tuple[Sequence[ConfigStatus], Sequence[ConfigStatus]]:
     """As many as there is room for, in their order, and the others; a line is kept to count those."""
     if room is None or len(rows) <= room:
         return rows, ()
@@ -183,14 +185,14 @@ def _most_telling(rows: Sequence[Row], room: int | None) -> tuple[Sequence[Row],
     return [rows[at] for at in sorted(by_rank[: room - 1])], [rows[at] for at in by_rank[room - 1 :]]
 
 
-def _counted(rows: Sequence[Row], frame: Frame) -> list[Line]:
+def _counted(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
     if not rows:
         return []
     told = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).items())
     return [((cut(f"and {told}", frame.columns or len(told) + 4, frame.ellipsis), "dim"),)]
 
 
-def _table(rows: Sequence[Row], frame: Frame) -> list[Line]:
+def _table(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
     cells = [_cells(row, frame) for row in rows]
     widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in _COLUMNS}
     widths["CONFIG"] = min(widths["CONFIG"], _LONGEST_CONFIG)
@@ -222,7 +224,7 @@ def _fit(widths: dict[str, int], room: int | None) -> None:
     widths["CONFIG"] = max(1, min(widths["CONFIG"], spare(0)))
 
 
-def _cells(row: Row, frame: Frame) -> dict[str, str]:
+def _cells(row: ConfigStatus, frame: TableSize) -> dict[str, str]:
     symbol = f"{_STATES[row.state][0]} " if frame.has_symbols and frame.is_unicode else ""
     return {
         "CONFIG": clean(row.config),
@@ -236,13 +238,13 @@ def _cells(row: Row, frame: Frame) -> dict[str, str]:
     }
 
 
-def _last_text(row: Row, frame: Frame) -> str:
+def _last_text(row: ConfigStatus, frame: TableSize) -> str:
     """What is remarkable comes before what it wrote."""
     written = None if row.last_line is None else _ESCAPES.sub("", row.last_line).strip()
     return _dot(frame).join(clean(text) for text in (row.note, written) if text)
 
 
-def _row_line(row: Row, cells: Sequence[str]) -> Line:
+def _row_line(row: ConfigStatus, cells: Sequence[str]) -> Line:
     style = _STATES[row.state][1]
     return _joined([(cell, style if at == _STATE else None) for at, cell in enumerate(cells)])
 
@@ -258,11 +260,11 @@ def _joined(spans: Iterable[Span]) -> Line:
     return (*line[:-1], (line[-1][0].rstrip(), line[-1][1])) if line else ()
 
 
-def _dot(frame: Frame) -> str:
+def _dot(frame: TableSize) -> str:
     return " · " if frame.is_unicode else ", "
 
 
-def _wrapped(text: str, style: str | None, frame: Frame) -> list[Line]:
+def _wrapped(text: str, style: str | None, frame: TableSize) -> list[Line]:
     """By words; one that is longer than a line is broken, since a path is of no use without its end."""
     words = [piece for word in text.split(" ") for piece in _broken(word, frame.columns)]
     return _flow([(word, style) for word in words], " ", frame)
@@ -276,7 +278,7 @@ def _broken(word: str, width: int | None) -> Iterator[str]:
     yield word
 
 
-def _flow(pieces: Sequence[Span], gap: str, frame: Frame) -> list[Line]:
+def _flow(pieces: Sequence[Span], gap: str, frame: TableSize) -> list[Line]:
     """On as many lines as they take."""
     lines: list[list[Span]] = []
     left = 0
@@ -291,7 +293,7 @@ def _flow(pieces: Sequence[Span], gap: str, frame: Frame) -> list[Line]:
     return [tuple(line) for line in lines]
 
 
-def _cut_middle(text: str, width: int, frame: Frame) -> str:
+def _cut_middle(text: str, width: int, frame: TableSize) -> str:
     """Both ends of a name or a path tell more than its middle."""
     if cell_width(text) <= width:
         return text

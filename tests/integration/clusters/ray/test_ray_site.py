@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
-from gpuyard.engines.cluster.site import At, Parcel, Refused, Report, Sighting, Unreachable
+from gpuyard.engines.cluster.site import (
+    ClusterSubmission,
+    Sighting,
+    SiteRefused,
+    SiteReport,
+    SiteState,
+    SiteUnreachable,
+)
 from tests.ray_cluster import CPUS, GPUS, RayCluster
 
 WITHIN_S = 90.0
@@ -24,7 +31,7 @@ WAIT = 'echo "$$" > "$0/$1.pid"; until test -e "$0/go"; do sleep 0.05; done; '
 # To have named the cluster is to be told nothing: what is set counts.
 ELSEWHERE = {"RAY_ADDRESS": "http://127.0.0.1:1", "RAY_AUTH_MODE": "disabled"}
 
-Look = Callable[[Report], bool]
+Look = Callable[[SiteReport], bool]
 
 
 @pytest.fixture
@@ -37,21 +44,21 @@ def site(cluster: RayCluster) -> RaySite:
     return RaySite(RaySettings(address=cluster.address, card_mb=CARD_MB), ELSEWHERE)
 
 
-def parcel_of(folder: Path, script: str, count: int = 1, **terms: object) -> Parcel:
+def parcel_of(folder: Path, script: str, count: int = 1, **terms: object) -> ClusterSubmission:
     token = secrets.token_hex(6)
     own = folder / token
     own.mkdir()
     told: dict[str, object] = {"need": Need(), "name": "a job", **terms}
-    return Parcel(
+    return ClusterSubmission(
         token=token,
-        terms=Terms(**told),  # type: ignore[arg-type]
+        terms=ClusterTerms(**told),  # type: ignore[arg-type]
         count=count,
         folder=str(own),
         supervisor=("/bin/sh", "-c", script, str(own)),
     )
 
 
-def wait_until(site: RaySite, parcel: Parcel, is_so: Look) -> Report:
+def wait_until(site: RaySite, parcel: ClusterSubmission, is_so: Look) -> SiteReport:
     until = time.monotonic() + WITHIN_S
     while not is_so(report := site.look([parcel])):
         assert time.monotonic() < until, report
@@ -59,7 +66,7 @@ def wait_until(site: RaySite, parcel: Parcel, is_so: Look) -> Report:
     return report
 
 
-def all_are(*states: At) -> Look:
+def all_are(*states: SiteState) -> Look:
     return lambda report: {each.at for each in report.sightings.values()} == set(states)
 
 
@@ -69,7 +76,7 @@ def are_free(gpus: float, cpus: float) -> Look:
     )
 
 
-def by_number(report: Report) -> Mapping[int, Sighting]:
+def by_number(report: SiteReport) -> Mapping[int, Sighting]:
     return {number: each for (_, number), each in report.sightings.items()}
 
 
@@ -87,15 +94,15 @@ def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_e
     script = WAIT + 'echo "on GPU $CUDA_VISIBLE_DEVICES"; exit "$1"'
     parcel = parcel_of(tmp_path, script, 3, need=HALF, cpus=1, ram_mb=64.0)
     site.submit(parcel)
-    running = wait_until(site, parcel, all_are(At.RUNNING))
+    running = wait_until(site, parcel, all_are(SiteState.RUNNING))
     assert {each.place for each in running.sightings.values()} == {"127.0.0.1"}
     wait_until(site, parcel, are_free(GPUS - 1.5, CPUS - 3))
     Path(parcel.folder, "go").touch()
-    over = by_number(wait_until(site, parcel, all_are(At.SUCCEEDED, At.FAILED)))
+    over = by_number(wait_until(site, parcel, all_are(SiteState.SUCCEEDED, SiteState.FAILED)))
     assert [(over[number].at, over[number].status) for number in range(3)] == [
-        (At.SUCCEEDED, 0),
-        (At.FAILED, 1),
-        (At.FAILED, 2),
+        (SiteState.SUCCEEDED, 0),
+        (SiteState.FAILED, 1),
+        (SiteState.FAILED, 2),
     ]
     assert all(abs((each.ended_at or 0.0) - time.time()) < WITHIN_S for each in over.values())
     assert b"\non GPU " in (site.output(over[1]) or b"")
@@ -105,7 +112,7 @@ def test_a_parcel_that_is_submitted_again_runs_once(site: RaySite, tmp_path: Pat
     parcel = parcel_of(tmp_path, 'echo ran >> "$0/ran"', 2, need=Need(devices=0), cpus=1)
     site.submit(parcel)
     site.submit(parcel)
-    wait_until(site, parcel, all_are(At.SUCCEEDED))
+    wait_until(site, parcel, all_are(SiteState.SUCCEEDED))
     assert Path(parcel.folder, "ran").read_text() == "ran\n" * 2
 
 
@@ -117,16 +124,16 @@ def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_wai
     running = parcel_of(tmp_path, script, need=Need(devices=GPUS))
     waiting = parcel_of(tmp_path, "exit")
     site.submit(running)
-    [first] = wait_until(site, running, all_are(At.RUNNING)).sightings.values()
+    [first] = wait_until(site, running, all_are(SiteState.RUNNING)).sightings.values()
     site.submit(waiting)
-    full = wait_until(site, waiting, all_are(At.PENDING))
+    full = wait_until(site, waiting, all_are(SiteState.PENDING))
     [second] = full.sightings.values()
     assert "waiting for resources" in second.reason
     site.cancel([second.id])
-    assert all_are(At.CANCELLED)(site.look([waiting]))
+    assert all_are(SiteState.CANCELLED)(site.look([waiting]))
     wait_for(Path(running.folder, "0.pid"))
     site.cancel([first.id, "gpuyard-nobody-0"])
-    wait_until(site, running, all_are(At.CANCELLED))
+    wait_until(site, running, all_are(SiteState.CANCELLED))
     assert Path(running.folder, "last").read_text() == "so be it\n"
     site.cancel([first.id])
 
@@ -138,7 +145,7 @@ def test_what_ray_lost_is_not_what_failed_and_its_supervisor_lives_to_hear_of_it
     site.submit(parcel)
     pid = int(wait_for(Path(parcel.folder, "0.pid")))
     cluster.kill_actor_above(pid)
-    [lost] = wait_until(site, parcel, all_are(At.LOST)).sightings.values()
+    [lost] = wait_until(site, parcel, all_are(SiteState.LOST)).sightings.values()
     assert "actor died" in lost.reason
     assert lost.status is None
     Path(parcel.folder, "go").touch()
@@ -149,14 +156,14 @@ def test_a_node_that_does_not_see_the_folder_says_so(site: RaySite, tmp_path: Pa
     parcel = parcel_of(tmp_path, "exit")
     Path(parcel.folder).rmdir()
     site.submit(parcel)
-    [failed] = wait_until(site, parcel, all_are(At.FAILED)).sightings.values()
+    [failed] = wait_until(site, parcel, all_are(SiteState.FAILED)).sightings.values()
     assert failed.status == 127
     assert f"this node has no {parcel.folder}:".encode() in (site.output(failed) or b"")
 
 
 def test_a_refusal_is_told_in_rays_own_words(site: RaySite, tmp_path: Path) -> None:
     options = ('--entrypoint-label-selector={"no!": "key"}',)
-    with pytest.raises(Refused, match="Invalid label key name `no!`"):
+    with pytest.raises(SiteRefused, match="Invalid label key name `no!`"):
         site.submit(parcel_of(tmp_path, "exit", options=options))
 
 
@@ -176,12 +183,12 @@ def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_n
 ) -> None:
     parcel = parcel_of(tmp_path, "exit", need=Need(devices=0))
     site.submit(parcel)
-    wait_until(site, parcel, all_are(At.SUCCEEDED))
+    wait_until(site, parcel, all_are(SiteState.SUCCEEDED))
     left = {process.pid for process in cluster.processes()}
     cluster.stop()
     assert not [pid for pid in left if _is_there(pid)]
     for ask in (lambda: site.look([parcel]), lambda: site.submit(parcel), lambda: site.cancel(["gpuyard-x-0"])):
-        with pytest.raises(Unreachable, match=cluster.address):
+        with pytest.raises(SiteUnreachable, match=cluster.address):
             ask()
     cluster.start()
     report = site.look([parcel])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.site import At, Parcel, Refused, Sighting, Unreachable
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings, listing
 from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
@@ -42,24 +42,26 @@ def until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def parcel(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> Parcel:
+def parcel(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> ClusterSubmission:
     """Its supervisor is a shell, and the number of the element its `$1`. Slurm remembers those of other tests."""
     token = uuid.uuid4().hex
-    terms = Terms(**{"need": need, "name": "train", **other})  # type: ignore[arg-type]
+    terms = ClusterTerms(**{"need": need, "name": "train", **other})  # type: ignore[arg-type]
     own = folder / token
     own.mkdir()
-    return Parcel(token=token, terms=terms, count=count, folder=str(own), supervisor=("/bin/sh", "-c", script, "sh"))
+    return ClusterSubmission(
+        token=token, terms=terms, count=count, folder=str(own), supervisor=("/bin/sh", "-c", script, "sh")
+    )
 
 
-def seen(site: SlurmSite, *parcels: Parcel) -> dict[int, Sighting]:
+def seen(site: SlurmSite, *parcels: ClusterSubmission) -> dict[int, Sighting]:
     return {number: each for (_, number), each in site.look(parcels).sightings.items()}
 
 
-def states(site: SlurmSite, *parcels: Parcel) -> list[At]:
+def states(site: SlurmSite, *parcels: ClusterSubmission) -> list[SiteState]:
     return [each.at for _, each in sorted(seen(site, *parcels).items())]
 
 
-def await_states(site: SlurmSite, sent: Parcel, wanted: Sequence[At]) -> dict[int, Sighting]:
+def await_states(site: SlurmSite, sent: ClusterSubmission, wanted: Sequence[SiteState]) -> dict[int, Sighting]:
     until(lambda: states(site, sent) == list(wanted), f"{list(wanted)}")
     return seen(site, sent)
 
@@ -72,7 +74,7 @@ class TestRunning:
         sent = parcel(tmp_path, 'echo "$1 $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; sleep 0.5', 4, need=GPU)
         began = time.time()
         site.submit(sent)
-        found = await_states(site, sent, [At.SUCCEEDED] * 4)
+        found = await_states(site, sent, [SiteState.SUCCEEDED] * 4)
         told = [Path(sent.folder, f"{number}.out").read_text().split() for number in range(4)]
         assert [words[0] for words in told] == ["0", "1", "2", "3"]
         assert len({tuple(words[1:]) for words in told}) == 4
@@ -86,7 +88,7 @@ class TestRunning:
     def test_a_lone_element_is_number_0_and_its_failure_has_a_status(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = parcel(tmp_path, 'echo "number $1"; exit 3')
         site.submit(sent)
-        found = await_states(site, sent, [At.FAILED])
+        found = await_states(site, sent, [SiteState.FAILED])
         assert found[0].status == 3
         assert Path(sent.folder, "0.out").read_text() == "number 0\n"
 
@@ -95,7 +97,7 @@ class TestRunning:
         need = Need(is_exclusive=False, memory_mb=2500.0, model="fake")
         sent = parcel(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
         sharing.submit(sent)
-        await_states(sharing, sent, [At.SUCCEEDED])
+        await_states(sharing, sent, [SiteState.SUCCEEDED])
         assert "shard:fake:3" in Path(sent.folder, "0.out").read_text()
 
     def test_names_may_be_strange(self, site: SlurmSite, tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ class TestRunning:
         folder.mkdir()
         sent = parcel(folder, "echo ok\n#SBATCH --hold", 2, name="a|b\n%j é")
         site.submit(sent)
-        await_states(site, sent, [At.SUCCEEDED] * 2)
+        await_states(site, sent, [SiteState.SUCCEEDED] * 2)
         assert Path(sent.folder, "1.out").read_text() == "ok\n"
 
     def test_all_that_terms_can_say_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ class TestRunning:
             at_most=2,
         )
         choosy.submit(sent)
-        found = await_states(choosy, sent, [At.PENDING] * 3)
+        found = await_states(choosy, sent, [SiteState.PENDING] * 3)
         assert found[0].reason.startswith("JobHeldUser: ")
         shown = said("scontrol", "show", "job", found[0].id)
         for words in (
@@ -145,7 +147,7 @@ class TestRunning:
         monkeypatch.setenv("SBATCH_HOLD", "1")
         sent = parcel(tmp_path, "env")
         site.submit(sent)
-        await_states(site, sent, [At.SUCCEEDED])
+        await_states(site, sent, [SiteState.SUCCEEDED])
         environment = Path(sent.folder, "0.out").read_text()
         assert "SECRET" not in environment
         assert "SLURM_JOB_NAME=train" in environment
@@ -157,7 +159,7 @@ class TestLooking:
     def test_what_waits_says_why(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = parcel(tmp_path, "exec sleep 60", 6, need=GPU)
         site.submit(sent)
-        found = await_states(site, sent, [*[At.RUNNING] * 4, *[At.PENDING] * 2])
+        found = await_states(site, sent, [*[SiteState.RUNNING] * 4, *[SiteState.PENDING] * 2])
         until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason is told")
         assert found[5].started_at is None
         assert found[0].place in {"n0", "n1"}
@@ -167,7 +169,7 @@ class TestLooking:
         site.submit(sent)
         found = states(SlurmSite(SlurmSettings()), sent)
         assert len(found) == 2
-        assert set(found) <= {At.PENDING, At.RUNNING}, "Slurm may have begun them by now"
+        assert set(found) <= {SiteState.PENDING, SiteState.RUNNING}, "Slurm may have begun them by now"
 
     def test_all_parcels_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
         one, two, three = (parcel(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
@@ -187,10 +189,10 @@ class TestLooking:
     ) -> None:
         sent = parcel(tmp_path, "exec sleep 60", options=("--nodelist=n1",))
         site.submit(sent)
-        await_states(site, sent, [At.RUNNING])
+        await_states(site, sent, [SiteState.RUNNING])
         slurm.kill_node("n1")
         try:
-            found = await_states(site, sent, [At.LOST])
+            found = await_states(site, sent, [SiteState.LOST])
         finally:
             slurm.start_node("n1")
         assert found[0].reason == "NodeDown: its node went down"
@@ -204,7 +206,7 @@ class TestCancelling:
         output = Path(sent.folder, "1.out")
         until(lambda: output.exists() and "began" in output.read_text(), "it has begun")
         site.cancel([seen(site, sent)[1].id])
-        found = await_states(site, sent, [At.RUNNING, At.CANCELLED])
+        found = await_states(site, sent, [SiteState.RUNNING, SiteState.CANCELLED])
         assert found[1].ended_at is not None
         assert "ended" in output.read_text()
 
@@ -213,22 +215,28 @@ class TestCancelling:
         site.submit(sent)
         ids = [each.id for _, each in sorted(seen(site, sent).items())]
         site.cancel(ids[1:3])
-        assert states(site, sent) == [At.PENDING, At.CANCELLED, At.CANCELLED, At.PENDING, At.PENDING]
+        assert states(site, sent) == [
+            SiteState.PENDING,
+            SiteState.CANCELLED,
+            SiteState.CANCELLED,
+            SiteState.PENDING,
+            SiteState.PENDING,
+        ]
         site.cancel([ids[0], *ids[3:]])
-        assert states(site, sent) == [At.CANCELLED] * 5
+        assert states(site, sent) == [SiteState.CANCELLED] * 5
 
     def test_what_somebody_else_cancelled_is_seen_as_such(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = parcel(tmp_path, "true", 3, options=("--hold",))
         site.submit(sent)
         subprocess.run(["scancel", seen(site, sent)[2].id], check=True)
-        assert states(site, sent) == [At.PENDING, At.PENDING, At.CANCELLED]
+        assert states(site, sent) == [SiteState.PENDING, SiteState.PENDING, SiteState.CANCELLED]
 
     def test_what_is_over_or_was_never_there_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = parcel(tmp_path, "true")
         site.submit(sent)
-        found = await_states(site, sent, [At.SUCCEEDED])
+        found = await_states(site, sent, [SiteState.SUCCEEDED])
         site.cancel([found[0].id, "99999", "99998_7"])
-        assert states(site, sent) == [At.SUCCEEDED]
+        assert states(site, sent) == [SiteState.SUCCEEDED]
 
 
 @needs_slurm
@@ -240,7 +248,7 @@ class TestLimits:
         found = seen(site, sent)
         assert len(found) == MAX_ARRAY_SIZE
         site.cancel([each.id for each in found.values()])
-        assert set(states(site, sent)) == {At.CANCELLED}
+        assert set(states(site, sent)) == {SiteState.CANCELLED}
 
     @pytest.mark.parametrize(
         ("other", "words"),
@@ -256,7 +264,7 @@ class TestLimits:
         self, site: SlurmSite, tmp_path: Path, other: dict[str, object], words: str
     ) -> None:
         sent = parcel(tmp_path, "true", **{"need": CPU, **other})  # type: ignore[arg-type]
-        with pytest.raises(Refused, match=words):
+        with pytest.raises(SiteRefused, match=words):
             site.submit(sent)
 
     def test_a_controller_that_is_away_is_unreachable_until_it_is_back(
@@ -267,16 +275,16 @@ class TestLimits:
     ) -> None:
         sent = parcel(tmp_path, "exec sleep 60", 2)
         site.submit(sent)
-        await_states(site, sent, [At.RUNNING] * 2)
+        await_states(site, sent, [SiteState.RUNNING] * 2)
         slurm.stop_controller()
         try:
-            with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
+            with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
                 site.look([sent])
-            with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
+            with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
                 site.submit(parcel(tmp_path, "true"))
         finally:
             slurm.start_controller()
-        assert states(site, sent) == [At.RUNNING] * 2
+        assert states(site, sent) == [SiteState.RUNNING] * 2
 
 
 class TestCommands:
@@ -299,10 +307,10 @@ class TestCommands:
     def test_without_slurm_it_says_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         site = SlurmSite(SlurmSettings())
-        with pytest.raises(Unreachable, match="there is no sbatch on PATH") as caught:
+        with pytest.raises(SiteUnreachable, match="there is no sbatch on PATH") as caught:
             site.submit(parcel(tmp_path, "true"))
         assert caught.value.hint
-        with pytest.raises(Unreachable, match="there is no squeue on PATH"):
+        with pytest.raises(SiteUnreachable, match="there is no squeue on PATH"):
             site.look([])
         assert site.most_in_parcel == 1000
 
@@ -311,7 +319,7 @@ class TestCommands:
     ) -> None:
         tools("sbatch", "").chmod(0o600)
         monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-        with pytest.raises(Unreachable, match="sbatch cannot start: Permission denied"):
+        with pytest.raises(SiteUnreachable, match="sbatch cannot start: Permission denied"):
             SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
 
     def test_a_command_that_hangs_is_killed_with_its_children(self, tmp_path: Path, tools: Tools) -> None:
@@ -324,14 +332,14 @@ class TestCommands:
             f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
             "time.sleep(600)\n",
         )
-        with pytest.raises(Unreachable, match="did not answer within 2 s: sleeping and retrying"):
+        with pytest.raises(SiteUnreachable, match="did not answer within 2 s: sleeping and retrying"):
             SlurmSite(SlurmSettings(), limit_s=2.0).submit(parcel(tmp_path, "true"))
         for pid in pids.read_text().split():
             until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
 
     def test_an_answer_that_is_no_number_may_be_anything(self, tmp_path: Path, calls: Callable[..., list[str]]) -> None:
         calls(sbatch="hello\n")
-        with pytest.raises(Unreachable, match="hello"):
+        with pytest.raises(SiteUnreachable, match="hello"):
             SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
 
     def test_how_what_is_no_longer_listed_ended_is_asked_of_the_accounts_once(
@@ -345,8 +353,8 @@ class TestCommands:
             sacct="17_0|COMPLETED|0:0|1|2|n0\n17_1|TIMEOUT|0:0|1|2|n0\n17_2|NODE_FAIL|1:0|1|2|n1\n18_0|FAILED|1:0|1|2|n0\n",
         )
         site.submit(sent)
-        assert states(site, sent) == [At.SUCCEEDED, At.TIMED_OUT, At.LOST]
-        assert states(site, sent) == [At.SUCCEEDED, At.TIMED_OUT, At.LOST]
+        assert states(site, sent) == [SiteState.SUCCEEDED, SiteState.TIMED_OUT, SiteState.LOST]
+        assert states(site, sent) == [SiteState.SUCCEEDED, SiteState.TIMED_OUT, SiteState.LOST]
         assert calls() == ["sbatch", "squeue", "sacct", "squeue"]
 
     def test_a_site_without_accounts_is_asked_for_them_once(
@@ -371,7 +379,7 @@ class TestCommands:
         sent = parcel(tmp_path, "true", 2)
         calls(sbatch="17\n", squeue=listed("17", 0, "theirs") + listed("17", 1, "theirs"))
         site.submit(sent)
-        assert states(site, sent) == [At.RUNNING] * 2
+        assert states(site, sent) == [SiteState.RUNNING] * 2
 
     def test_a_job_of_somebody_elses_that_was_given_our_number_is_not_ours(
         self, tmp_path: Path, calls: Callable[..., list[str]]

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.cluster import dispatch
-from gpuyard.core.cluster.dispatch import View, hand_over
-from gpuyard.core.cluster.offer import Amount, Offer, Terms, amount_of
+from gpuyard.core.cluster.dispatch import DispatchView, hand_over
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.planner import Plan
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, level
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
 
 NOW = 1_000_000.0
-GPU = Terms(need=Need(devices=1), name="job")
+GPU = ClusterTerms(need=Need(devices=1), name="job")
 
 
 class Queue:
@@ -26,9 +26,9 @@ class Queue:
 
     def __init__(self) -> None:
         self.lanes: list[tuple[Lane, list[Candidate]]] = []
-        self.terms: dict[int, Terms] = {}
+        self.terms: dict[int, ClusterTerms] = {}
 
-    def add(self, *job_ids: int, terms: Terms = GPU, waited_s: float = 100.0, **lane: Any) -> Lane:
+    def add(self, *job_ids: int, terms: ClusterTerms = GPU, waited_s: float = 100.0, **lane: Any) -> Lane:
         fields = {"id": len(self.lanes) + 1, "priority": 0, "user": "me", "tag": "", "engine": "yonder", **lane}
         made = Lane(need=terms.need, **fields)
         self.lanes.append((made, [Candidate(job_id=each, queued_at=NOW - waited_s + each / 10) for each in job_ids]))
@@ -40,7 +40,7 @@ class Queue:
         fields = {"now": NOW, "live": {}, "terms": self.terms.__getitem__, **view}
         offers = offers if offers is not None else {"yonder": Offer()}
         queues = [LaneQueue(lane=lane, jobs=iter(jobs)) for lane, jobs in self.lanes]
-        return hand_over(View(queues=queues, offers=offers, **fields), about=about)
+        return hand_over(DispatchView(queues=queues, offers=offers, **fields), about=about)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def words(plan: Plan, job_id: int) -> str:
     return next(hold.reasons[0].text for hold in plan.holds if hold.job_id == job_id)
 
 
-def running(job_id: int, tag: str = "", group: int | None = None) -> Running:
-    return Running(
+def running(job_id: int, tag: str = "", group: int | None = None) -> RunningJob:
+    return RunningJob(
         job_id=job_id, user="me", tag=tag, devices=0, started_at=NOW, group=group, lease_id=None, takes_slot=False
     )
 
@@ -181,8 +181,8 @@ def test_only_what_fits_is_handed_over_and_the_first_that_does_not_says_what_is_
 
 
 def test_nobody_overtakes_who_waits_for_room(queue: Queue) -> None:
-    queue.add(1, terms=Terms(need=Need(devices=4), name="wide"))
-    queue.add(2, terms=Terms(need=Need(devices=0), name="small"))
+    queue.add(1, terms=ClusterTerms(need=Need(devices=4), name="wide"))
+    queue.add(2, terms=ClusterTerms(need=Need(devices=0), name="small"))
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0))})
     assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
     assert words(plan, 2) == "job 1 comes first, and there is no room for it on yonder yet"
@@ -203,7 +203,7 @@ def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None
         (Amount(gpus=0.5, cpus=9.0), GPU, "yonder has 0.5 GPUs free, 1 needed"),
     ],
 )
-def test_whatever_is_counted_has_to_be_there(queue: Queue, free: Amount, terms: Terms, missing: str) -> None:
+def test_whatever_is_counted_has_to_be_there(queue: Queue, free: Amount, terms: ClusterTerms, missing: str) -> None:
     queue.add(1, terms=terms)
     plan = queue.plan({"yonder": Offer(free=free)})
     assert (handed(plan), words(plan, 1)) == ([], missing)
@@ -215,7 +215,7 @@ def test_what_is_not_counted_holds_up_nobody(queue: Queue) -> None:
 
 
 def test_shares_of_a_card_add_up(queue: Queue) -> None:
-    third = Terms(need=Need(devices=1, memory_mb=8192.0, is_exclusive=False), name="third")
+    third = ClusterTerms(need=Need(devices=1, memory_mb=8192.0, is_exclusive=False), name="third")
     queue.add(*range(1, 9), terms=third)
     free = Offer(free=Amount(gpus=2.0), card_mb=24_576.0)
     assert handed(queue.plan({"yonder": free})) == [1, 2, 3, 4, 5, 6]
@@ -260,7 +260,7 @@ def test_a_lane_that_is_asked_about_is_explained_however_many_there_are(queue: Q
 # Whatever comes
 
 _TERMS = st.builds(
-    Terms,
+    ClusterTerms,
     need=st.one_of(
         st.builds(Need, devices=st.integers(0, 3)),
         st.builds(Need, devices=st.just(1), part=st.sampled_from([0.1, 0.25, 1 / 3, 0.5]), is_exclusive=st.just(False)),
@@ -282,7 +282,7 @@ _FREE = st.builds(
 
 @given(jobs=_JOBS, free=st.fixed_dictionaries({"yonder": _FREE, "beyond": _FREE}), limit=st.none() | st.integers(0, 4))
 def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_waits_for_room(
-    jobs: Sequence[tuple[Terms, int, str, str]], free: Mapping[str, Amount], limit: int | None
+    jobs: Sequence[tuple[ClusterTerms, int, str, str]], free: Mapping[str, Amount], limit: int | None
 ) -> None:
     queue = Queue()
     for job_id, (terms, priority, tag, engine) in enumerate(jobs, 1):
@@ -307,7 +307,7 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
 
 
 def test_what_is_more_than_there_is_at_all_holds_up_nobody(queue: Queue) -> None:
-    queue.add(1, terms=Terms(need=Need(devices=3), name="wide"))
+    queue.add(1, terms=ClusterTerms(need=Need(devices=3), name="wide"))
     queue.add(2)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
     assert handed(plan) == [2]

@@ -3,26 +3,26 @@
 import pytest
 from msgspec import convert, to_builtins
 
-from gpuyard.core.cluster.export import WORDS, Packed, Stays, pack
-from gpuyard.core.cluster.offer import Terms
+from gpuyard.core.cluster.export import WORDS, ExportedJob, NotExported, pack
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind, Job, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.snapshot import Vendor
 
 SECRET = "hunter2"
 TASK = Task(workspace="/w", config="a", owner="o", marker="/w/out/a", record="/w/r")
 
 
-def packed(spec: dict[str, object] | None = None, **job: object) -> Packed:
+def packed(spec: dict[str, object] | None = None, **job: object) -> ExportedJob:
     told = {"command": ("train", "{index}"), "cwd": "/x", "environment": {"TOKEN": SECRET}, "need": Need()} | (
         spec or {}
     )
     state: dict[str, object] = {"id": 17, "state": JobState.QUEUED, "priority": 0, "user": "ada", "submitted_at": 0.0}
     made = Job(spec=JobSpec(**told), **(state | job))  # type: ignore[arg-type]
-    return pack(made, Terms(need=made.spec.need, name="train"), [])
+    return pack(made, ClusterTerms(need=made.spec.need, name="train"), [])
 
 
 def test_values_of_variables_are_never_in_it() -> None:
@@ -31,7 +31,7 @@ def test_values_of_variables_are_never_in_it() -> None:
 
 def test_it_is_the_same_after_a_journey_as_json() -> None:
     job = packed({"need": Need(devices=2, vendor=Vendor.NVIDIA)}, index=3)
-    assert convert(to_builtins(job), Packed) == job
+    assert convert(to_builtins(job), ExportedJob) == job
 
 
 def test_a_command_is_a_template_only_where_the_index_alone_tells_jobs_apart() -> None:
@@ -55,32 +55,32 @@ def test_what_was_waited_for_is_told_with_whether_it_came() -> None:
         (3, DependencyKind.OK, JobState.SUCCEEDED),
         (4, DependencyKind.FAILED, JobState.RUNNING),
     ]
-    after = pack(job, Terms(need=Need(), name="x"), others).after
+    after = pack(job, ClusterTerms(need=Need(), name="x"), others).after
     assert [(each.job_id, each.kind, each.is_met) for each in after] == [(3, "ok", True), (4, "failed", False)]
 
 
 @pytest.mark.parametrize(
     ("spec", "what"),
     [
-        ({"preempts": True}, Stays.PREEMPTION),
-        ({"on_preempt": OnPreempt.NEVER}, Stays.PREEMPTION),
-        ({"need": Need(max_utilization_percent=50.0)}, Stays.GATES),
-        ({"need": Need(max_cpu_percent=50.0)}, Stays.GATES),
-        ({"need": Need(only=("GPU-1",))}, Stays.DEVICES),
-        ({"need": Need(vendor=Vendor.AMD)}, Stays.DEVICES),
-        ({"pace": Pace()}, Stays.BATCH),
-        ({"task": TASK}, Stays.TASK),
-        ({"log_cap_mb": 1.0}, Stays.LOG_CAP),
-        ({"on_reboot": OnReboot.HOLD}, Stays.REBOOT),
+        ({"preempts": True}, NotExported.PREEMPTION),
+        ({"on_preempt": OnPreempt.NEVER}, NotExported.PREEMPTION),
+        ({"need": Need(max_utilization_percent=50.0)}, NotExported.GATES),
+        ({"need": Need(max_cpu_percent=50.0)}, NotExported.GATES),
+        ({"need": Need(only=("GPU-1",))}, NotExported.DEVICES),
+        ({"need": Need(vendor=Vendor.AMD)}, NotExported.DEVICES),
+        ({"pace": BatchPace()}, NotExported.BATCH),
+        ({"task": TASK}, NotExported.TASK),
+        ({"log_cap_mb": 1.0}, NotExported.LOG_CAP),
+        ({"on_reboot": OnReboot.HOLD}, NotExported.REBOOT),
     ],
 )
-def test_what_only_this_queue_does_is_told(spec: dict[str, object], what: Stays) -> None:
+def test_what_only_this_queue_does_is_told(spec: dict[str, object], what: NotExported) -> None:
     assert set(packed(spec).stays) - set(packed().stays) == {what}
 
 
 def test_a_plain_job_leaves_behind_what_every_job_does() -> None:
-    assert packed().stays == (Stays.ENVIRONMENT, Stays.GROWTH)
+    assert packed().stays == (NotExported.ENVIRONMENT, NotExported.GROWTH)
 
 
 def test_there_are_words_for_everything_that_stays() -> None:
-    assert set(WORDS) == set(Stays)
+    assert set(WORDS) == set(NotExported)

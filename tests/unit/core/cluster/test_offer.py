@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.cluster.offer import Amount, Terms, amount_of, gpus_of, less
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_of, gpus_of, less
 from gpuyard.core.lease import Need
 
 CARD_MB = 24_576.0
@@ -55,7 +55,7 @@ def test_nobody_asks_for_noticeably_less_than_it_needs_or_more(memory_mb: float)
 
 
 def test_what_is_left_of_what_is_not_counted_is_not_counted() -> None:
-    terms = Terms(need=shared(part=0.5), name="x", cpus=3, ram_mb=100.0)
+    terms = ClusterTerms(need=shared(part=0.5), name="x", cpus=3, ram_mb=100.0)
     taken = amount_of(terms, None)
     assert taken == Amount(gpus=0.5, cpus=3.0, ram_mb=100.0)
     assert less(Amount(gpus=2.0, ram_mb=1000.0), taken) == Amount(gpus=1.5, ram_mb=900.0)
@@ -63,4 +63,4 @@ def test_what_is_left_of_what_is_not_counted_is_not_counted() -> None:
 
 
 def test_who_says_nothing_about_them_takes_one_cpu_and_no_ram() -> None:
-    assert amount_of(Terms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=1.0, ram_mb=0.0)
+    assert amount_of(ClusterTerms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=1.0, ram_mb=0.0)

@@ -1,6 +1,6 @@
 import pytest
 
-from gpuyard.core.job.dependencies import Prospect, prospect, prospect_of_all
+from gpuyard.core.job.dependencies import DependencyOutlook, prospect, prospect_of_all
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 
@@ -10,7 +10,7 @@ OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
 @pytest.mark.parametrize("kind", DependencyKind)
 @pytest.mark.parametrize("state", sorted(set(JobState) - FINISHED))
 def test_one_that_has_not_finished_is_waited_for(kind: DependencyKind, state: JobState) -> None:
-    assert prospect(kind, state) is Prospect.PENDING
+    assert prospect(kind, state) is DependencyOutlook.PENDING
 
 
 @pytest.mark.parametrize(
@@ -19,17 +19,17 @@ def test_one_that_has_not_finished_is_waited_for(kind: DependencyKind, state: Jo
 )
 def test_each_kind_is_met_by_its_own_endings_and_by_no_others(kind: DependencyKind, met: set[JobState]) -> None:
     for state in FINISHED:
-        assert prospect(kind, state) is (Prospect.MET if state in met else Prospect.NEVER)
+        assert prospect(kind, state) is (DependencyOutlook.MET if state in met else DependencyOutlook.NEVER)
 
 
 def test_who_waits_for_nobody_may_go_on() -> None:
-    assert prospect_of_all([]) == (Prospect.MET, None)
+    assert prospect_of_all([]) == (DependencyOutlook.MET, None)
 
 
 def test_all_have_to_be_met() -> None:
     done, under_way = (1, OK, JobState.SUCCEEDED), (2, ANY, JobState.RUNNING)
-    assert prospect_of_all([done, done]) == (Prospect.MET, None)
-    assert prospect_of_all([under_way, done]) == (Prospect.PENDING, None)
+    assert prospect_of_all([done, done]) == (DependencyOutlook.MET, None)
+    assert prospect_of_all([under_way, done]) == (DependencyOutlook.PENDING, None)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_all_have_to_be_met() -> None:
 )
 def test_one_that_can_never_be_met_decides_and_says_why(kind: DependencyKind, state: JobState, why: str) -> None:
     others = [(3, OK, JobState.RUNNING), (7, kind, state), (9, ANY, JobState.SUCCEEDED)]
-    assert prospect_of_all(others) == (Prospect.NEVER, why)
+    assert prospect_of_all(others) == (DependencyOutlook.NEVER, why)

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Growth, Job, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
-from gpuyard.core.job.submission import Asked, Submission, parse_submission
+from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import Pace
+from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
@@ -28,7 +28,9 @@ def job(spec: JobSpec = PLAIN, **facts: object) -> Job:
 
 
 def submitted(**options: object) -> Submission:
-    return parse_submission(Asked(cwd="/data", environment={"A": "1"}, command=("run",), options=dict(options)))
+    return parse_submission(
+        SubmissionRequest(cwd="/data", environment={"A": "1"}, command=("run",), options=dict(options))
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_job_of_an_array_is_one_job_with_its_own_place_and_values() -> None:
     ("spec", "options", "says"),
     [
         (replace(PLAIN, task=Task(workspace="/w", config="a", owner="o", marker="m", record="r")), {}, "workspace"),
-        (replace(PLAIN, pace=Pace()), {}, "batch"),
+        (replace(PLAIN, pace=BatchPace()), {}, "batch"),
         (PLAIN, {"array": "1-9"}, "many jobs"),
         (PLAIN, {"vram": "much"}, "size"),
         (PLAIN, {"strange": 1}, "strange"),

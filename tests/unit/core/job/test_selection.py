@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.selection import Selection, format_ids, parse_selection
+from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
 from gpuyard.errors import UserError
 
 
 def test_every_way_of_naming_jobs_in_one_mixture() -> None:
     chosen = parse_selection("17, 20-22 name=big,tag=night 3 name=small")
-    assert chosen == Selection(ranges=((17, 17), (20, 22), (3, 3)), names=("big", "small"), tags=("night",))
+    assert chosen == JobSelection(ranges=((17, 17), (20, 22), (3, 3)), names=("big", "small"), tags=("night",))
     assert parse_selection("all").is_all
     assert parse_selection("5-5").ranges == ((5, 5),)
 

@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import DependencyKind, Job, JobSpec, OnReboot
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import Selection
-from gpuyard.core.job.submission import MOST_JOBS, Asked, Element, Submission, decode_asked, parse_submission
+from gpuyard.core.job.selection import JobSelection
+from gpuyard.core.job.submission import (
+    MOST_JOBS,
+    ArrayElement,
+    Submission,
+    SubmissionRequest,
+    decode_asked,
+    parse_submission,
+)
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
@@ -22,19 +29,21 @@ def submit(*command: str, **options: Any) -> Submission:
     """Options as they are typed, with `_` for `-`."""
     typed = {name.replace("_", "-"): value for name, value in options.items()}
     return parse_submission(
-        Asked(cwd="/data", environment={"HOME": "/home/me"}, command=command or ("true",), options=typed)
+        SubmissionRequest(cwd="/data", environment={"HOME": "/home/me"}, command=command or ("true",), options=typed)
     )
 
 
-def listed(text: str) -> list[Element]:
-    return list(parse_submission(Asked(cwd="/", environment={}, list=text)).elements)
+def listed(text: str) -> list[ArrayElement]:
+    return list(parse_submission(SubmissionRequest(cwd="/", environment={}, list=text)).elements)
 
 
-def tabled(text: str) -> list[Element]:
-    return list(parse_submission(Asked(cwd="/", environment={}, table=text, command=("run", "{lr}"))).elements)
+def tabled(text: str) -> list[ArrayElement]:
+    return list(
+        parse_submission(SubmissionRequest(cwd="/", environment={}, table=text, command=("run", "{lr}"))).elements
+    )
 
 
-def words_of(element: Element, *command: str) -> tuple[str, ...]:
+def words_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
     spec = JobSpec(command=command, cwd="/", environment={}, need=Need())
     return Job(
         id=1, spec=spec, state=JobState.QUEUED, priority=0, user="u", submitted_at=0.0,
@@ -50,7 +59,7 @@ def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     assert submission.spec == JobSpec(
         command=("python", "train.py"), cwd="/data", environment={"HOME": "/home/me"}, need=Need(), learns_memory=True
     )
-    assert (submission.count, list(submission.elements), submission.priority) == (1, [Element()], 0)
+    assert (submission.count, list(submission.elements), submission.priority) == (1, [ArrayElement()], 0)
     assert not submission.is_held
     assert not submission.dependencies
 
@@ -105,10 +114,10 @@ def test_numbers_may_come_as_numbers() -> None:
 def test_dependencies_of_every_kind_add_up() -> None:
     submission = submit(after=["1-3", "name=prep"], after_any="7", after_failed=["9"])
     assert submission.dependencies == (
-        (DependencyKind.OK, Selection(ranges=((1, 3),))),
-        (DependencyKind.OK, Selection(names=("prep",))),
-        (DependencyKind.ANY, Selection(ranges=((7, 7),))),
-        (DependencyKind.FAILED, Selection(ranges=((9, 9),))),
+        (DependencyKind.OK, JobSelection(ranges=((1, 3),))),
+        (DependencyKind.OK, JobSelection(names=("prep",))),
+        (DependencyKind.ANY, JobSelection(ranges=((7, 7),))),
+        (DependencyKind.FAILED, JobSelection(ranges=((9, 9),))),
     )
 
 
@@ -187,16 +196,16 @@ def test_a_spec_does_not_show_its_environment() -> None:
 
 def test_a_relative_directory_is_refused() -> None:
     with pytest.raises(UserError, match="'data' is not an absolute path"):
-        parse_submission(Asked(cwd="data", environment={}, command=("true",)))
+        parse_submission(SubmissionRequest(cwd="data", environment={}, command=("true",)))
 
 
 def test_something_has_to_be_run() -> None:
     with pytest.raises(UserError, match="there is no program to run"):
-        parse_submission(Asked(cwd="/", environment={}))
+        parse_submission(SubmissionRequest(cwd="/", environment={}))
     with pytest.raises(UserError, match="there is no program to run"):
-        parse_submission(Asked(cwd="/", environment={}, table="lr\n1\n"))
+        parse_submission(SubmissionRequest(cwd="/", environment={}, table="lr\n1\n"))
     with pytest.raises(UserError, match="a list of commands goes with no program"):
-        parse_submission(Asked(cwd="/", environment={}, list="true", command=("true",)))
+        parse_submission(SubmissionRequest(cwd="/", environment={}, list="true", command=("true",)))
 
 
 # Arrays
@@ -276,7 +285,9 @@ def test_ways_of_making_many_do_not_mix() -> None:
     with pytest.raises(UserError, match="--array and --sweep do not go together"):
         submit(array="0-3", sweep=["a=1"])
     with pytest.raises(UserError, match="--sweep and --from do not go together"):
-        parse_submission(Asked(cwd="/", environment={}, table="a\n1\n", command=("true",), options={"sweep": ["b=1"]}))
+        parse_submission(
+            SubmissionRequest(cwd="/", environment={}, table="a\n1\n", command=("true",), options={"sweep": ["b=1"]})
+        )
 
 
 # Lists of commands
@@ -295,7 +306,7 @@ def test_a_list_has_a_command_on_each_line() -> None:
     ],
 )  # fmt: skip
 def test_a_line_that_a_shell_would_read_otherwise_is_given_to_one(line: str) -> None:
-    assert listed(line) == [Element(command=("/bin/sh", "-c", line))]
+    assert listed(line) == [ArrayElement(command=("/bin/sh", "-c", line))]
 
 
 @pytest.mark.parametrize("line", ["run --lr=1e-3", "run a,b:c@d%e+f^g", 'run "a b"', "run -x /p/q.r_s"])
@@ -346,7 +357,7 @@ def test_a_table_that_cannot_be_read_is_told_by_its_line(text: str, message: str
 
 
 def test_what_a_spreadsheet_writes_before_the_first_name_is_no_part_of_it() -> None:
-    assert tabled("\ufefflr\n1\n") == [Element(values={"lr": "1"})]
+    assert tabled("\ufefflr\n1\n") == [ArrayElement(values={"lr": "1"})]
     assert listed("\ufefftrue")[0].command == ("true",)
 
 
@@ -354,19 +365,23 @@ def test_what_a_spreadsheet_writes_before_the_first_name_is_no_part_of_it() -> N
 
 
 def test_placeholders_are_filled_in_wherever_they_stand() -> None:
-    assert words_of(Element(index=7), "run", "--out=part-{index}-{index}", "{index}") == ("run", "--out=part-7-7", "7")
+    assert words_of(ArrayElement(index=7), "run", "--out=part-{index}-{index}", "{index}") == (
+        "run",
+        "--out=part-7-7",
+        "7",
+    )
 
 
 def test_braces_that_name_no_placeholder_stay() -> None:
     words = ("awk", "{print $1}", "{seed}", "{}", "{index }")
-    assert words_of(Element(index=1), *words) == words
-    assert words_of(Element(), "{index}") == ("{index}",)
+    assert words_of(ArrayElement(index=1), *words) == words
+    assert words_of(ArrayElement(), "{index}") == ("{index}",)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["{a}", "{b}", "{c}", "x", "\\1"]), min_size=1))
 def test_a_value_stands_as_it_is_even_if_it_looks_like_a_placeholder(values: dict[str, str]) -> None:
     command = [f"-{{{name}}}-" for name in values]
-    assert words_of(Element(values=values), *command) == tuple(f"-{value}-" for value in values.values())
+    assert words_of(ArrayElement(values=values), *command) == tuple(f"-{value}-" for value in values.values())
 
 
 # As it comes over the socket
@@ -389,7 +404,7 @@ def test_what_is_no_submission_is_the_senders_mistake(body: bytes) -> None:
 
 def test_a_crew_has_a_tag_and_room_for_one_at_least() -> None:
     asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
-    assert parse_submission(decode_asked(json.dumps(asked).encode())).spec.crew == Crew(most_per_device=2)
+    assert parse_submission(decode_asked(json.dumps(asked).encode())).spec.crew == TagSharing(most_per_device=2)
     with pytest.raises(UserError, match="a crew is the jobs of a tag"):
         parse_submission(decode_asked(json.dumps({**asked, "options": {}}).encode()))
     for crew in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
@@ -407,7 +422,7 @@ def test_a_batch_says_how_many_run_at_once_and_its_bounds_are_those_of_its_gates
         stagger="500ms", sample_log="/data/samples.csv",
     )  # fmt: skip
     assert (submission.count, submission.group_limit, submission.spec.is_array) == (10, 6, True)
-    assert submission.spec.pace == Pace(
+    assert submission.spec.pace == BatchPace(
         max_cpu_percent=85.0,
         min_free_memory_mb=2048.0,
         max_gpu_percent=80.0,
@@ -430,13 +445,13 @@ def test_a_run_of_a_batch_is_known_by_its_index() -> None:
 
 def test_a_batch_without_bounds_has_no_gates_but_its_concurrency() -> None:
     submission = submit(concurrency=1)
-    assert submission.spec.pace == Pace()
+    assert submission.spec.pace == BatchPace()
     assert (submission.count, submission.group_limit, submission.spec.is_array) == (1, 1, True)
 
 
 def test_smoothing_steadiness_and_stagger_can_be_switched_off() -> None:
     pace = submit(concurrency="2", smoothing="0", steady="0", stagger="0").spec.pace
-    assert pace == Pace(smoothing_s=0.0, steady_s=0.0, stagger_s=0.0)
+    assert pace == BatchPace(smoothing_s=0.0, steady_s=0.0, stagger_s=0.0)
 
 
 def test_a_single_job_has_its_bounds_for_itself_and_no_pace() -> None:

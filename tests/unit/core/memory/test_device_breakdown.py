@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Holder, Share
-from gpuyard.core.memory.device_breakdown import Breakdown, Part, break_down
-from gpuyard.core.scheduling.device_memory import Promise
+from gpuyard.core.memory.device_breakdown import Breakdown, MemoryPart, break_down
+from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.snapshot import Device, Vendor
 
 ME = Holder(uid=1, user="me", pid=7)
@@ -20,16 +20,18 @@ def device(used_mb: float | None, total_mb: float = 24_000.0) -> Device:
     )
 
 
-def promise(lease_id: str, reserved_mb: float | None, measured_mb: float | None, *, alone: bool = False) -> Promise:
+def promise(
+    lease_id: str, reserved_mb: float | None, measured_mb: float | None, *, alone: bool = False
+) -> PromisedShare:
     share = Share(device_id="GPU-a", memory_mb=reserved_mb, is_exclusive=alone)
-    return Promise(share=share, holder=ME, measured_mb=measured_mb, lease_id=lease_id)
+    return PromisedShare(share=share, holder=ME, measured_mb=measured_mb, lease_id=lease_id)
 
 
 def parts(own: tuple[float, float], others: tuple[float, float], foreign: float, free: float) -> Breakdown:
     return Breakdown(
         capacity_mb=24_000.0,
-        own=Part(charged_mb=own[0], used_mb=own[1]),
-        others=Part(charged_mb=others[0], used_mb=others[1]),
+        own=MemoryPart(charged_mb=own[0], used_mb=own[1]),
+        others=MemoryPart(charged_mb=others[0], used_mb=others[1]),
         foreign_mb=foreign,
         free_mb=free,
     )
@@ -67,7 +69,7 @@ def test_of_a_device_without_figures_nothing_is_known() -> None:
     st.floats(0, 24_000),
     st.lists(st.builds(promise, st.sampled_from(["own", "x", "y"]), sizes, st.none() | sizes, alone=st.booleans())),
 )
-def test_the_parts_are_never_negative_and_add_up_to_the_device(used_mb: float, promises: list[Promise]) -> None:
+def test_the_parts_are_never_negative_and_add_up_to_the_device(used_mb: float, promises: list[PromisedShare]) -> None:
     found = break_down(device(used_mb), promises, OWN)
     given_out = [found.own.charged_mb, found.others.charged_mb, found.foreign_mb, found.free_mb]
     assert all(part is not None and part >= 0 for part in given_out)

@@ -10,8 +10,8 @@ from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
     KEPT_PEAKS,
     Estimate,
+    FinishedRun,
     Profile,
-    Run,
     estimate,
     fingerprints,
     how_far_off,
@@ -31,7 +31,7 @@ def learned(*peaks_mb: float, is_exact: bool = True) -> Profile:
     """From runs that came to their ends."""
     profile = Profile(is_exact=is_exact)
     for peak_mb in peaks_mb:
-        profile = learn(profile, Run(seconds=10.0, peak_mb=peak_mb))
+        profile = learn(profile, FinishedRun(seconds=10.0, peak_mb=peak_mb))
     return profile
 
 
@@ -48,13 +48,13 @@ def given_to(profile: Profile) -> float:
 def test_what_was_learned_is_the_least_the_mean_and_the_most(runs: list[float]) -> None:
     profile = Profile()
     for seconds in runs:
-        profile = learn(profile, Run(seconds=seconds))
+        profile = learn(profile, FinishedRun(seconds=seconds))
     assert (profile.count, profile.least_s, profile.most_s) == (len(runs), min(runs), max(runs))
     assert profile.mean_s == pytest.approx(sum(runs) / len(runs), abs=1e-6)
 
 
 def test_a_run_that_was_cut_short_says_nothing_about_time() -> None:
-    assert learn(SEEN, Run(seconds=1.0, is_whole=False, at=5.0)) == replace(SEEN, seen_at=5.0)
+    assert learn(SEEN, FinishedRun(seconds=1.0, is_whole=False, at=5.0)) == replace(SEEN, seen_at=5.0)
 
 
 # Memory
@@ -96,22 +96,22 @@ def test_one_that_takes_a_tenth_again_is_learned_in_time(peak_mb: float, runs: i
 
 @given(st.lists(peaks, min_size=1, max_size=40), peaks)
 def test_what_was_not_enough_is_never_given_again(runs: list[float], lacked_mb: float) -> None:
-    profile = learn(learned(*runs), Run(lacked_mb=lacked_mb, is_whole=False))
+    profile = learn(learned(*runs), FinishedRun(lacked_mb=lacked_mb, is_whole=False))
     assert given_to(profile) > lacked_mb
     assert given_to(profile) >= given_to(learned(*runs))
 
 
 def test_a_run_that_was_cut_short_proves_only_that_it_needs_at_least_so_much() -> None:
     before = learned(4000.0, 4000.0)
-    assert memory_of(learn(before, Run(peak_mb=100.0, is_whole=False))) == memory_of(before)
-    assert given_to(learn(before, Run(peak_mb=9000.0, is_whole=False))) > 9000.0
-    assert memory_of(learn(Profile(), Run(peak_mb=100.0, is_whole=False))) is None
+    assert memory_of(learn(before, FinishedRun(peak_mb=100.0, is_whole=False))) == memory_of(before)
+    assert given_to(learn(before, FinishedRun(peak_mb=9000.0, is_whole=False))) > 9000.0
+    assert memory_of(learn(Profile(), FinishedRun(peak_mb=100.0, is_whole=False))) is None
 
 
 def test_what_nobody_measured_teaches_nothing_about_memory() -> None:
-    assert memory_of(learn(Profile(), Run(seconds=10.0))) is None
+    assert memory_of(learn(Profile(), FinishedRun(seconds=10.0))) is None
     before = learned(4000.0)
-    assert memory_of(learn(before, Run(seconds=10.0))) == memory_of(before)
+    assert memory_of(learn(before, FinishedRun(seconds=10.0))) == memory_of(before)
 
 
 def test_what_one_command_took_says_nothing_yet_about_the_programs_others() -> None:
@@ -120,9 +120,9 @@ def test_what_one_command_took_says_nothing_yet_about_the_programs_others() -> N
 
 
 def test_the_last_prediction_stands_beside_what_was_used() -> None:
-    profile = learn(Profile(), Run(peak_mb=4000.0, predicted_mb=5000.0))
+    profile = learn(Profile(), FinishedRun(peak_mb=4000.0, predicted_mb=5000.0))
     assert how_far_off(profile) == 0.25
-    cut_short = learn(profile, Run(peak_mb=9000.0, predicted_mb=1000.0, is_whole=False))
+    cut_short = learn(profile, FinishedRun(peak_mb=9000.0, predicted_mb=1000.0, is_whole=False))
     assert how_far_off(cut_short) == 0.25
     assert how_far_off(Profile(actual_mb=4000.0)) is None
 
@@ -131,7 +131,7 @@ def test_the_last_prediction_stands_beside_what_was_used() -> None:
 def test_the_most_ram_is_kept(runs: list[float | None]) -> None:
     profile = Profile()
     for ram_mb in runs:
-        profile = learn(profile, Run(ram_mb=ram_mb))
+        profile = learn(profile, FinishedRun(ram_mb=ram_mb))
     assert profile.ram_mb == max((each for each in runs if each is not None), default=None)
 
 

@@ -24,9 +24,9 @@ from gpuyard.core.memory.sizing import (
     settled_shares,
     shown_mb,
 )
-from gpuyard.core.scheduling.batch_pacing import Pace
-from gpuyard.core.scheduling.placement import View, choose
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
 
@@ -71,20 +71,22 @@ def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alo
 
 
 def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
-    three = job(crew=Crew(most_per_device=3))
+    three = job(crew=TagSharing(most_per_device=3))
     need = need_of(three, None, None, CARDS)
     assert (need.part, need.memory_mb, need.is_exclusive, need.takes_rest) == (1 / 3, None, False, False)
     learned = need_of(three, seen(4000.0), None, CARDS)
     assert learned.part is None
     assert learned.memory_mb is not None
-    grown = need_of(job(growth=Growth(count=1, memory_mb=9 * GB), crew=Crew(most_per_device=3)), None, None, CARDS)
+    grown = need_of(
+        job(growth=Growth(count=1, memory_mb=9 * GB), crew=TagSharing(most_per_device=3)), None, None, CARDS
+    )
     assert (grown.part, grown.memory_mb) == (None, 9 * GB)
 
 
 def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
-    assert need_of(job(crew=Crew(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    assert need_of(job(crew=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
-    assert need_of(job(crew=Crew(most_per_device=4)), None, None, (unknown,)).is_exclusive
+    assert need_of(job(crew=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
 def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
@@ -194,7 +196,7 @@ def test_what_was_learned_never_keeps_a_job_from_running(
     devices: tuple[Device, ...], need: Need, peaks: list[float], floor_mb: float | None, growth: Growth
 ) -> None:
     """Where it could run on this machine knowing nothing, it can with what is known: at worst it is alone."""
-    view = View(now=0.0, snapshot=machine(*devices))
+    view = PlacementView(now=0.0, snapshot=machine(*devices))
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
     known = need_of(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
     assert (choose(known, view).claim is None) == (choose(need, view).claim is None)
@@ -301,7 +303,7 @@ def test_one_that_has_been_flat_for_long_is_given_what_it_uses_with_a_wide_margi
 
 
 def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_the_whole_time() -> None:
-    run, flat = job(pace=Pace()), attempt(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=4.0))
+    run, flat = job(pace=BatchPace()), attempt(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=4.0))
     assert (settle_time(job(), SETTLE_S), settle_time(run, SETTLE_S), settle_time(run, 3.0)) == (60.0, 10.0, 3.0)
     shares = (Share(device_id="G0"),)
     assert settled_shares(flat, shares, CARDS, 13.0, settle_time(run, SETTLE_S)) is None
@@ -311,9 +313,9 @@ def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_th
 
 
 def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
-    need = need_of(job(pace=Pace()), None, None, CARDS, sibling_mb=3 * GB)
+    need = need_of(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
     assert (need.memory_mb, need.is_exclusive, need.takes_rest) == (3 * GB, False, False)
-    learned = need_of(job(pace=Pace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
+    learned = need_of(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
     assert (learned.memory_mb or 0.0) < 3 * GB
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Holder, Lease, Need, Share
 from gpuyard.core.notify.messages import Freed, Message, Occurrence, in_sum, message_of, occurrence_of, targets_of
 from gpuyard.core.notify.rate_limit import MINUTE_S, Outbox
-from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Wish, parse_wish
+from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Subscription, parse_wish
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)
@@ -32,15 +32,17 @@ def attempt(job_id: int = 17) -> Attempt:
     return Attempt(job_id=job_id, number=1, pid=1, boot_id=None, started_at=100.0, log="/logs/17.1.log")
 
 
-def ended(of: Job, kind: OutcomeKind) -> News:
-    return News(kind=NewsKind.ENDED, job=of, at=300.0, attempt=attempt(), outcome=Outcome(kind=kind))
+def ended(of: Job, kind: OutcomeKind) -> PublishedEvent:
+    return PublishedEvent(
+        kind=PublishedEventKind.ENDED, job=of, at=300.0, attempt=attempt(), outcome=Outcome(kind=kind)
+    )
 
 
-def finished(of: Job) -> News:
-    return News(kind=NewsKind.FINISHED, job=of, at=300.0, attempt=attempt())
+def finished(of: Job) -> PublishedEvent:
+    return PublishedEvent(kind=PublishedEventKind.FINISHED, job=of, at=300.0, attempt=attempt())
 
 
-def heard(news: News) -> Occurrence:
+def heard(news: PublishedEvent) -> Occurrence:
     occurrence = occurrence_of(news)
     assert occurrence is not None
     return occurrence
@@ -61,7 +63,9 @@ def test_a_job_that_its_user_cancelled_has_not_failed(state: JobState, event: Ev
 
 
 def test_a_start_and_an_attempt_that_is_tried_again_are_nothing_to_tell_of() -> None:
-    assert occurrence_of(News(kind=NewsKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
+    assert (
+        occurrence_of(PublishedEvent(kind=PublishedEventKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
+    )
     assert occurrence_of(ended(job(state=JobState.DELAYED), OutcomeKind.FAILED)) is None
 
 
@@ -273,4 +277,4 @@ def test_a_screen_on_a_gpu_does_not_keep_it_from_being_free_and_a_fault_does() -
 
 
 def test_a_wish_without_events_is_for_all_that_a_job_has() -> None:
-    assert Wish().events == JOB_EVENTS
+    assert Subscription().events == JOB_EVENTS

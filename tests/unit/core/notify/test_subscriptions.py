@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.submission import Asked, parse_submission
-from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Wish, as_typed, is_url, parse_wish, redact, shown
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.core.notify.subscriptions import (
+    JOB_EVENTS,
+    Event,
+    Subscription,
+    as_typed,
+    is_url,
+    parse_wish,
+    redact,
+    shown,
+)
 from gpuyard.errors import UserError
 from gpuyard.store.row_codec import spec_from_text, spec_to_text
 
@@ -25,7 +34,7 @@ from gpuyard.store.row_codec import spec_from_text, spec_to_text
     ],
 )  # fmt: skip
 def test_a_wish_is_a_target_or_events_or_both(text: str, events: tuple[Event, ...], target: str | None) -> None:
-    assert parse_wish(text) == Wish(events=events, target=target)
+    assert parse_wish(text) == Subscription(events=events, target=target)
     assert parse_wish(as_typed(parse_wish(text))) == parse_wish(text)
 
 
@@ -44,7 +53,7 @@ def test_what_cannot_be_a_target_is_refused(text: str) -> None:
 
 def test_more_wishes_than_anybody_has_are_refused() -> None:
     with pytest.raises(UserError, match="17 times"):
-        parse_submission(Asked(cwd="/", command=("true",), options={"notify": ["failed"] * 17}))
+        parse_submission(SubmissionRequest(cwd="/", command=("true",), options={"notify": ["failed"] * 17}))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +85,9 @@ def test_what_a_service_says_of_its_url_loses_all_parts_of_it(user: str, passwor
 
 
 def test_a_spec_keeps_its_wishes_and_one_of_before_has_none() -> None:
-    asked = Asked(cwd="/", command=("true",), options={"notify": ["failed=ntfy://topic", "finished"]})
+    asked = SubmissionRequest(cwd="/", command=("true",), options={"notify": ["failed=ntfy://topic", "finished"]})
     spec = parse_submission(asked).spec
-    assert spec.notify[0] == Wish(events=(Event.FAILED,), target="ntfy://topic")
+    assert spec.notify[0] == Subscription(events=(Event.FAILED,), target="ntfy://topic")
     text = spec_to_text(spec)
     assert spec_from_text(text) == spec
     assert "topic" not in repr(spec)

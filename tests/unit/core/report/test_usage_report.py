@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.report.hourly import HOUR_S, Local, Window
-from gpuyard.core.report.usage_report import MOST_GROUPS, Ran, Report, Reporter
+from gpuyard.core.report.hourly import HOUR_S, Local, TimeWindow
+from gpuyard.core.report.usage_report import MOST_GROUPS, PastAttempt, Reporter, UsageReport
 from gpuyard.core.snapshot import Device, Vendor
 
 CARDS = [Device(id=name, vendor=Vendor.SIMULATED, index=at, memory_total_mb=1024.0) for at, name in enumerate("AB")]
-WINDOW = Window(1_000.0, 1_000.0 + 3 * HOUR_S)
+WINDOW = TimeWindow(1_000.0, 1_000.0 + 3 * HOUR_S)
 
 
 def in_zone(name: str) -> Local:
@@ -21,18 +21,18 @@ def in_zone(name: str) -> Local:
     return lambda at: datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
-def report_on(*attempts: Ran, window: Window = WINDOW, local: Local | None = None) -> Report:
+def report_on(*attempts: PastAttempt, window: TimeWindow = WINDOW, local: Local | None = None) -> UsageReport:
     reporter = Reporter(window, CARDS, local or in_zone("UTC"))
     for each in attempts:
         reporter.add(each)
     return reporter.report()
 
 
-def ran(**said: Any) -> Ran:
+def ran(**said: Any) -> PastAttempt:
     """An hour on one card, alone, from the window's first second on."""
     usual: dict[str, Any] = {"job": 1, "group": "ada", "started_at": WINDOW.since, "ended_at": WINDOW.since + HOUR_S,
              "devices": ("A",), "gpus": 1, "is_alone": True, "outcome": "succeeded"}  # fmt: skip
-    return Ran(**{**usual, **said})
+    return PastAttempt(**{**usual, **said})
 
 
 def at(hours: float) -> float:
@@ -40,7 +40,7 @@ def at(hours: float) -> float:
 
 
 @st.composite
-def attempts_(draw: st.DrawFn) -> Ran:
+def attempts_(draw: st.DrawFn) -> PastAttempt:
     """Of whole quarters of an hour, that begin before the window or in it, and may go on."""
     quarter = st.integers(-4, 16)
     times = sorted(draw(st.lists(quarter, min_size=2, max_size=6, unique=True)))
@@ -50,7 +50,7 @@ def attempts_(draw: st.DrawFn) -> Ran:
     if len(moments) % 2 and pauses and draw(st.booleans()):
         pauses[-1] = (pauses[-1][0], None)  # suspended to its end
     devices = draw(st.sampled_from([(), ("A",), ("B",), ("A", "B"), ("gone",)]))
-    return Ran(
+    return PastAttempt(
         job=draw(st.integers(1, 5)),
         group=draw(st.sampled_from("xyz")),
         started_at=moments[0],
@@ -65,7 +65,7 @@ def attempts_(draw: st.DrawFn) -> Ran:
     )
 
 
-def quarters_of(each: Ran) -> set[int]:
+def quarters_of(each: PastAttempt) -> set[int]:
     """The quarters of the window in which it ran, one by one."""
 
     def runs(moment: float) -> bool:
@@ -82,7 +82,7 @@ def test_a_clock_that_was_set_back_has_no_time_count_twice() -> None:
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: list[Ran]) -> None:
+def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
     counted = sum(len(quarters_of(each)) * each.gpus for each in attempts)
     assert report.total.gpu_hours * 4 == pytest.approx(counted)
@@ -94,7 +94,7 @@ def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: li
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_a_device_that_is_shared_is_in_use_once(attempts: list[Ran]) -> None:
+def test_a_device_that_is_shared_is_in_use_once(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
     quarters = {
         card.id: set().union(*(quarters_of(each) for each in attempts if card.id in each.devices)) for card in CARDS
@@ -106,13 +106,13 @@ def test_a_device_that_is_shared_is_in_use_once(attempts: list[Ran]) -> None:
 
 
 @given(st.lists(attempts_(), max_size=8), st.sampled_from(["UTC", "Asia/Kolkata", "America/St_Johns"]))
-def test_the_hours_of_the_picture_add_up_to_all_gpu_hours(attempts: list[Ran], zone: str) -> None:
+def test_the_hours_of_the_picture_add_up_to_all_gpu_hours(attempts: list[PastAttempt], zone: str) -> None:
     report = report_on(*attempts, local=in_zone(zone))
     assert sum(sum(row.gpu_hours) for row in report.picture.rows) == pytest.approx(report.total.gpu_hours)
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_groups_add_up_to_the_whole(attempts: list[Ran]) -> None:
+def test_groups_add_up_to_the_whole(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
     groups = [group.figures for group in report.groups]
     assert sum(each.gpu_hours for each in groups) == pytest.approx(report.total.gpu_hours)
@@ -123,7 +123,7 @@ def test_groups_add_up_to_the_whole(attempts: list[Ran]) -> None:
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_memory_is_known_or_unknown_of_every_gpu_hour(attempts: list[Ran]) -> None:
+def test_memory_is_known_or_unknown_of_every_gpu_hour(attempts: list[PastAttempt]) -> None:
     memory = report_on(*attempts).total.memory
     known_hours = 0.0
     for each in attempts:
@@ -203,7 +203,7 @@ def test_groups_beyond_those_that_anybody_reads_are_one() -> None:
 
 
 def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:
-    window = Window(
+    window = TimeWindow(
         datetime(2026, 11, 9, 22, tzinfo=UTC).timestamp(), datetime(2026, 11, 10, 1, tzinfo=UTC).timestamp()
     )
     half = ran(started_at=window.since + HOUR_S, ended_at=window.since + 1.5 * HOUR_S, devices=("A", "B"), gpus=2)
@@ -216,7 +216,7 @@ def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:
 
 def test_hours_are_those_of_the_clock_on_the_wall() -> None:
     ten = datetime(2026, 11, 9, 10, tzinfo=ZoneInfo("Asia/Kolkata")).timestamp()
-    window = Window(ten - 0.75 * HOUR_S, ten + 2 * HOUR_S)
+    window = TimeWindow(ten - 0.75 * HOUR_S, ten + 2 * HOUR_S)
     attempt = ran(started_at=ten, ended_at=ten + HOUR_S)
     (row,) = report_on(attempt, window=window, local=in_zone("Asia/Kolkata")).picture.rows
     assert row.used_percent[8:13] == (None, 0.0, 50.0, 0.0, None)
@@ -224,7 +224,7 @@ def test_hours_are_those_of_the_clock_on_the_wall() -> None:
 
 def test_an_hour_that_the_clock_has_twice_is_one_cell() -> None:
     berlin = in_zone("Europe/Berlin")
-    window = Window(
+    window = TimeWindow(
         datetime(2026, 10, 25, 0, tzinfo=UTC).timestamp(), datetime(2026, 10, 25, 3, tzinfo=UTC).timestamp()
     )
     report = report_on(ran(started_at=window.since, ended_at=window.until), window=window, local=berlin)
@@ -237,5 +237,5 @@ def test_an_hour_that_the_clock_has_twice_is_one_cell() -> None:
 )
 def test_a_long_time_has_no_more_rows_than_a_month(days: int, per_row: int, rows: int) -> None:
     until = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
-    picture = report_on(window=Window(until - days * 24 * HOUR_S, until)).picture
+    picture = report_on(window=TimeWindow(until - days * 24 * HOUR_S, until)).picture
     assert (picture.days_per_row, len(picture.rows)) == (per_row, rows)

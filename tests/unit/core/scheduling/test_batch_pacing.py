@@ -10,26 +10,26 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.batch_pacing import (
-    Coming,
-    Figure,
-    Pace,
-    Standing,
+    BatchPace,
+    ExpectedUse,
+    GateFigure,
+    PaceState,
     device_refusal,
     follow,
     refusals,
     unknown_figures,
     unshown_percent,
 )
-from gpuyard.core.scheduling.device_memory import Promise, Room
+from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import ALICE, CARD, GB, card, lease, shared
 
-PACE = Pace(
+PACE = BatchPace(
     max_cpu_percent=80.0, min_free_memory_mb=2 * GB, max_gpu_percent=70.0, max_gpu_memory_mb=8 * GB, steady_s=3.0
 )
 AT_ONCE = replace(PACE, smoothing_s=0.0, steady_s=0.0)
-NOTHING = Coming()
+NOTHING = ExpectedUse()
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -46,40 +46,42 @@ class Seen(Struct, frozen=True, kw_only=True):
         return Snapshot(taken_at=self.at, host=host, devices=(card(0, self.used, utilization_percent=self.gpu),))
 
 
-def after(pace: Pace, *looks: Seen, coming: Coming = NOTHING, at_work: int = 0) -> Standing:
+def after(pace: BatchPace, *looks: Seen, coming: ExpectedUse = NOTHING, at_work: int = 0) -> PaceState:
     return standings(pace, looks, coming, at_work)[-1]
 
 
-def standings(pace: Pace, looks: Sequence[Seen], coming: Coming = NOTHING, at_work: int = 0) -> list[Standing]:
-    standing, found = Standing(at_work=at_work), []
+def standings(
+    pace: BatchPace, looks: Sequence[Seen], coming: ExpectedUse = NOTHING, at_work: int = 0
+) -> list[PaceState]:
+    standing, found = PaceState(at_work=at_work), []
     for look in looks:
         standing = follow(standing, pace, look.snapshot(), coming, look.at)
         found.append(standing)
     return found
 
 
-def refused(pace: Pace, standing: Standing, now: float = 10.0) -> list[ReasonKind]:
+def refused(pace: BatchPace, standing: PaceState, now: float = 10.0) -> list[ReasonKind]:
     return [reason.kind for reason in refusals(pace, standing, now)]
 
 
-def on_card(pace: Pace, standing: Standing, *promises: Promise, need: Need = shared(GB)) -> Reason | None:  # noqa: B008
-    return device_refusal(pace, standing, Room(card(0), promises, None), need, 10.0)
+def on_card(pace: BatchPace, standing: PaceState, *promises: PromisedShare, need: Need = shared(GB)) -> Reason | None:  # noqa: B008
+    return device_refusal(pace, standing, DeviceRoom(card(0), promises, None), need, 10.0)
 
 
-def promised(memory_mb: float | None, measured_mb: float | None = None) -> Promise:
+def promised(memory_mb: float | None, measured_mb: float | None = None) -> PromisedShare:
     (share,) = lease("a", "G0", memory_mb=memory_mb).shares
-    return Promise(share=share, holder=ALICE, measured_mb=measured_mb, lease_id="a")
+    return PromisedShare(share=share, holder=ALICE, measured_mb=measured_mb, lease_id="a")
 
 
-def charged_on(room: Room, need: Need) -> float:
+def charged_on(room: DeviceRoom, need: Need) -> float:
     """As it is told where nothing at all may be used."""
-    reason = device_refusal(Pace(max_gpu_memory_mb=0.0), Standing(), room, need, 10.0)
+    reason = device_refusal(BatchPace(max_gpu_memory_mb=0.0), PaceState(), room, need, 10.0)
     return 0.0 if reason is None else reason.had or 0.0
 
 
 def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() -> None:
     rest = replace(shared(12 * GB), takes_rest=True)
-    largest = Standing(run_vram_mb=3 * GB)
+    largest = PaceState(run_vram_mb=3 * GB)
     assert on_card(PACE, largest, promised(5 * GB, 2 * GB), need=rest) is None
     reason = on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest)
     assert reason is not None
@@ -126,7 +128,7 @@ def test_at_its_very_bound_nothing_is_held_back() -> None:
 
 
 def test_a_bound_that_was_not_asked_for_holds_nothing_back() -> None:
-    free = Pace()
+    free = BatchPace()
     standing = after(free, Seen(at=10.0, cpu=100.0, ram=1.0, gpu=100.0, used=CARD))
     assert not refused(free, standing)
     assert on_card(free, standing) is None
@@ -163,24 +165,24 @@ def test_a_host_without_a_byte_of_memory_is_full_at_once() -> None:
 
 def test_memory_that_runs_have_not_taken_yet_is_as_good_as_taken() -> None:
     look = Seen(at=10.0, ram=4 * GB)
-    assert not refused(PACE, after(PACE, look, coming=Coming(unshown_mb=2 * GB)))
-    (reason,) = refusals(PACE, after(PACE, look, coming=Coming(unshown_mb=3 * GB)), 10.0)
+    assert not refused(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=2 * GB)))
+    (reason,) = refusals(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=3 * GB)), 10.0)
     assert reason.text == "1024 MB of RAM left (3072 MB are kept for runs) < 2048 MB"
 
 
 def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_no_gate() -> None:
     bound = PACE.max_cpu_percent or 0.0
     look = Seen(at=10.0, cpu=bound - 10.0)
-    assert not refused(PACE, after(PACE, look, coming=Coming(cpu_percent=10.0)))
-    standing = after(PACE, look, coming=Coming(cpu_percent=11.0))
+    assert not refused(PACE, after(PACE, look, coming=ExpectedUse(cpu_percent=10.0)))
+    standing = after(PACE, look, coming=ExpectedUse(cpu_percent=11.0))
     (reason,) = refusals(PACE, standing, 10.0)
     assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (with what has just started)"
-    assert not refused(PACE, follow(standing, PACE, look.snapshot(), Coming(), 10.1))
+    assert not refused(PACE, follow(standing, PACE, look.snapshot(), ExpectedUse(), 10.1))
 
 
 def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -> None:
     pace = replace(PACE, max_cpu_percent=100.0)
-    assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), coming=Coming(cpu_percent=300.0)))
+    assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), coming=ExpectedUse(cpu_percent=300.0)))
 
 
 @pytest.mark.parametrize(("age_s", "percent"), [(0.0, 80.0), (5.0, 40.0), (10.0, 20.0), (-1.0, 80.0)])
@@ -190,7 +192,7 @@ def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None
 
 
 def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
-    look, coming = Seen(at=10.0, ram=4 * GB), Coming(run_mb=3 * GB)
+    look, coming = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
     assert not refused(PACE, after(PACE, look, coming=coming))
     assert refused(PACE, after(PACE, look, coming=coming, at_work=1)) == [ReasonKind.HOST_TOO_FULL]
 
@@ -207,19 +209,19 @@ def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
     ],
 )
 def test_a_device_is_charged_what_is_reserved_and_one_run_more_unless_that_is_the_first(
-    need: Need, promises: list[Promise], charged: float
+    need: Need, promises: list[PromisedShare], charged: float
 ) -> None:
-    assert charged_on(Room(card(0), promises, None), need) == charged
+    assert charged_on(DeviceRoom(card(0), promises, None), need) == charged
 
 
 def test_what_a_stranger_holds_is_charged_too() -> None:
-    assert charged_on(Room(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
+    assert charged_on(DeviceRoom(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
 
 
 def test_a_device_of_unknown_size_is_charged_nothing() -> None:
     bare = card(0, used=None, memory_total_mb=None)
-    room = Room(bare, [], None)
-    assert device_refusal(PACE, Standing(), room, shared(GB), 10.0) is None
+    room = DeviceRoom(bare, [], None)
+    assert device_refusal(PACE, PaceState(), room, shared(GB), 10.0) is None
 
 
 def test_no_launch_takes_a_device_over_its_bound_though_it_looks_empty() -> None:
@@ -242,8 +244,8 @@ def test_a_gate_that_has_closed_tells_for_how_long_its_figure_has_been_within() 
 
 
 def test_launches_are_so_far_apart() -> None:
-    pace = Pace(stagger_s=5.0)
-    standing = Standing(launched_at=10.0, looked_at=12.0)
+    pace = BatchPace(stagger_s=5.0)
+    standing = PaceState(launched_at=10.0, looked_at=12.0)
     (reason,) = refusals(pace, standing, 12.0)
     assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "runs start 5 s apart, the next one in 3.0 s")
     assert not refused(pace, standing, 15.0)
@@ -251,12 +253,12 @@ def test_launches_are_so_far_apart() -> None:
 
 @pytest.mark.parametrize(("looked_at", "may"), [(9.0, False), (10.0, False), (10.001, True), (None, True)])
 def test_the_next_run_starts_by_a_look_that_was_taken_since_the_last_one(looked_at: float | None, may: bool) -> None:
-    standing = Standing(launched_at=10.0, looked_at=looked_at)
-    assert refused(Pace(), standing, 20.0) == ([] if may else [ReasonKind.STAGGERED])
+    standing = PaceState(launched_at=10.0, looked_at=looked_at)
+    assert refused(BatchPace(), standing, 20.0) == ([] if may else [ReasonKind.STAGGERED])
 
 
 def test_a_clock_that_was_set_back_holds_no_batch_up_until_it_is_there_again() -> None:
-    assert not refused(Pace(stagger_s=5.0), Standing(launched_at=5000.0, looked_at=5000.0), now=1000.0)
+    assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, looked_at=5000.0), now=1000.0)
 
 
 # What nobody can read
@@ -284,16 +286,18 @@ def test_a_bound_whose_figure_nobody_gives_is_told_and_holds_nothing_back(
 def test_a_figure_is_known_where_one_device_gives_it() -> None:
     blind, seeing = card(0, None, utilization_percent=None), card(1)
     snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(blind, seeing))
-    assert not list(unknown_figures(PACE, follow(Standing(), PACE, snapshot, NOTHING, 1.0), has_devices=True))
+    assert not list(unknown_figures(PACE, follow(PaceState(), PACE, snapshot, NOTHING, 1.0), has_devices=True))
 
 
 def test_a_bound_that_was_not_asked_for_is_not_missed() -> None:
     nothing = Snapshot(taken_at=1.0, host=Host())
-    assert not list(unknown_figures(Pace(), follow(Standing(), Pace(), nothing, NOTHING, 1.0), has_devices=False))
+    assert not list(
+        unknown_figures(BatchPace(), follow(PaceState(), BatchPace(), nothing, NOTHING, 1.0), has_devices=False)
+    )
 
 
 def test_devices_that_are_gone_for_a_moment_are_not_devices_without_figures() -> None:
-    standing = follow(Standing(), PACE, Snapshot(taken_at=1.0, host=Host()), NOTHING, 1.0)
+    standing = follow(PaceState(), PACE, Snapshot(taken_at=1.0, host=Host()), NOTHING, 1.0)
     of_the_host = ["--max-cpu", "--min-free-mem-mb"]
     assert list(unknown_figures(PACE, standing, has_devices=True)) == of_the_host
     assert list(unknown_figures(PACE, standing, has_devices=False)) == [*of_the_host, "--max-gpu", "--max-gpu-mem-mb"]
@@ -328,7 +332,7 @@ def as_told(story: list[tuple[float, Seen]]) -> list[Seen]:
     return found
 
 
-def figures(standing: Standing) -> list[tuple[Figure, Callable[[float], bool]]]:
+def figures(standing: PaceState) -> list[tuple[GateFigure, Callable[[float], bool]]]:
     """Each with what is beyond its bound."""
     return [
         (standing.cpu, lambda value: value > 80.0),
@@ -390,8 +394,8 @@ def test_the_order_in_which_devices_are_told_changes_nothing(
     assert _followed(cards) == _followed([cards[place] for place in order])
 
 
-def _followed(cards: Sequence[Device]) -> Standing:
-    before = follow(Standing(), PACE, Snapshot(taken_at=0.0, host=Host(), devices=tuple(cards)), NOTHING, 0.0)
+def _followed(cards: Sequence[Device]) -> PaceState:
+    before = follow(PaceState(), PACE, Snapshot(taken_at=0.0, host=Host(), devices=tuple(cards)), NOTHING, 0.0)
     devices = tuple(replace(each, utilization_percent=50.0) for each in cards)
     return follow(before, PACE, Snapshot(taken_at=1.0, host=Host(), devices=devices), NOTHING, 1.0)
 

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Share
-from gpuyard.core.scheduling.device_memory import Promise, Room, capacity, charge
+from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare, capacity, charge
 from tests.unit.core.scheduling.test_placement import ALICE, CARD, GB, card
 
 sizes = st.sampled_from([None, 0.0, GB, 5 * GB, 9 * GB, 30 * GB])
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> Room:
+def rooms(draw: st.DrawFn) -> DeviceRoom:
     """What is seen on it is no more than there is, and no less than what leases were measured to use."""
     promises = []
     for number in range(draw(st.integers(0, 5))):
@@ -20,7 +20,7 @@ def rooms(draw: st.DrawFn) -> Room:
         measured = draw(st.sampled_from([None, 0.0, GB, 3 * GB, 4.5 * GB]))
         is_kept = draw(st.integers(0, 4)) == 0
         promises.append(
-            Promise(
+            PromisedShare(
                 share=share,
                 holder=ALICE,
                 measured_mb=None if is_kept else measured,
@@ -30,16 +30,16 @@ def rooms(draw: st.DrawFn) -> Room:
         )
     seen = sum(each.measured_mb or 0.0 for each in promises)
     used = seen + draw(st.floats(0.0, 1.0)) * (CARD - seen)
-    return Room(card(0, used=used), promises, None)
+    return DeviceRoom(card(0, used=used), promises, None)
 
 
-def free(room: Room) -> float:
+def free(room: DeviceRoom) -> float:
     assert room.free_mb is not None
     return room.free_mb
 
 
 @given(rooms())
-def test_what_is_free_is_neither_a_strangers_nor_promised(room: Room) -> None:
+def test_what_is_free_is_neither_a_strangers_nor_promised(room: DeviceRoom) -> None:
     size, used = capacity(room.device), room.device.memory_used_mb
     assert size is not None
     assert used is not None
@@ -51,16 +51,16 @@ def test_what_is_free_is_neither_a_strangers_nor_promised(room: Room) -> None:
 
 
 @given(rooms(), sizes)
-def test_a_promise_never_makes_room(room: Room, size: float | None) -> None:
+def test_a_promise_never_makes_room(room: DeviceRoom, size: float | None) -> None:
     share = Share(device_id="G0", memory_mb=size, is_exclusive=size is None)
-    after = room.with_promise(Promise(share=share, holder=ALICE, measured_mb=0.0))
+    after = room.with_promise(PromisedShare(share=share, holder=ALICE, measured_mb=0.0))
     assert free(after) <= free(room) + 1e-6
     assert after.takers == room.takers + 1
     assert after.is_alone >= room.is_alone
 
 
 @given(rooms(), st.data())
-def test_whoever_leaves_makes_at_most_the_room_it_was_charged(room: Room, data: st.DataObject) -> None:
+def test_whoever_leaves_makes_at_most_the_room_it_was_charged(room: DeviceRoom, data: st.DataObject) -> None:
     names = [each.lease_id for each in room.promises if each.lease_id is not None]
     gone = frozenset(data.draw(st.lists(st.sampled_from(names), unique=True)) if names else ())
     after = room.without(gone)
@@ -70,7 +70,7 @@ def test_whoever_leaves_makes_at_most_the_room_it_was_charged(room: Room, data: 
 
 
 @given(rooms())
-def test_when_all_have_left_only_strangers_are_there(room: Room) -> None:
+def test_when_all_have_left_only_strangers_are_there(room: DeviceRoom) -> None:
     empty = room.without()
     used = room.device.memory_used_mb
     assert used is not None

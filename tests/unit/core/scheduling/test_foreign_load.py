@@ -7,12 +7,12 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import (
     NO_FOREIGN_LOAD,
     ForeignLoad,
-    Stranger,
+    ForeignProcess,
     follow_foreign_load,
     read_foreign_load,
 )
 from gpuyard.core.scheduling.load_gates import Gate, Smoothed
-from gpuyard.core.scheduling.placement import View, choose
+from gpuyard.core.scheduling.placement import PlacementView, choose
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
@@ -20,8 +20,10 @@ GB = 1024.0
 SHARED = Need(memory_mb=2 * GB, is_exclusive=False)
 
 
-def stranger(pid: int = 7, percent: float | None = None) -> Stranger:
-    return Stranger(process=Process(pid=pid, memory_mb=GB, name="python", utilization_percent=percent), user="bob")
+def stranger(pid: int = 7, percent: float | None = None) -> ForeignProcess:
+    return ForeignProcess(
+        process=Process(pid=pid, memory_mb=GB, name="python", utilization_percent=percent), user="bob"
+    )
 
 
 def card(index: int = 0, percent: float | None = 100.0) -> Device:
@@ -63,7 +65,7 @@ def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     ],
 )
 def test_processes_own_figures_count_first_then_what_our_leases_do_not_explain(
-    strangers: list[Stranger], own: list[Share], percent: float
+    strangers: list[ForeignProcess], own: list[Share], percent: float
 ) -> None:
     assert read_foreign_load(card(percent=90.0), strangers, own) == percent
 
@@ -100,9 +102,11 @@ def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
 # Where work goes
 
 
-def view(*percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None) -> View:
+def view(
+    *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
+) -> PlacementView:
     """Cards that strangers keep that busy."""
-    return View(
+    return PlacementView(
         now=0.0,
         snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
         leases=leases,
@@ -115,7 +119,7 @@ def view(*percents: float, over: bool = False, leases: tuple[Lease, ...] = (), p
     )
 
 
-def chosen(need: Need, seen: View) -> list[str]:
+def chosen(need: Need, seen: PlacementView) -> list[str]:
     claim = choose(need, seen).claim
     return [] if claim is None else [share.device_id for share in claim.shares]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.core.lease import Lease, Need, Share
-from gpuyard.core.scheduling.placement import Choice, View, choose, free_memory
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, free_memory
 from gpuyard.core.snapshot import Device, Process
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, machine, shared
 
@@ -13,9 +13,9 @@ def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Devic
 
 
 def test_what_strangers_held_when_a_lease_was_granted_is_noted_with_it() -> None:
-    [share] = claimed(choose(shared(4 * GB), View(now=0.0, snapshot=machine(unlisted(2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), PlacementView(now=0.0, snapshot=machine(unlisted(2 * GB)))))
     assert share.foreign_mb == 2 * GB
-    beside = View(
+    beside = PlacementView(
         now=0.0,
         snapshot=machine(unlisted(5 * GB)),
         leases=(Lease(id="a", holder=ALICE, shares=(share,), since=0.0),),
@@ -31,11 +31,11 @@ def test_what_strangers_held_before_is_not_taken_for_a_part_of_a_reservation(use
     share = Share(device_id="G0", memory_mb=4 * GB, is_exclusive=False, foreign_mb=2 * GB)
     leases = (Lease(id="a", holder=ALICE, shares=(share,), since=0.0),)
     device = unlisted(used * GB)
-    assert free_memory(device, View(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
+    assert free_memory(device, PlacementView(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
 
 
 def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> None:
-    [share] = claimed(choose(shared(4 * GB), View(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), PlacementView(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
     assert share.foreign_mb is None
 
 
@@ -44,9 +44,9 @@ def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> Non
     (card(0, used=1.8 * GB), False),
 ])  # fmt: skip
 def test_a_device_alone_may_have_a_desktop_on_it_where_nobody_can_tell(device: Device, starts: bool) -> None:
-    assert bool(devices_of(choose(Need(), View(now=0.0, snapshot=machine(device))))) is starts
+    assert bool(devices_of(choose(Need(), PlacementView(now=0.0, snapshot=machine(device))))) is starts
 
 
-def claimed(choice: Choice) -> tuple[Share, ...]:
+def claimed(choice: PlacementChoice) -> tuple[Share, ...]:
     assert choice.claim is not None
     return choice.claim.shares

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.placement import Choice, View, choose, free_memory
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, free_memory
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
@@ -52,11 +52,11 @@ def ticket(need: Need, since: float = 0.0, name: str = "t", priority: int = 0) -
     return Ticket(id=name, holder=BOB, need=need, since=since, priority=priority)
 
 
-def devices_of(choice: Choice) -> tuple[str, ...]:
+def devices_of(choice: PlacementChoice) -> tuple[str, ...]:
     return tuple(share.device_id for share in choice.claim.shares) if choice.claim else ()
 
 
-def kinds_of(choice: Choice) -> dict[str | None, ReasonKind]:
+def kinds_of(choice: PlacementChoice) -> dict[str | None, ReasonKind]:
     return {reason.device_id: reason.kind for reason in choice.reasons}
 
 
@@ -64,7 +64,7 @@ def kinds_of(choice: Choice) -> dict[str | None, ReasonKind]:
 
 
 def test_a_lease_that_has_not_allocated_yet_is_charged_what_it_reserved() -> None:
-    view = View(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
+    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
     starting = msgspec.structs.replace(view, measured={("a", "G0"): 0.0})
     for each in (view, starting):
         assert free_memory(card(0), each) == 4 * GB
@@ -74,7 +74,7 @@ def test_a_lease_that_has_not_allocated_yet_is_charged_what_it_reserved() -> Non
 
 def test_a_lease_that_grew_is_charged_what_it_uses() -> None:
     seen = card(0, used=10 * GB)
-    view = View(
+    view = PlacementView(
         now=0.0,
         snapshot=machine(seen),
         leases=(lease("a", "G0", memory_mb=4 * GB),),
@@ -85,7 +85,7 @@ def test_a_lease_that_grew_is_charged_what_it_uses() -> None:
 
 def test_a_stranger_is_charged_what_it_holds_beside_the_leases() -> None:
     seen = card(0, used=9 * GB)
-    view = View(
+    view = PlacementView(
         now=0.0,
         snapshot=machine(seen),
         leases=(lease("a", "G0", memory_mb=8 * GB),),
@@ -99,13 +99,13 @@ def test_where_the_driver_hides_who_holds_what_use_counts_against_the_reservatio
     hidden = {("a", "G0"): None}
     for used, free in ((0.0, 16 * GB), (6 * GB, 16 * GB), (8 * GB, 16 * GB), (11 * GB, 13 * GB)):
         seen = card(0, used=used)
-        assert free_memory(seen, View(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
+        assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
 
 
 def test_a_stranger_does_not_hide_behind_a_lease_that_was_measured() -> None:
     """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are a stranger's."""
     device = card(0, used=12 * GB)
-    view = View(
+    view = PlacementView(
         now=0.0,
         snapshot=machine(device),
         leases=(lease("seen", "G0", memory_mb=8 * GB), lease("hidden", "G0", memory_mb=4 * GB)),
@@ -116,8 +116,8 @@ def test_a_stranger_does_not_hide_behind_a_lease_that_was_measured() -> None:
 
 def test_what_the_driver_keeps_for_itself_is_no_room() -> None:
     seen = card(0, used=1 * GB, memory_free_mb=22 * GB)
-    assert free_memory(seen, View(now=0.0, snapshot=machine(seen))) == 22 * GB
-    assert choose(shared(22.5 * GB), View(now=0.0, snapshot=machine(seen))).claim is None
+    assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen))) == 22 * GB
+    assert choose(shared(22.5 * GB), PlacementView(now=0.0, snapshot=machine(seen))).claim is None
 
 
 # Properties over any order of events.
@@ -153,10 +153,10 @@ class World:
     def used_on(self, device_id: str) -> float:
         return self.foreign[device_id] + sum(used for (_, where), used in self.used.items() if where == device_id)
 
-    def view(self) -> View:
+    def view(self) -> PlacementView:
         measured = {key: None if key[0] in self.hidden else used for key, used in self.used.items()}
         devices = [card(index, used=self.used_on(f"G{index}")) for index in range(3)]
-        return View(now=0.0, snapshot=machine(*devices), leases=tuple(self.leases), measured=measured)
+        return PlacementView(now=0.0, snapshot=machine(*devices), leases=tuple(self.leases), measured=measured)
 
     def ask(self, need: Need) -> tuple[str, ...]:
         claim = choose(need, self.view()).claim
@@ -236,7 +236,7 @@ def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(ahead: 
 
 def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
     blind = card(0, used=None, memory_total_mb=None, utilization_percent=None, power_draw_w=None, processes=None)
-    view = View(now=0.0, snapshot=machine(blind))
+    view = PlacementView(now=0.0, snapshot=machine(blind))
     bounded = Need(memory_mb=20 * GB, max_utilization_percent=1, max_power_w=80, max_memory_used_mb=10)
     assert devices_of(choose(bounded, view)) == ("G0",)
     assert devices_of(choose(Need(), view)) == ("G0",)
@@ -245,7 +245,7 @@ def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_fr
 
 def test_used_memory_that_is_unknown_leaves_the_total_less_the_reservations() -> None:
     blind = card(0, used=None, processes=None)
-    view = View(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    view = PlacementView(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
     assert free_memory(blind, view) == 4 * GB
 
 
@@ -253,7 +253,7 @@ def test_banned_unasked_and_unhealthy_cards_are_left_alone_and_told_apart() -> N
     devices = machine(card(0), card(1), card(2, fault="fell off the bus"), card(3))
     choice = choose(
         Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)),
-        View(now=0.0, snapshot=devices),
+        PlacementView(now=0.0, snapshot=devices),
     )
     assert kinds_of(choice) == {
         "G0": ReasonKind.BANNED,
@@ -267,13 +267,13 @@ def test_banned_unasked_and_unhealthy_cards_are_left_alone_and_told_apart() -> N
 
 def test_a_split_card_is_used_through_its_parts_only() -> None:
     part = card(1, parent="G0")
-    view = View(now=0.0, snapshot=machine(card(0), part))
+    view = PlacementView(now=0.0, snapshot=machine(card(0), part))
     assert devices_of(choose(Need(), view)) == ("G1",)
     assert choose(Need(devices=2), view).claim is None
 
 
 def test_a_whole_card_is_not_given_while_somebody_has_a_part_of_it() -> None:
-    view = View(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
+    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
     for need in (Need(), Need(memory_mb=GB)):
         choice = choose(need, view)
         assert (choice.claim, kinds_of(choice)["G0"]) == (None, ReasonKind.LEASED)
@@ -282,13 +282,13 @@ def test_a_whole_card_is_not_given_while_somebody_has_a_part_of_it() -> None:
 def test_without_health_checks_leases_still_count() -> None:
     sick = machine(card(0, fault="lost"), card(1, used=20 * GB, utilization_percent=99.0))
     careless = Need(ignores_health=True, devices=2, max_utilization_percent=1)
-    assert devices_of(choose(careless, View(now=0.0, snapshot=sick))) == ("G0", "G1")
-    taken = View(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
+    assert devices_of(choose(careless, PlacementView(now=0.0, snapshot=sick))) == ("G0", "G1")
+    taken = PlacementView(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
     assert kinds_of(choose(careless, taken))["G1"] is ReasonKind.LEASED
 
 
 def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
-    view = View(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
     careless = msgspec.structs.replace(shared(8 * GB), ignores_health=True)
     assert kinds_of(choose(careless, view))["G0"] is ReasonKind.NO_ROOM
 
@@ -305,7 +305,7 @@ def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
 def test_a_bound_that_is_broken_is_told_with_its_figures(
     need: Need, device: Device, kind: ReasonKind, words: str
 ) -> None:
-    reason = choose(need, View(now=0.0, snapshot=machine(device))).reasons[0]
+    reason = choose(need, PlacementView(now=0.0, snapshot=machine(device))).reasons[0]
     assert (reason.kind, reason.device_id, reason.text) == (kind, "G0", words)
 
 
@@ -319,23 +319,23 @@ def test_a_bound_that_is_broken_is_told_with_its_figures(
     ],
 )
 def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> None:
-    assert devices_of(choose(need, View(now=0.0, snapshot=machine(device)))) == ("G0",)
+    assert devices_of(choose(need, PlacementView(now=0.0, snapshot=machine(device)))) == ("G0",)
 
 
 def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
     host = Host(cpu_percent=91.0, memory_available_mb=500.0)
-    view = View(now=0.0, snapshot=machine(card(0), host=host))
+    view = PlacementView(now=0.0, snapshot=machine(card(0), host=host))
     choice = choose(Need(max_cpu_percent=80, min_host_memory_mb=1000), view)
     assert choice.claim is None
     assert [reason.text for reason in choice.reasons] == ["CPU 91% > 80%", "500 MB of RAM available < 1000 MB"]
     assert devices_of(choose(Need(max_cpu_percent=91, min_host_memory_mb=500), view)) == ("G0",)
-    unread = View(now=0.0, snapshot=machine(card(0)))
+    unread = PlacementView(now=0.0, snapshot=machine(card(0)))
     assert devices_of(choose(Need(max_cpu_percent=1, min_host_memory_mb=1e9), unread)) == ("G0",)
 
 
 def test_a_tiny_stranger_does_not_block_a_card_and_a_big_one_does() -> None:
-    def ask(device: Device) -> Choice:
-        return choose(Need(), View(now=0.0, snapshot=machine(device)))
+    def ask(device: Device) -> PlacementChoice:
+        return choose(Need(), PlacementView(now=0.0, snapshot=machine(device)))
 
     notebook = (Process(pid=7, memory_mb=300.0),)
     assert devices_of(ask(card(0, used=300.0, processes=notebook))) == ("G0",)
@@ -346,12 +346,12 @@ def test_a_tiny_stranger_does_not_block_a_card_and_a_big_one_does() -> None:
 
 def test_the_card_with_the_least_room_that_is_enough_is_taken() -> None:
     devices = machine(card(0), card(1, used=12 * GB), card(2, used=20 * GB))
-    assert devices_of(choose(shared(8 * GB), View(now=0.0, snapshot=devices))) == ("G1",)
-    assert devices_of(choose(shared(2 * GB, devices=2), View(now=0.0, snapshot=devices))) == ("G1", "G2")
+    assert devices_of(choose(shared(8 * GB), PlacementView(now=0.0, snapshot=devices))) == ("G1",)
+    assert devices_of(choose(shared(2 * GB, devices=2), PlacementView(now=0.0, snapshot=devices))) == ("G1", "G2")
 
 
 def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
-    view = View(
+    view = PlacementView(
         now=0.0,
         snapshot=machine(card(0), card(1)),
         leases=(lease("a", "G0"), lease("b", "G1", memory_mb=20 * GB, holder=BOB)),

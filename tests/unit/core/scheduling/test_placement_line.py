@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.placement import PATIENCE_S, View, choose, in_line
+from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, choose, in_line
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import (
@@ -27,18 +27,18 @@ def test_the_line_goes_by_priority_then_by_time() -> None:
 
 
 def test_those_ahead_get_theirs_first() -> None:
-    view = View(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
+    view = PlacementView(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
     assert choice.reasons[0].text == "kept for bob, pid 202, who came first"
-    assert devices_of(choose(Need(), View(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))) == (
-        "G1",
-    )
+    assert devices_of(
+        choose(Need(), PlacementView(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
+    ) == ("G1",)
 
 
 def test_a_waiting_need_of_two_cards_is_not_starved_by_singles() -> None:
     """One of two cards is free: it is kept until the other one is, from the first moment on."""
-    view = View(
+    view = PlacementView(
         now=1.0,
         snapshot=machine(card(0), card(1)),
         leases=(lease("a", "G0"),),
@@ -48,10 +48,10 @@ def test_a_waiting_need_of_two_cards_is_not_starved_by_singles() -> None:
     assert kinds_of(choose(shared(1), view))["G1"] is ReasonKind.AWAITED
 
 
-def busy_with_small_work(now: float, need: Need, **bounds: float) -> View:
+def busy_with_small_work(now: float, need: Need, **bounds: float) -> PlacementView:
     """Two leases of 4 GB have allocated all of it, and keep the card busy."""
     leases = (lease("a", "G0", memory_mb=4 * GB), lease("b", "G0", memory_mb=4 * GB))
-    return View(
+    return PlacementView(
         now=now,
         snapshot=machine(card(0, used=8 * GB, utilization_percent=100.0, power_draw_w=300.0)),
         leases=leases,
@@ -89,13 +89,13 @@ def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, 
 )
 def test_a_need_ahead_that_only_a_stranger_could_help_blocks_nobody(need: Need, now: float) -> None:
     host = Host(cpu_percent=95.0)
-    view = View(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
+    view = PlacementView(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
     assert devices_of(choose(Need(), view)) == ("G1",)
 
 
 def test_a_stranger_beside_leases_is_no_reason_to_hold_back_others() -> None:
     """When the lease ends 16 GB are free, and 20 are asked for: nobody has to wait for that."""
-    view = View(
+    view = PlacementView(
         now=PATIENCE_S + 1,
         snapshot=machine(card(0, used=12 * GB)),
         leases=(lease("a", "G0", memory_mb=4 * GB),),

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Need
-from gpuyard.core.scheduling.placement import View as Placement
-from gpuyard.core.scheduling.placement import free_memory
-from gpuyard.core.scheduling.planner import Hold, Limits, Plan, View, decide, estimate_start
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.placement import PlacementView, free_memory
+from gpuyard.core.scheduling.planner import Hold, Plan, PlannerView, SchedulingLimits, decide, estimate_start
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
@@ -39,15 +38,15 @@ def view(
     cpu_jobs: int = 4,
     tags: dict[str, int] | None = None,
     **said: Any,
-) -> View:
+) -> PlannerView:
     snapshot = on if isinstance(on, Snapshot) else machine(*map(card, range(on)))
-    placement = Placement(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {})
-    limits = Limits(cpu_jobs=cpu_jobs, tags=tags or {})
-    return View(now=NOW, placement=placement, queues=queues, me=ME, limits=limits, **said)
+    placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {})
+    limits = SchedulingLimits(cpu_jobs=cpu_jobs, tags=tags or {})
+    return PlannerView(now=NOW, placement=placement, queues=queues, me=ME, limits=limits, **said)
 
 
-def running(job_id: int, tag: str = "", devices: int = 1, group: int | None = None) -> Running:
-    return Running(job_id=job_id, user="me", tag=tag, devices=devices, started_at=NOW - 60, group=group)
+def running(job_id: int, tag: str = "", devices: int = 1, group: int | None = None) -> RunningJob:
+    return RunningJob(job_id=job_id, user="me", tag=tag, devices=devices, started_at=NOW - 60, group=group)
 
 
 def started(plan: Plan) -> dict[int, tuple[str, ...]]:
@@ -197,7 +196,7 @@ def test_a_reason_names_who_holds_the_device() -> None:
 
 
 def test_where_there_is_no_room_for_anybody_the_lane_asked_about_still_gets_its_reasons() -> None:
-    def full() -> View:
+    def full() -> PlannerView:
         return view(*(queue(each, Need()) for each in (1, 2, 3)), leases=[lease("a", "G0", holder=BOB)])
 
     assert [bool(hold.reasons) for hold in decide(full()).holds] == [True, False, False]
@@ -298,7 +297,7 @@ def queues_of(draw: st.DrawFn) -> list[LaneQueue]:
 def test_no_plan_exceeds_a_device_or_a_limit(
     world: tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]],
     queues: list[LaneQueue],
-    live: list[Running],
+    live: list[RunningJob],
 ) -> None:
     snapshot, leases, measured = world
     looked_at = view(*queues, on=snapshot, leases=leases, measured=measured, cpu_jobs=2, tags={"a": 2}, running=live)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
-from gpuyard.core.scheduling.placement import Board
-from gpuyard.core.scheduling.planner import STRICT_AFTER_S, Plan, View, decide
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.placement import PlacementState
+from gpuyard.core.scheduling.planner import STRICT_AFTER_S, Plan, PlannerView, decide
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host, Snapshot
@@ -35,11 +35,11 @@ LONG = STRICT_AFTER_S + 1
 World = tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]
 
 
-def of_lease(lease_id: str, job_id: int) -> Running:
-    return Running(job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id)
+def of_lease(lease_id: str, job_id: int) -> RunningJob:
+    return RunningJob(job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id)
 
 
-def behind_a_wide_one(*small: LaneQueue, **said: Any) -> View:
+def behind_a_wide_one(*small: LaneQueue, **said: Any) -> PlannerView:
     """Job 1 wants two cards. One of them is leased to job 90, the other is free."""
     head = queue(1, WIDE, priority=5)
     return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)], **said)
@@ -193,9 +193,9 @@ def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_l
 # For all worlds, once the head has waited long
 
 
-def head_fits(looked_at: View, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
+def head_fits(looked_at: PlannerView, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
     """Whether the head could start once these leases have ended, with what the plan starts beside it."""
-    board = Board(looked_at.placement).without(frozenset(lease.id for lease in gone))
+    board = PlacementState(looked_at.placement).without(frozenset(lease.id for lease in gone))
     for start in plan.starts if plan else ():
         board.take(start.claim, ME)
     return board.choose(need).claim is not None

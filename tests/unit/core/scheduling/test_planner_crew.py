@@ -12,16 +12,16 @@ from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.planner import Plan, decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.tag_sharing import Crew
+from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, queue, running, started, view
 
-TWO = Crew(most_per_device=2)
+TWO = TagSharing(most_per_device=2)
 UNKNOWN = Need(part=0.5, is_exclusive=False)
 
 
-def sweep(lane_id: int, need: Need, *ids: int, crew: Crew = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
+def sweep(lane_id: int, need: Need, *ids: int, crew: TagSharing = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
     return queue(lane_id, need, *ids, crew=crew, tag=tag, **said)
 
 
@@ -131,7 +131,7 @@ def test_a_full_device_of_a_crew_sends_the_next_to_one_with_more_of_it() -> None
 
 def test_a_crew_shares_a_device_however_busy_it_is() -> None:
     busy = replace(shared(GB), load_percent=100.0)
-    asked = view(sweep(1, busy, 10, 11, 12, 13, crew=Crew(most_per_device=4)))
+    asked = view(sweep(1, busy, 10, 11, 12, 13, crew=TagSharing(most_per_device=4)))
     asked = replace(asked, placement=replace(asked.placement, packing=Packing(max_load_percent=200.0)))
     assert list(started(decide(asked))) == [10, 11, 12, 13]
 
@@ -142,7 +142,7 @@ def test_tasks_that_need_two_devices_count_on_both() -> None:
 
 
 def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
-    one = Crew(most_per_device=1)
+    one = TagSharing(most_per_device=1)
     wide = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5)
     narrow = sweep(2, shared(GB), 20, crew=one)
     leases = [lease("L5", "G0", memory_mb=GB)]
@@ -154,7 +154,7 @@ def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
 
 
 def test_a_clock_that_was_set_back_holds_up_no_crew() -> None:
-    crew = Crew(most_per_device=2, stagger_s=1.0)
+    crew = TagSharing(most_per_device=2, stagger_s=1.0)
     made = decide(view(sweep(1, shared(GB), 10, crew=crew), last_starts={"sweep": NOW + 3600.0}))
     assert list(started(made)) == [10]
 
@@ -165,7 +165,7 @@ def test_a_task_without_a_device_needs_no_place_on_one() -> None:
 
 @pytest.mark.parametrize(("ago_s", "ids"), [(0.5, []), (2.0, [10])])
 def test_the_next_of_a_crew_waits_for_its_time(ago_s: float, ids: list[int]) -> None:
-    crew = Crew(most_per_device=2, stagger_s=1.0)
+    crew = TagSharing(most_per_device=2, stagger_s=1.0)
     made = decide(view(sweep(1, shared(GB), 10, 11, crew=crew), on=2, last_starts={"sweep": NOW - ago_s}))
     assert list(started(made)) == ids
     assert ReasonKind.STAGGERED in [reason.kind for reason in hold_of(made, 1).reasons]
@@ -192,7 +192,7 @@ def test_never_more_than_may_be_and_never_over_the_card(
     ]
     queues = [
         sweep(each, Need(part=1 / most, is_exclusive=most == 1) if need is None else shared(need), each,
-              crew=Crew(most_per_device=most))
+              crew=TagSharing(most_per_device=most))
         for each, need in enumerate(needs, 1)
     ]  # fmt: skip
     made = decide(view(*queues, on=machine(*cards)))

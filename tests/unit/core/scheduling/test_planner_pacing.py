@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import Figure, Pace, Standing
+from gpuyard.core.scheduling.batch_pacing import BatchPace, GateFigure, PaceState
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.planner import Plan, decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
@@ -16,20 +16,20 @@ from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, kinds_of,
 
 BATCH = 10
 CLOSED = SteadyGate(is_closed=True)
-PACE = Pace(max_cpu_percent=80.0, max_gpu_percent=70.0, max_gpu_memory_mb=8 * GB)
-LOOKED = Standing(looked_at=NOW)
+PACE = BatchPace(max_cpu_percent=80.0, max_gpu_percent=70.0, max_gpu_memory_mb=8 * GB)
+LOOKED = PaceState(looked_at=NOW)
 
 
-def batch(lane_id: int, need: Need, *ids: int, pace: Pace = PACE, group: int = BATCH, **said: Any) -> LaneQueue:
+def batch(lane_id: int, need: Need, *ids: int, pace: BatchPace = PACE, group: int = BATCH, **said: Any) -> LaneQueue:
     return queue(lane_id, need, *ids, pace=pace, group=group, **{"group_limit": 6, **said})
 
 
-def plan(*queues: LaneQueue, standing: Standing = LOOKED, **said: Any) -> Plan:
+def plan(*queues: LaneQueue, standing: PaceState = LOOKED, **said: Any) -> Plan:
     return decide(view(*queues, standings={BATCH: standing}, **said))
 
 
-def busy(*ids: str, percent: float = 91.0) -> Standing:
-    return replace(LOOKED, loads={each: Figure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
+def busy(*ids: str, percent: float = 91.0) -> PaceState:
+    return replace(LOOKED, loads={each: GateFigure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
 
 
 # How many
@@ -76,7 +76,7 @@ def test_a_run_that_starts_takes_no_slot_from_those_behind_it() -> None:
 
 
 def test_a_gate_of_the_host_holds_the_next_run_back() -> None:
-    made = plan(batch(1, CPU, 10), standing=replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)))
+    made = plan(batch(1, CPU, 10), standing=replace(LOOKED, cpu=GateFigure(seen=95.0, judged=95.0, gate=CLOSED)))
     (reason,) = hold_of(made, 1).reasons
     assert (reason.kind, reason.text) == (ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
 
@@ -140,12 +140,12 @@ def test_a_batch_that_nobody_has_looked_for_yet_has_no_closed_gates() -> None:
     "standing",
     [
         busy("G0", "G1"),
-        replace(LOOKED, cpu=Figure(seen=95.0, judged=95.0, gate=CLOSED)),
+        replace(LOOKED, cpu=GateFigure(seen=95.0, judged=95.0, gate=CLOSED)),
         replace(LOOKED, launched_at=NOW),
     ],
     ids=["device", "host", "stagger"],
 )
-def test_one_that_waits_for_a_gate_holds_up_nobody(standing: Standing) -> None:
+def test_one_that_waits_for_a_gate_holds_up_nobody(standing: PaceState) -> None:
     first = batch(1, shared(20 * GB), 10, priority=5, pace=replace(PACE, max_gpu_memory_mb=None))
     made = plan(first, queue(2, Need(), 30, 31), on=2, standing=standing)
     assert started(made) == {30: ("G0",), 31: ("G1",)}
@@ -219,6 +219,6 @@ def test_a_run_without_devices_does_not_wait_for_one_that_it_does_not_watch(
 
 
 def test_a_run_without_devices_waits_for_memory_of_those_that_it_watches_too() -> None:
-    full = replace(LOOKED, loads={"G0": Figure()}, full={"G0": Figure(seen=9 * GB, judged=9 * GB, gate=CLOSED)})
+    full = replace(LOOKED, loads={"G0": GateFigure()}, full={"G0": GateFigure(seen=9 * GB, judged=9 * GB, gate=CLOSED)})
     (reason,) = hold_of(plan(batch(1, CPU, 10), standing=full), 1).reasons
     assert (reason.kind, reason.device_id) == (ReasonKind.TOO_FULL, "G0")

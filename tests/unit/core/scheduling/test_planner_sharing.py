@@ -13,8 +13,8 @@ from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.lease import Claim, Lease, Need, Share
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.memory.sizing import settled_shares
-from gpuyard.core.scheduling.planner import LOOK_AHEAD, Plan, View, decide
-from gpuyard.core.scheduling.preemption import Running
+from gpuyard.core.scheduling.planner import LOOK_AHEAD, Plan, PlannerView, decide
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
 from tests.scale import size
@@ -26,8 +26,8 @@ NAMES = tuple(f"G{index}" for index in range(CARDS))
 SETTLE_S = 60.0
 
 
-def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **said: Any) -> Running:
-    made = Running(
+def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **said: Any) -> RunningJob:
+    made = RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id, priority=priority,
         leave_cost_s=cost_s,
     )  # fmt: skip
@@ -61,7 +61,7 @@ class Ledger:
     def live(self) -> list[Lease]:
         return [each for each in self.leases.values() if each.shares]
 
-    def look(self, *queues: LaneQueue, **said: Any) -> View:
+    def look(self, *queues: LaneQueue, **said: Any) -> PlannerView:
         cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
         measured: dict[tuple[str, str], float | None] = {
             (each.id, share.device_id): self.used.get((each.id, share.device_id), 0.0)
@@ -181,7 +181,7 @@ def test_the_story_of_a_ledger_would_notice_a_promise_too_many() -> None:
 # Each job of a lane has a need of its own
 
 
-def sized(*queues: LaneQueue, sizes: dict[int, float], **said: Any) -> View:
+def sized(*queues: LaneQueue, sizes: dict[int, float], **said: Any) -> PlannerView:
     return view(*queues, need=lambda _, job_id: shared(sizes[job_id] * GB), **said)
 
 

@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Lease, Need
-from gpuyard.core.scheduling.placement import Board, View
-from gpuyard.core.scheduling.preemption import Running, find_victims
+from gpuyard.core.scheduling.placement import PlacementState, PlacementView
+from gpuyard.core.scheduling.preemption import RunningJob, find_victims
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 
 URGENT = 5
 
 
-def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leaving: bool = False) -> Running:
+def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leaving: bool = False) -> RunningJob:
     """Its lease is called as it is."""
-    return Running(
+    return RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=float(job_id), lease_id=f"job {job_id}",
         priority=priority, leave_cost_s=cost_s, is_leaving=is_leaving,
     )  # fmt: skip
@@ -25,15 +25,17 @@ def held(job_id: int, *device_ids: str, memory_mb: float | None = None) -> Lease
     return lease(f"job {job_id}", *device_ids, memory_mb=memory_mb)
 
 
-def board(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> Board:
+def board(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> PlacementState:
     devices = [card(index, used=strangers_mb) for index in range(cards)]
     measured: dict[tuple[str, str], float | None] = {
         (each.id, share.device_id): 0.0 for each in leases for share in each.shares
     }
-    return Board(View(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured))
+    return PlacementState(
+        PlacementView(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured)
+    )
 
 
-def ids(victims: tuple[Running, ...]) -> set[int]:
+def ids(victims: tuple[RunningJob, ...]) -> set[int]:
     return {run.job_id for run in victims}
 
 
@@ -60,7 +62,7 @@ def test_one_who_frees_two_devices_spares_the_others() -> None:
 @pytest.mark.parametrize(
     "other", [job(1, None), job(1, priority=URGENT), job(1, priority=URGENT + 1)], ids=["never", "equal", "higher"]
 )
-def test_whoever_need_not_leave_is_not_asked(other: Running) -> None:
+def test_whoever_need_not_leave_is_not_asked(other: RunningJob) -> None:
     assert not find_victims(Need(), board(held(1, "G0"), cards=1), [other], URGENT)
 
 
@@ -84,13 +86,13 @@ def test_nobody_is_asked_in_vain() -> None:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[Board, list[Running]]:
+def crowds(draw: st.DrawFn) -> tuple[PlacementState, list[RunningJob]]:
     """Up to three cards full of jobs, some of them on several."""
     cards = draw(st.integers(1, 3))
     names = [f"G{index}" for index in range(cards)]
     free = dict.fromkeys(names, 24 * GB)
     leases: list[Lease] = []
-    running: list[Running] = []
+    running: list[RunningJob] = []
     for job_id in range(1, draw(st.integers(1, 8)) + 1):
         where = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
         size = draw(st.sampled_from([2.0, 5.0, 9.0, 14.0])) * GB
@@ -114,7 +116,9 @@ wishes = st.builds(
 
 
 @given(crowds(), wishes)
-def test_those_who_leave_are_enough_and_none_of_them_could_stay(crowd: tuple[Board, list[Running]], need: Need) -> None:
+def test_those_who_leave_are_enough_and_none_of_them_could_stay(
+    crowd: tuple[PlacementState, list[RunningJob]], need: Need
+) -> None:
     here, running = crowd
     victims = find_victims(need, here, running, URGENT)
     leaving = {run.lease_id for run in running if run.is_leaving}

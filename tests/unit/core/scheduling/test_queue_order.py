@@ -14,9 +14,9 @@ from gpuyard.core.scheduling.queue_order import (
     Candidate,
     Lane,
     LaneQueue,
-    Line,
     Party,
-    Use,
+    QueueLine,
+    WeightedUse,
     add_use,
     level,
     weight,
@@ -44,7 +44,7 @@ def queue(lane_id: int, *jobs: tuple[int, float], priority: int = 0, tag: str = 
     return LaneQueue(lane=lane, jobs=iter(Jobs(*jobs)))
 
 
-def order(line: Line) -> list[int]:
+def order(line: QueueLine) -> list[int]:
     """The ids in which order they would start, were there room for all."""
     ids = []
     while (first := line.first()) is not None:
@@ -61,16 +61,16 @@ def test_priority_goes_before_use_and_use_before_submission() -> None:
         queue(2, (11, 40), tag="idle"),
         queue(3, (12, 1), tag="busy", priority=1),
     ]
-    assert order(Line(queues, used, NOW)) == [12, 11, 10]
+    assert order(QueueLine(queues, used, NOW)) == [12, 11, 10]
 
 
 def test_within_a_tag_whoever_came_first_goes_first_whatever_the_lane() -> None:
     queues = [queue(1, (10, 50), (13, 20)), queue(2, (11, 40), (12, 30))]
-    assert order(Line(queues, {}, NOW)) == [10, 11, 12, 13]
+    assert order(QueueLine(queues, {}, NOW)) == [10, 11, 12, 13]
 
 
 def test_at_the_same_moment_the_lower_id_goes_first() -> None:
-    assert order(Line([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
+    assert order(QueueLine([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
 
 
 def test_two_tags_take_turns_within_one_step() -> None:
@@ -78,7 +78,7 @@ def test_two_tags_take_turns_within_one_step() -> None:
         queue(1, *((each, 90) for each in range(10, 13)), tag="a"),
         queue(2, *((each, 80) for each in range(20, 23)), tag="b"),
     ]
-    assert order(Line(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
+    assert order(QueueLine(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
 
 
 def test_a_start_counts_by_its_devices() -> None:
@@ -86,7 +86,7 @@ def test_a_start_counts_by_its_devices() -> None:
         queue(1, (10, 90), (11, 90), tag="wide", devices=2),
         queue(2, *((each, 80) for each in range(20, 24)), tag="small"),
     ]
-    assert order(Line(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
+    assert order(QueueLine(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
 
 
 def test_each_ageing_period_is_worth_one_level() -> None:
@@ -104,7 +104,7 @@ def test_an_aged_job_outruns_every_fresh_one_of_higher_priority(low: int, lead: 
     """However much its tag has used: it only takes a period more than the priorities are apart."""
     waited = (lead + 1) * AGEING_S
     old, fresh = queue(1, (10, waited), priority=low, tag="old"), queue(2, (99, 0), priority=low + lead, tag="new")
-    assert order(Line([fresh, old], {("me", "old"): used}, NOW)) == [10, 99]
+    assert order(QueueLine([fresh, old], {("me", "old"): used}, NOW)) == [10, 99]
 
 
 @given(
@@ -117,7 +117,7 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
     jobs: list[tuple[int, str, float]], used: dict[Party, float]
 ) -> None:
     queues = [queue(at, (at, waited), priority=priority, tag=tag) for at, (priority, tag, waited) in enumerate(jobs)]
-    first = Line(queues, used, NOW).first()
+    first = QueueLine(queues, used, NOW).first()
     assert first is not None
 
     def rank(job_id: int) -> tuple[int, float, int]:
@@ -130,7 +130,7 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
 def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
     jobs = Jobs(*((each, 10.0) for each in range(1000)))
     lane = Lane(id=1, priority=0, user="me", tag="", need=Need())
-    line = Line([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
+    line = QueueLine([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
     for started in range(3):
         assert jobs.taken == started + 1
         line.advance(lane)
@@ -138,7 +138,7 @@ def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
 
 def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
     one, other = queue(1, (10, 9), (11, 9)), queue(2, (20, 1))
-    line = Line([one, other], {}, NOW)
+    line = QueueLine([one, other], {}, NOW)
     line.drop(one.lane)
     assert order(line) == [20]
 
@@ -147,17 +147,17 @@ def test_of_very_many_lanes_the_first_are_looked_at() -> None:
     def many() -> list[LaneQueue]:
         return [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
 
-    assert order(Line(many(), {}, NOW)) == list(range(MOST_LANES))
-    assert order(Line(many(), {}, NOW, is_whole=True)) == list(range(MOST_LANES + 20))
+    assert order(QueueLine(many(), {}, NOW)) == list(range(MOST_LANES))
+    assert order(QueueLine(many(), {}, NOW, is_whole=True)) == list(range(MOST_LANES + 20))
 
 
 def test_very_many_lanes_that_need_devices_do_not_hide_one_that_needs_none() -> None:
     queues = [queue(each, (each, 500.0), priority=9) for each in range(1, MOST_LANES + 20)]
-    assert 777 in order(Line([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
+    assert 777 in order(QueueLine([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
 
 
 def test_use_weighs_half_after_each_half_life() -> None:
-    use = Use(seconds=80.0, at=NOW)
+    use = WeightedUse(seconds=80.0, at=NOW)
     assert weight(use, NOW) == 80.0
     assert weight(use, NOW + HALF_LIFE_S) == pytest.approx(40.0)
     assert weight(use, NOW + 3 * HALF_LIFE_S) == pytest.approx(10.0)
@@ -168,9 +168,9 @@ def test_use_weighs_half_after_each_half_life() -> None:
 def test_use_added_piece_by_piece_weighs_as_each_piece_by_itself(
     pieces: list[tuple[float, float]], rest: float
 ) -> None:
-    use, now, apart = Use(), 0.0, []
+    use, now, apart = WeightedUse(), 0.0, []
     for seconds, elapsed in pieces:
         now += elapsed
         use = add_use(use, seconds, now)
-        apart.append(Use(seconds=seconds, at=now))
+        apart.append(WeightedUse(seconds=seconds, at=now))
     assert weight(use, now + rest) == pytest.approx(sum(weight(each, now + rest) for each in apart), rel=1e-6, abs=1e-6)

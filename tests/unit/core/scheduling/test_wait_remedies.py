@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
-from gpuyard.core.scheduling.placement import View, choose
+from gpuyard.core.scheduling.placement import PlacementView, choose
 from gpuyard.core.scheduling.running_counts import limit_reached
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host
@@ -19,9 +19,9 @@ WITHOUT = {
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
 }  # fmt: skip
-FULL = View(now=0.0, snapshot=machine(card(0, used=20 * GB)))
-SHARED = View(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
-BUSY = View(
+FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))
+SHARED = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
+BUSY = PlacementView(
     now=0.0,
     snapshot=machine(card(0)),
     foreign={"G0": follow_foreign_load(NO_FOREIGN_LOAD, 100.0, (), 0.0, 50.0)},
@@ -29,7 +29,7 @@ BUSY = View(
 )
 CASES = [
     (ReasonKind.BANNED, Need(banned=("G0",)), FULL, "banned and banned_names under [devices]"),
-    (ReasonKind.UNHEALTHY, Need(), View(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
+    (ReasonKind.UNHEALTHY, Need(), PlacementView(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
     (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs without a lease leave 4.0 GB: with --vram SIZE"),
     (ReasonKind.NO_ROOM, replace(shared(12 * GB), takes_rest=True), FULL, "a first run asks for 12.0 GB: with --vram"),
@@ -39,12 +39,12 @@ CASES = [
     (ReasonKind.TOO_MANY, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),
     (ReasonKind.TOO_BUSY, Need(max_utilization_percent=5.0),
-     View(now=0.0, snapshot=machine(card(0, utilization_percent=9.0))), "--max-gpu"),
+     PlacementView(now=0.0, snapshot=machine(card(0, utilization_percent=9.0))), "--max-gpu"),
     (ReasonKind.TOO_HUNGRY, Need(max_power_w=5.0), FULL, "--max-power-w"),
     (ReasonKind.HOST_TOO_BUSY, Need(max_cpu_percent=5.0),
-     View(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
+     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
-     View(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--ram"),
+     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--ram"),
 ]  # fmt: skip
 
 
@@ -57,7 +57,9 @@ def test_a_limit_names_where_it_is_set(kind: ReasonKind, names: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "need", "view", "names"), CASES)
-def test_a_reason_names_the_option_that_changes_it(kind: ReasonKind, need: Need, view: View, names: str) -> None:
+def test_a_reason_names_the_option_that_changes_it(
+    kind: ReasonKind, need: Need, view: PlacementView, names: str
+) -> None:
     [told] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
     assert names in told.remedy
 
@@ -73,5 +75,5 @@ def test_what_a_lease_will_free_is_only_waited_for() -> None:
 
 def test_a_card_of_unknown_size_is_to_be_had_alone() -> None:
     unknown: Device = card(0, used=None, memory_total_mb=None)
-    [told, _] = choose(shared(GB), View(now=0.0, snapshot=machine(unknown))).reasons
+    [told, _] = choose(shared(GB), PlacementView(now=0.0, snapshot=machine(unknown))).reasons
     assert told.remedy == "without --vram it gets the GPU alone"

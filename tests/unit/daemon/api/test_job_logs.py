@@ -4,29 +4,29 @@ import fcntl
 import threading
 from pathlib import Path
 
-from gpuyard.daemon.api.job_logs import Piece, read_piece
+from gpuyard.daemon.api.job_logs import LogChunk, read_piece
 from gpuyard.engines.local.job_logs import rotate_if_over
 
 
 def test_the_last_part_comes_first_and_then_what_follows_it(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     log.write_bytes(b"0123456789")
-    assert read_piece(log, None, 4, 3) == Piece(data=b"678", ends=9, is_cut=True)
-    assert read_piece(log, 9, 4, 3) == Piece(data=b"9", ends=10, is_cut=False)
-    assert read_piece(log, 10, 4, 3) == Piece(data=b"", ends=10, is_cut=False)
+    assert read_piece(log, None, 4, 3) == LogChunk(data=b"678", ends=9, is_cut=True)
+    assert read_piece(log, 9, 4, 3) == LogChunk(data=b"9", ends=10, is_cut=False)
+    assert read_piece(log, 10, 4, 3) == LogChunk(data=b"", ends=10, is_cut=False)
 
 
 def test_a_log_that_is_not_there_yet_is_read_from_its_beginning_later(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     before = read_piece(log, None, 4, 100)
     log.write_bytes(b"0123456789")
-    assert read_piece(log, before.ends, 4, 100) == Piece(data=b"0123456789", ends=10, is_cut=False)
+    assert read_piece(log, before.ends, 4, 100) == LogChunk(data=b"0123456789", ends=10, is_cut=False)
 
 
 def test_who_has_fallen_far_behind_goes_on_near_the_end(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     log.write_bytes(b"x" * 3_000_000 + b"end")
-    assert read_piece(log, 1000, 4, 100) == Piece(data=b"xend", ends=3_000_003, is_cut=True)
+    assert read_piece(log, 1000, 4, 100) == LogChunk(data=b"xend", ends=3_000_003, is_cut=True)
 
 
 def test_what_was_cut_off_before_anybody_read_it_is_passed_over(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_log_that_its_own_program_has_locked_is_read_all_the_same(tmp_path: Pa
     log.write_bytes(b"written")
     with log.open("ab") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        pieces: list[Piece] = []
+        pieces: list[LogChunk] = []
         reader = threading.Thread(target=lambda: pieces.append(read_piece(log, None, 100, 100)), daemon=True)
         reader.start()
         reader.join(30.0)

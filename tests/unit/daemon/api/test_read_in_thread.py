@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.api.read_in_thread import Reader
+from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.store.database import Database, open_database
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
@@ -23,7 +23,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def test_the_database_is_one_file_again_when_its_reader_is_closed_first(database: Database) -> None:
-    path, reader = database.path, Reader(database.path)
+    path, reader = database.path, ThreadedReader(database.path)
     database.execute("UPDATE settings SET value = '7' WHERE name = 'next_id'")
     assert asyncio.run(reader.read(lambda connection: connection.execute("SELECT value FROM settings").fetchall()))
     reader.close()
@@ -32,7 +32,7 @@ def test_the_database_is_one_file_again_when_its_reader_is_closed_first(database
 
 
 def test_a_reader_that_was_never_asked_can_be_closed(database: Database) -> None:
-    Reader(database.path).close()
+    ThreadedReader(database.path).close()
 
 
 def test_a_question_without_end_is_interrupted(database: Database) -> None:
@@ -47,7 +47,7 @@ def test_a_question_without_end_is_interrupted(database: Database) -> None:
         connection.execute(ENDLESS)
 
     async def ask_and_close() -> None:
-        reader = Reader(database.path)
+        reader = ThreadedReader(database.path)
         asked = asyncio.ensure_future(reader.read(ask))
         assert await asyncio.to_thread(begun.wait, 60.0)
         reader.close()

@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.step import Step
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Lack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, JobSpec, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.published_events import News, NewsKind
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.planner import Plan, decide
 from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.daemon.metrics.counters import Histogram, Tally
+from gpuyard.daemon.metrics.counters import EventCounters, Histogram
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import queue, view
 from tests.unit.daemon.metrics.test_prometheus_text import told
@@ -24,30 +24,32 @@ ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=200.0)
 EMPTY = Snapshot(taken_at=0.0, host=Host())
 
 
-def step(*news: News) -> Step:
+def step(*news: PublishedEvent) -> Step:
     return Step(wake_at=None, waits_for_room=False, waits_for_look=False, started=0, news=news)
 
 
-def tally_of(*news: News) -> Tally:
-    tally = Tally()
+def tally_of(*news: PublishedEvent) -> EventCounters:
+    tally = EventCounters()
     tally.note(step(*news), 0.001, Plan(), EMPTY)
     return tally
 
 
-def started(job: Job = JOB, at: float = 200.0) -> News:
-    return News(kind=NewsKind.STARTED, job=job, attempt=ATTEMPT, at=at)
+def started(job: Job = JOB, at: float = 200.0) -> PublishedEvent:
+    return PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=ATTEMPT, at=at)
 
 
-def ended(kind: OutcomeKind, at: float = 260.0, **attempt: Any) -> News:
-    return News(kind=NewsKind.ENDED, job=JOB, attempt=replace(ATTEMPT, **attempt), outcome=Outcome(kind=kind), at=at)
+def ended(kind: OutcomeKind, at: float = 260.0, **attempt: Any) -> PublishedEvent:
+    return PublishedEvent(
+        kind=PublishedEventKind.ENDED, job=JOB, attempt=replace(ATTEMPT, **attempt), outcome=Outcome(kind=kind), at=at
+    )
 
 
-def finished(state: JobState, job_id: int = 1) -> News:
-    return News(kind=NewsKind.FINISHED, job=replace(JOB, id=job_id, state=state), at=300.0)
+def finished(state: JobState, job_id: int = 1) -> PublishedEvent:
+    return PublishedEvent(kind=PublishedEventKind.FINISHED, job=replace(JOB, id=job_id, state=state), at=300.0)
 
 
-def lack(where: ShortageKind) -> Lack:
-    return Lack(shortage=Shortage(where=where, says="out of memory"))
+def lack(where: ShortageKind) -> MemoryLack:
+    return MemoryLack(shortage=Shortage(where=where, says="out of memory"))
 
 
 def test_starts_and_ends_are_counted_by_how_they_ended() -> None:
@@ -103,7 +105,7 @@ def test_a_bound_takes_in_what_is_equal_to_it(value: float, bound: str) -> None:
 
 
 def test_buckets_add_up() -> None:
-    tally = Tally()
+    tally = EventCounters()
     for took in (5e-6, 3e-5, 0.003, 7.0):
         tally.note(step(), took, Plan(), EMPTY)
     series = told(tally)
@@ -120,7 +122,7 @@ def test_each_job_that_was_kept_from_running_out_counts_once() -> None:
         lanes = (queue(job_id, shared((10 + job_id) * GB)) for job_id in waiting)
         return decide(view(*lanes, on=on, leases=reserved))
 
-    tally = Tally()
+    tally = EventCounters()
     for snapshot in (on, on, replace(on, taken_at=1.0)):
         tally.note(step(), 0.001, plan(1), snapshot)
     assert told(tally)["gpuyard_out_of_memory_avoided_total", ""] == 1
@@ -134,7 +136,7 @@ def test_each_job_that_was_kept_from_running_out_counts_once() -> None:
 def test_one_is_looked_at_again_with_the_next_look() -> None:
     reserved, full = [lease("a", "G0", memory_mb=16 * GB)], machine(card(0, used=16 * GB))
     plan = decide(view(queue(1, shared(12 * GB)), on=full, leases=reserved))
-    tally = Tally()
+    tally = EventCounters()
     tally.note(step(), 0.001, plan, full)
     assert tally.out_of_memory_avoided == 0
     tally.note(step(), 0.001, plan, machine(card(0, used=2 * GB)))

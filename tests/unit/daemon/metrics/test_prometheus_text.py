@@ -13,9 +13,9 @@ from prometheus_client.samples import Sample
 
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.device_breakdown import break_down
-from gpuyard.core.scheduling.device_memory import Promise
+from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.daemon.metrics.counters import Tally
+from gpuyard.daemon.metrics.counters import EventCounters
 from gpuyard.daemon.metrics.prometheus_text import Scrape, expose
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine
 
@@ -29,11 +29,11 @@ NOTHING = Scrape(
     snapshot=EMPTY,
     parts={},
     leases={},
-    tally=Tally(),
+    tally=EventCounters(),
 )
 CARD = card(0, used=6 * GB, temperature_c=60.0, power_limit_w=300.0, name="A card")
 PROMISES = [
-    Promise(share=each.shares[0], holder=holder, measured_mb=used, lease_id=each.id)
+    PromisedShare(share=each.shares[0], holder=holder, measured_mb=used, lease_id=each.id)
     for each, holder, used in (
         (lease("own", "G0", memory_mb=12 * GB), ALICE, 3 * GB),
         (lease("other", "G0", memory_mb=1 * GB), BOB, 2 * GB),
@@ -61,7 +61,7 @@ def series_of(scrape: Scrape) -> Series:
     return {(one.name, next(iter(one.labels.values()), "")): one.value for one in samples_of(scrape)}
 
 
-def told(tally: Tally) -> Series:
+def told(tally: EventCounters) -> Series:
     return series_of(replace(NOTHING, tally=tally))
 
 

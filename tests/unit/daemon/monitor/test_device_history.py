@@ -1,10 +1,10 @@
 """What is kept of how the machine was used: means over steps, and never more than so many."""
 
-from gpuyard.daemon.monitor.device_history import MOST_POINTS, Series, Span
+from gpuyard.daemon.monitor.device_history import MOST_POINTS, Span, UsageSeries
 
 
 def test_what_was_seen_within_a_step_is_one_point_and_the_unknown_counts_for_nothing() -> None:
-    series = Series(("a", "b"), 10.0)
+    series = UsageSeries(("a", "b"), 10.0)
     for at, figures in ((100.0, (1.0, None)), (104.0, (2.0, None)), (109.0, (None, None)), (125.0, (7.0, 5.0))):
         series.add(at, figures)
     assert series.since(0.0) == {"at": [100.0, 120.0], "a": [1.5, 7.0], "b": [None, 5.0]}

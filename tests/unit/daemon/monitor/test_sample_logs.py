@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.control.batch_gates import Row
+from gpuyard.control.batch_gates import GateSample
 from gpuyard.daemon.monitor.sample_logs import COLUMNS, SampleLogs
 
-LAUNCH = Row(
+LAUNCH = GateSample(
     taken_at="2026-01-01T00:00:00.000Z",
     event="launch",
     job=7,

@@ -6,9 +6,9 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpuyard.daemon.loop import Yard
-from gpuyard.daemon.server.connection import Request, Response
-from gpuyard.daemon.server.event_stream import Events
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.event_stream import EventStreams
+from gpuyard.daemon.server.http_parser import Request, Response
 
 WATCHED = 16
 
@@ -42,7 +42,7 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
 
     async def watch() -> None:
         yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
-        events, reader = Events(cast("Yard", yard), handle), Reader(2 * WATCHED)
+        events, reader = EventStreams(cast("SchedulerLoop", yard), handle), Reader(2 * WATCHED)
         targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).begin(reader)
         assert len(reader.heard) == WATCHED
@@ -71,7 +71,7 @@ def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
         nonlocal asked
         asked = asyncio.Queue()
         yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
-        events, reader = Events(cast("Yard", yard), handle), Reader(2)
+        events, reader = EventStreams(cast("SchedulerLoop", yard), handle), Reader(2)
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": "/status"})).begin(reader)
         (changed,) = yard.listeners
         async with asyncio.timeout(30):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.daemon.server.connection import Refused, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.router import Router
 
 ROUTER = Router(
@@ -45,12 +45,12 @@ def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
     ],
 )
 def test_what_is_no_path_is_not_there(path: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HttpError) as refused:
         ask("GET", path)
     assert refused.value.status == 404
 
 
 def test_who_asks_in_the_wrong_way_is_told_the_right_one() -> None:
-    with pytest.raises(Refused, match="takes POST, not DELETE") as refused:
+    with pytest.raises(HttpError, match="takes POST, not DELETE") as refused:
         ask("DELETE", "/jobs/cancel")
     assert (refused.value.status, refused.value.headers) == (405, (("Allow", "POST"),))

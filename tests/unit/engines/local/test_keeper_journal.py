@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.keeper import _line
-from gpuyard.engines.local.keeper_journal import Entry, Things, outcome_of, parse
+from gpuyard.engines.local.keeper_journal import JournalEntry, StartContext, outcome_of, parse
 
-THINGS = Things(directory="/data", program="train", stdin="/data/in")
+THINGS = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(
-    Entry,
+    JournalEntry,
     st.builds("{}.{}".format, st.integers(1, 10**9), st.integers(1, 99)),
     st.integers(1, 2**22),
     st.one_of(st.integers(0, 255).map(str), st.sampled_from(["began", "unbegun", "no-program"])),
@@ -18,19 +18,19 @@ entries = st.builds(
 )
 
 
-def written(entry: Entry) -> bytes:
+def written(entry: JournalEntry) -> bytes:
     pid = "" if entry.pid is None else f" {entry.pid}"
     return f"\n{entry.key} {entry.keeper} {entry.word}{pid} .\n".encode()
 
 
 @given(st.lists(entries))
-def test_every_line_comes_back(told: list[Entry]) -> None:
+def test_every_line_comes_back(told: list[JournalEntry]) -> None:
     text = b"".join(map(written, told))
     assert parse(text) == (told, len(text))
 
 
 @given(st.lists(entries, min_size=1), st.data())
-def test_a_text_read_in_two_parts_tells_the_same(told: list[Entry], data: st.DataObject) -> None:
+def test_a_text_read_in_two_parts_tells_the_same(told: list[JournalEntry], data: st.DataObject) -> None:
     text = b"".join(map(written, told))
     cut = data.draw(st.integers(0, len(text)))
     first, read = parse(text[:cut])
@@ -39,7 +39,9 @@ def test_a_text_read_in_two_parts_tells_the_same(told: list[Entry], data: st.Dat
 
 
 @given(entries, entries, st.data())
-def test_half_a_line_is_nothing_and_harms_no_other(half: Entry, whole: Entry, data: st.DataObject) -> None:
+def test_half_a_line_is_nothing_and_harms_no_other(
+    half: JournalEntry, whole: JournalEntry, data: st.DataObject
+) -> None:
     line = written(half)
     cut = data.draw(st.integers(0, len(line) - 2))
     assert parse(line[:cut] + written(whole))[0] == [whole]
@@ -47,7 +49,7 @@ def test_half_a_line_is_nothing_and_harms_no_other(half: Entry, whole: Entry, da
 
 def test_the_line_of_the_keeper_is_read_as_it_was_written() -> None:
     text = _line("17.1", 42, "began") + _line("17.1", 42, "0 4301")
-    assert parse(text)[0] == [Entry("17.1", 42, "began"), Entry("17.1", 42, "0", 4301)]
+    assert parse(text)[0] == [JournalEntry("17.1", 42, "began"), JournalEntry("17.1", 42, "0", 4301)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_what_kept_it_from_starting_is_named(word: str, status: int, named: str)
     outcome = outcome_of(word, THINGS)
     assert (outcome.kind, outcome.status) == (OutcomeKind.CANNOT_START, status)
     assert named in str(outcome.reason)
-    assert "None" not in str(outcome_of(word, Things()).reason)
+    assert "None" not in str(outcome_of(word, StartContext()).reason)
 
 
 @pytest.mark.parametrize("word", [None, "unbegun"])

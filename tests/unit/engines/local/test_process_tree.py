@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.process_tree import Process, signal_all
+from gpuyard.engines.local.process_tree import TrackedProcess, signal_all
 
 ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id=None, started_at=0.0)
 
@@ -19,7 +19,7 @@ def test_a_kill_goes_on_until_nobody_new_is_found(
     rounds = iter([[10], [10, 11], [12], []])
     told: list[int] = []
 
-    def send(process: Process, _: int) -> bool:
+    def send(process: TrackedProcess, _: int) -> bool:
         told.append(process.pid)
         return True
 
@@ -29,5 +29,5 @@ def test_a_kill_goes_on_until_nobody_new_is_found(
     assert told == reached
 
 
-def process(pid: int) -> Process:
-    return Process(pid=pid, parent=1, session=pid, started=float(pid), is_dead=False, is_stopped=False)
+def process(pid: int) -> TrackedProcess:
+    return TrackedProcess(pid=pid, parent=1, session=pid, started=float(pid), is_dead=False, is_stopped=False)

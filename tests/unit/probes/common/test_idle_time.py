@@ -2,7 +2,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.probes.common.idle_time import idle_seconds, longest_idle
-from gpuyard.probes.simulated_devices import SimulatedDevices, Usage
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 
 
 def test_a_process_is_idle_for_the_longest_window_without_activity() -> None:
@@ -22,7 +22,7 @@ def test_where_the_driver_does_not_tell_nothing_is_known() -> None:
 
 def test_a_simulated_process_is_idle_without_load_and_others_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
-    with Usage() as usage:
+    with SimulatedUse() as usage:
         usage.allocate("SIM-0", 1024)
         amd = Device(id="GPU-a", vendor=Vendor.AMD, processes=(Process(pid=1),))
         seen = Snapshot(taken_at=0.0, host=Host(), devices=(*SimulatedDevices().read(1).devices, amd))

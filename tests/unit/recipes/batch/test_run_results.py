@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from gpuyard.recipes.batch.plan import Plan
-from gpuyard.recipes.batch.run_results import Fate, fates_of
+from gpuyard.recipes.batch.plan import BatchPlan
+from gpuyard.recipes.batch.run_results import RunResult, fates_of
 
 AT = "2026-01-02T03:04:05Z"
 
 
-def plan(folder: Path, prunes: str | None = "program", keeps: str | None = None) -> Plan:
+def plan(folder: Path, prunes: str | None = "program", keeps: str | None = None) -> BatchPlan:
     for name in ("out", "pruned"):
         (folder / name).mkdir(exist_ok=True)
-    return Plan(
+    return BatchPlan(
         name="sim",
         command=("sim",),
         count=3,
@@ -40,23 +40,23 @@ def make(folder: Path, *files: str) -> str:
 def test_a_run_that_was_cancelled_or_never_started_is_neither_kept_nor_pruned(tmp_path: Path, prunes: str) -> None:
     begun = make(tmp_path / "out/run-000001")
     runs = [run(0, "cancelled", attempts=0), run(1, "cancelled"), run(2, "rejected", attempts=0)]
-    assert fates_of(plan(tmp_path, prunes), runs, {}, AT) == ("here", [Fate()] * 3)
+    assert fates_of(plan(tmp_path, prunes), runs, {}, AT) == ("here", [RunResult()] * 3)
     assert Path(begun).is_dir()
 
 
 def test_a_simulator_that_keeps_data_in_the_output_root_moves_the_rest(tmp_path: Path) -> None:
     kept = make(tmp_path / "out/run-000000", "frame")
     moved = make(tmp_path / "pruned/run-000001", "log")
-    left = Fate(left="it is empty, and the program left it there")
+    left = RunResult(left="it is empty, and the program left it there")
     make(tmp_path / "out/run-000002")
     told = fates_of(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
-    assert told == ("here", [Fate(kept_in=kept), Fate(pruned_to=moved), left])
+    assert told == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
 
 
 def test_data_that_are_only_in_the_prune_root_are_kept_there(tmp_path: Path) -> None:
     kept, rest = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001")
     told = fates_of(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
-    assert told == ("there", [Fate(kept_in=kept), Fate(pruned_to=rest), Fate()])
+    assert told == ("there", [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()])
 
 
 def test_frames_that_were_reported_and_are_in_no_run_folder_are_kept_in_the_prune_root(tmp_path: Path) -> None:
@@ -64,16 +64,22 @@ def test_frames_that_were_reported_and_are_in_no_run_folder_are_kept_in_the_prun
     make(tmp_path / "pruned/2026-01-02-seed-0", "frame")
     told = fates_of(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
     root = str(tmp_path / "pruned")
-    assert told == ("there", [Fate(kept_in=root), Fate(pruned_to=root)])
+    assert told == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
 
 
 def test_what_the_user_says_goes_before_what_is_found(tmp_path: Path) -> None:
     there, here = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001", "frame")
     runs = [run(0, frames=5), run(1, frames=5)]
-    assert fates_of(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [Fate(pruned_to=there), Fate(kept_in=here)]
-    assert fates_of(plan(tmp_path, keeps="there"), runs, {}, AT)[1] == [Fate(kept_in=there), Fate(pruned_to=here)]
+    assert fates_of(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [
+        RunResult(pruned_to=there),
+        RunResult(kept_in=here),
+    ]
+    assert fates_of(plan(tmp_path, keeps="there"), runs, {}, AT)[1] == [
+        RunResult(kept_in=there),
+        RunResult(pruned_to=here),
+    ]
 
 
 def test_without_pruning_there_is_nothing_to_say(tmp_path: Path) -> None:
     make(tmp_path / "out/run-000000", "frame")
-    assert fates_of(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [Fate()])
+    assert fates_of(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [RunResult()])

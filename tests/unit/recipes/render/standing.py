@@ -4,11 +4,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, Status, TierStatus, WorkerStatus
+from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, RenderStatus, TierStatus, WorkerStatus
 
 _GB = 1 << 30
 
-STATUS = Status(
+STATUS = RenderStatus(
     state="running",
     started_at="2026-01-02T03:04:05.000Z",
     now="2026-01-02T03:16:10.000Z",
@@ -35,7 +35,7 @@ STATUS = Status(
 )
 
 
-def status(**changes: Any) -> Status:
+def status(**changes: Any) -> RenderStatus:
     return replace(STATUS, **changes)
 
 

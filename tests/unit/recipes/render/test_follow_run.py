@@ -12,7 +12,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.render import follow_run
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
-from gpuyard.residency.running.status_file import Status
+from gpuyard.residency.running.status_file import RenderStatus
 from tests.integration.queue_fixture import until
 from tests.unit.recipes.render.standing import STATUS, status
 
@@ -26,7 +26,7 @@ class Run:
         self.looks = 0
         self.stopped = threading.Event()
 
-    def status(self) -> Status | None:
+    def status(self) -> RenderStatus | None:
         self.looks += 1
         return None if self.looks == 1 else status(rendered=self.looks)
 
@@ -40,10 +40,10 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_shown_and_written_while_it_goes_on(tmp_path: Path) -> None:
-    shown: list[Status] = []
+    shown: list[RenderStatus] = []
     enough = threading.Event()
 
-    def show(now: Status) -> None:
+    def show(now: RenderStatus) -> None:
         shown.append(now)
         if len(shown) == 3:
             enough.set()
@@ -99,7 +99,7 @@ def test_a_run_that_had_not_begun_when_it_was_to_stop_is_told_again() -> None:
 def test_whoever_was_shown_it_may_go_away(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
 
-    def show(_: Status) -> None:
+    def show(_: RenderStatus) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     with Follower(run, show, StatusFile(path)) as follower:

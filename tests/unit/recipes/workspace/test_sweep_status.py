@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuyard.recipes.workspace.settings import Loaded, load
-from gpuyard.recipes.workspace.sweep_status import Row, Standing, left_s, standing_of
+from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus, left_s, standing_of
 
 DEFAULTS: dict[str, Any] = {
     "id": 1, "state": "queued", "is_live": False, "is_waiting": True, "is_finished": False, "reason": None,
@@ -45,7 +45,7 @@ def workspace(tmp_path: Path) -> Loaded:
     return load(folder)
 
 
-def look(workspace: Loaded, *tasks: dict[str, Any], **said: Any) -> Standing:
+def look(workspace: Loaded, *tasks: dict[str, Any], **said: Any) -> SweepStatus:
     return standing_of(workspace, Queue(*tasks, **said))  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def mark(workspace: Loaded, config: str) -> None:
     (workspace.workspace / "out" / f"{config}_completed.txt").write_text("done\n")
 
 
-def states(standing: Standing) -> dict[str, str]:
+def states(standing: SweepStatus) -> dict[str, str]:
     return {row.config: row.state for row in standing.rows}
 
 
@@ -150,8 +150,8 @@ def test_the_first_in_line_says_why_it_waits(workspace: Loaded) -> None:
 # How long it takes
 
 
-def row(state: str, likely_s: float | None, seconds: float | None = None) -> Row:
-    return Row(config="x", state=state, likely_s=likely_s, seconds=seconds)
+def row(state: str, likely_s: float | None, seconds: float | None = None) -> ConfigStatus:
+    return ConfigStatus(config="x", state=state, likely_s=likely_s, seconds=seconds)
 
 
 def test_the_rest_is_spread_over_as_many_as_run_now() -> None:

@@ -16,11 +16,11 @@ from gpuyard.residency.planning.assets import (
     Promote,
     Read,
     Stage,
+    StallCause,
     Step,
-    Waits,
 )
 from gpuyard.residency.planning.budget_limits import cannot_fit, limits_of
-from gpuyard.residency.planning.plan_state import Plan, State
+from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
 from gpuyard.residency.planning.transfer_plan import plan
 from tests.scale import seeds
 from tests.unit.residency.world import (
@@ -123,7 +123,7 @@ def test_what_becomes_free_for_an_actor_is_not_filled_with_others_before_it_fits
 # Rules
 
 
-def state_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], **more: Any) -> State:
+def state_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], **more: Any) -> PlanState:
     ahead = sorted((place, key) for key, place in needed.items())
     known = {asset.key: asset for asset in assets}
     taken = sum(known[key].nbytes for key in more.get("ram", ()))
@@ -132,7 +132,7 @@ def state_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], 
     def next_after(key: str, place: float) -> int | None:
         return needed[key] if key in needed and needed[key] > place else None
 
-    return State(
+    return PlanState(
         limits=limits, assets=known, needed=needed, ahead=ahead, next_after=next_after, ram_taken=taken, **more
     )
 
@@ -198,7 +198,7 @@ def test_a_copy_that_is_in_ram_as_well_is_just_dropped_and_its_slot_taken_at_onc
 
 
 def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
-    made: Plan = plan(
+    made: TransferPlan = plan(
         state_of(
             SCENES,
             Budgets(vram=100, ram=100, scene_slots=2),
@@ -209,7 +209,7 @@ def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
             held={S0, S1},
         )
     )
-    assert (made.steps, made.waits) == ((), {S2: Waits.SLOT})
+    assert (made.steps, made.waits) == ((), {S2: StallCause.SLOT})
 
 
 def test_whoever_finds_no_ram_to_read_into_waits_for_it() -> None:
@@ -218,7 +218,7 @@ def test_whoever_finds_no_ram_to_read_into_waits_for_it() -> None:
             SCENES, Budgets(vram=100, ram=10), {}, asked={S2: 1}, ram={S0: THERE}, vram={S0: COMING}, held_ram={S0}
         )
     )
-    assert (made.steps, made.waits) == ((), {S2: Waits.RAM})
+    assert (made.steps, made.waits) == ((), {S2: StallCause.RAM})
 
 
 def test_a_large_victim_goes_before_a_small_one_that_is_needed_a_little_later() -> None:
@@ -267,7 +267,7 @@ def test_a_second_stream_waits_where_there_is_no_room_for_it_beside_the_first() 
     state = state_of([actor(0, 50, 10)], Budgets(vram=20, ram=100), {}, asked={A0: 0}, ram={A0: THERE})
     assert plan(state).streams == {A0}
     state.stream_nbytes, state.held_ram = 20, frozenset({A0})
-    assert plan(state).waits == {A0: Waits.VRAM}
+    assert plan(state).waits == {A0: StallCause.VRAM}
     assert not plan(state).streams
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.unit_order import Moved, choose_order, moved
+from gpuyard.residency.planning.unit_order import MovedBytes, choose_order, moved
 
 SCENES, ACTORS = ("s0", "s1", "s2", "s3"), ("a0", "a1", "a2", "a3")
 Pair = tuple[str | None, str | None]
@@ -87,7 +87,7 @@ def test_where_all_fits_the_manifests_order_stays_and_each_asset_moves_once(
     assert order == sorted(units, key=lambda unit: first_met.index((unit.scene, unit.actor)))
     used = {key for pair in first_met for key in pair if key in assets}
     once = sum(assets[key].nbytes for key in used)
-    assert moved(order, assets, budgets) == Moved(read_bytes=once, uploaded_bytes=once)
+    assert moved(order, assets, budgets) == MovedBytes(read_bytes=once, uploaded_bytes=once)
 
 
 def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
@@ -119,10 +119,12 @@ def test_tiles_upload_a_third_of_what_the_sorted_order_does() -> None:
     units = units_of(product(20, 20))
     by_scene = sorted(units, key=lambda unit: (unit.scene, unit.actor))
     # Round and round through 20 actors with room for 10: of each 19 uses after the first round, 10 find nothing.
-    assert moved(by_scene, TWENTY, budgets) == Moved(read_bytes=100, uploaded_bytes=20 * 3 + (20 + 380 * 10 // 19) * 2)
+    assert moved(by_scene, TWENTY, budgets) == MovedBytes(
+        read_bytes=100, uploaded_bytes=20 * 3 + (20 + 380 * 10 // 19) * 2
+    )
     # Two tiles of 10 actors: these come once, and of the 20 scenes the second tile finds 5 there.
     chosen = choose_order(units, TWENTY, budgets)
-    assert moved(chosen, TWENTY, budgets) == Moved(read_bytes=100, uploaded_bytes=20 * 2 + (20 + 15) * 3)
+    assert moved(chosen, TWENTY, budgets) == MovedBytes(read_bytes=100, uploaded_bytes=20 * 2 + (20 + 15) * 3)
 
 
 def test_tiles_of_scenes_are_taken_where_scenes_are_the_larger_part() -> None:
@@ -152,7 +154,7 @@ def test_a_chain_of_scenes_that_share_one_actor_with_the_next_is_followed() -> N
     budgets = Budgets(vram=1 + 1, ram=0, scene_slots=1)
     chosen = choose_order(units, assets, budgets)
     assert pairs_of(chosen) == chain
-    assert moved(chosen, assets, budgets) == Moved(read_bytes=25, uploaded_bytes=25)
+    assert moved(chosen, assets, budgets) == MovedBytes(read_bytes=25, uploaded_bytes=25)
 
 
 def test_an_actor_of_very_many_scenes_stays_while_they_pass() -> None:
@@ -168,9 +170,9 @@ def test_an_actor_over_its_budget_is_uploaded_for_each_label_and_read_once_where
     assets = assets_of({"s0": 3, "a0": 5})
     units = units_of([("s0", "a0"), ("s0", "a0")], labels=4)
     budgets = Budgets(vram=3 + 4, ram=5, scene_slots=1)
-    assert moved(units, assets, budgets) == Moved(read_bytes=3 + 5, uploaded_bytes=3 + 8 * 5)
+    assert moved(units, assets, budgets) == MovedBytes(read_bytes=3 + 5, uploaded_bytes=3 + 8 * 5)
     budgets = Budgets(vram=3 + 4, ram=4, scene_slots=1)
-    assert moved(units, assets, budgets) == Moved(read_bytes=3 + 8 * 5, uploaded_bytes=3 + 8 * 5)
+    assert moved(units, assets, budgets) == MovedBytes(read_bytes=3 + 8 * 5, uploaded_bytes=3 + 8 * 5)
 
 
 def test_what_the_renderer_needs_for_itself_is_no_room_for_actors() -> None:
@@ -200,15 +202,15 @@ def test_an_actor_is_held_until_the_last_worker_is_done_with_it() -> None:
 def test_a_scene_that_waits_for_its_slot_waits_in_ram() -> None:
     units = units_of([("s1", None), ("s0", None), ("s1", None)])
     roomy, narrow = (Budgets(vram=1, ram=ram, scene_slots=1) for ram in (2, 1))
-    assert moved(units, ONES, roomy, workers=2) == Moved(read_bytes=2, uploaded_bytes=3)
-    assert moved(units, ONES, narrow, workers=2) == Moved(read_bytes=3, uploaded_bytes=3)
+    assert moved(units, ONES, roomy, workers=2) == MovedBytes(read_bytes=2, uploaded_bytes=3)
+    assert moved(units, ONES, narrow, workers=2) == MovedBytes(read_bytes=3, uploaded_bytes=3)
 
 
 def test_a_scene_that_came_back_is_not_the_one_to_go() -> None:
     uses = ["s0", None, "s0", None, "s1", "s0", "s0"]
     units = units_of((scene, None) for scene in uses)
     budgets = Budgets(vram=1, ram=4, scene_slots=1)
-    assert moved(units, ONES, budgets, workers=2) == Moved(read_bytes=2, uploaded_bytes=3)
+    assert moved(units, ONES, budgets, workers=2) == MovedBytes(read_bytes=2, uploaded_bytes=3)
 
 
 def test_room_for_a_stream_is_no_room_for_actors() -> None:
@@ -229,7 +231,7 @@ def test_the_given_order_stays_where_it_has_a_pair_apart_for_good_reason() -> No
 
 def test_no_units_are_no_order() -> None:
     assert choose_order([], {}, Budgets(vram=1, ram=1)) == []
-    assert moved([], {}, Budgets(vram=1, ram=1)) == Moved(read_bytes=0, uploaded_bytes=0)
+    assert moved([], {}, Budgets(vram=1, ram=1)) == MovedBytes(read_bytes=0, uploaded_bytes=0)
 
 
 def fewest(units: Sequence[Unit], slots: int, actors: int, ram: int, cost: tuple[int, int]) -> int:

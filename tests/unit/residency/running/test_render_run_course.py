@@ -13,7 +13,7 @@ import pytest
 from gpuyard.errors import UserError
 from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.running.status_file import Status
+from gpuyard.residency.running.status_file import RenderStatus
 from tests.residency_runs import (
     MB,
     Shelf,
@@ -206,7 +206,7 @@ def test_a_renderer_that_needs_memory_for_itself_is_left_it_once_that_is_seen(sh
 
 def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> None:
     units = shelf.products(labels=2)
-    seen: dict[str, Status] = {}
+    seen: dict[str, RenderStatus] = {}
     vram = 60_000
 
     with opened(WatchedMemory(vram), [], vram=vram / MB, ram=1, working=0, workers=3, scene_slots=2) as coordinator:
@@ -241,4 +241,4 @@ def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> N
     assert counts.vram_hits + counts.ram_hits + counts.misses >= 12
     assert last.moved.read_from_disk >= sum(map(shelf.nbytes, [*shelf.scenes, *shelf.actors]))
     assert last.moved.uploaded + last.moved.streamed >= last.moved.read_from_disk
-    assert msgspec.json.decode(msgspec.json.encode(last), type=Status) == last
+    assert msgspec.json.decode(msgspec.json.encode(last), type=RenderStatus) == last

@@ -14,7 +14,7 @@ from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.planning.assets import Kind
 from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.tiers.asset_loans import Loan, Stopped, TooLarge
+from gpuyard.residency.tiers.asset_loans import Loan, TiersStopped, TooLarge
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.oom_fallback import climb
 from tests.residency_runs import Shelf, WatchedMemory, checksum, in_time, tiers_over
@@ -117,7 +117,7 @@ def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Call
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.1)
         tiers.stop()
-        with pytest.raises(Stopped):
+        with pytest.raises(TiersStopped):
             waiting.result(LATE_S)
         assert tiers.next_work() is None
         for loan in loans:

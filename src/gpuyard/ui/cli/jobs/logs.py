@@ -3,7 +3,7 @@
 import sys
 import time
 
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.select_jobs import only_one
 from gpuyard.ui.cli.terminal import note
@@ -33,8 +33,8 @@ _LOOK_AGAIN_S = 0.2
 
 def run(typed: Typed) -> int:
     lines, number = _number(typed, "lines"), _number(typed, "attempt")
-    with PatientClient() as queue:
-        watched = _Watched(queue, typed.words[0])
+    with RetryingClient() as queue:
+        watched = _WatchedLog(queue, typed.words[0])
         attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
         if attempt is None:
             raise UserError(_absence(watched, number), hint=f"`gpuyard show {watched.id}` says more")
@@ -45,10 +45,10 @@ def run(typed: Typed) -> int:
     return 0
 
 
-class _Watched:
+class _WatchedLog:
     """A job as the daemon last told of it."""
 
-    def __init__(self, queue: PatientClient, word: str) -> None:
+    def __init__(self, queue: RetryingClient, word: str) -> None:
         self._queue = queue
         self._path = f"/jobs/{only_one(self._queue.get, word)}"
         self.look()
@@ -87,7 +87,7 @@ class _Watched:
         return attempt is None or attempt["ended_at"] is not None
 
 
-def _print(watched: _Watched, attempt: "dict[str, Any]", lines: int | None) -> None:
+def _print(watched: _WatchedLog, attempt: "dict[str, Any]", lines: int | None) -> None:
     from pathlib import Path
 
     from gpuyard.engines.local.job_logs import follow, read_tail
@@ -98,7 +98,7 @@ def _print(watched: _Watched, attempt: "dict[str, Any]", lines: int | None) -> N
     _write(follow(log, lambda: True) if lines is None else [read_tail(log, lines)])
 
 
-def _follow(watched: _Watched, attempt: "dict[str, Any] | None", lines: int | None, *, is_last: bool) -> None:
+def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int | None, *, is_last: bool) -> None:
     """Through this attempt, and unless it is the last one asked for, through those that come after it."""
     from functools import partial
     from pathlib import Path
@@ -115,7 +115,7 @@ def _follow(watched: _Watched, attempt: "dict[str, Any] | None", lines: int | No
             note(f"--- attempt {attempt['number']} ---")
 
 
-def _await_start(watched: _Watched, number: int | None) -> "dict[str, Any] | None":
+def _await_start(watched: _WatchedLog, number: int | None) -> "dict[str, Any] | None":
     """The attempt once it has begun, or None where the job is over without it."""
     told = ""
     while (attempt := watched.attempt(number)) is None:
@@ -128,7 +128,7 @@ def _await_start(watched: _Watched, number: int | None) -> "dict[str, Any] | Non
     return attempt
 
 
-def _absence(watched: _Watched, number: int | None) -> str:
+def _absence(watched: _WatchedLog, number: int | None) -> str:
     if number is None:
         return f"job {watched.id} is {watched.state}, and never ran"
     return f"job {watched.id} has no attempt {number}"

@@ -3,7 +3,7 @@
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.jobs.change_verbs import tell
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
     """Let waiting jobs start earlier or later.
@@ -12,7 +12,7 @@ VERB = Verb(
     tag=night or all. Exit status 1 where nothing changed.
     """,
     (JSON,),
-    Words("IDS... N", is_many=True),
+    Arguments("IDS... N", is_many=True),
 )
 
 

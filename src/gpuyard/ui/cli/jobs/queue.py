@@ -6,7 +6,7 @@ from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, room, say, say_json
 from gpuyard.ui.cli.text_table import Column, devices_text, duration_text, lay_out, line_of, memory_text, result_text
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ VERB = Verb(
         Option("limit", "N", "At most so many. [what fits the terminal; 50 in a pipe]"),
         JSON,
     ),
-    Words("[IDS]...", is_many=True),
+    Arguments("[IDS]...", is_many=True),
 )
 COLUMNS = (
     Column("ID", is_right=True),

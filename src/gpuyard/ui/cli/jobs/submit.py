@@ -7,7 +7,7 @@ from gpuyard.connect.config_digest import digest_of
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.terminal import note, say, say_json
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 VERB = Verb(
     """Put a program into the queue; it runs when there is room for it.
@@ -64,7 +64,7 @@ VERB = Verb(
         Option("cwd", "DIR", "Run it there. [here]"),
         JSON,
     ),
-    Words("-- CMD...", is_program=True),
+    Arguments("-- CMD...", is_program=True),
 )  # fmt: skip
 _OWN = ("from", "cwd", "json")
 

@@ -3,9 +3,9 @@
 import sys
 import time
 
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ VERB = Verb(
     the daemon is restarted. IDS are such as 17, 17-20, name=big, tag=night.
     """,
     (Option("timeout", "TIME", "Give up after this long, such as 2h. [wait for ever]"), JSON),
-    Words("[IDS]...", is_many=True),
+    Arguments("[IDS]...", is_many=True),
 )
 # The daemon answers after 30 s at the latest; whoever watches wants to see how far it is.
 _LONGEST_ASK_S, _ASK_ON_A_TERMINAL_S = 30.0, 1.0
@@ -27,7 +27,7 @@ _TOLD = 20
 
 def run(typed: Typed) -> int:
     deadline = _deadline(typed.text("timeout"))
-    with PatientClient() as queue:
+    with RetryingClient() as queue:
         # The first answer names the jobs that are meant, so that later ones are no longer "everything unfinished".
         answer = _ask(queue, " ".join(typed.words), 0.0)
         total = answer["left"]
@@ -51,7 +51,7 @@ def _deadline(timeout: str | None) -> float:
     return time.monotonic() + parse_duration(timeout)
 
 
-def _ask(queue: PatientClient, ids: str, timeout_s: float) -> "dict[str, Any]":
+def _ask(queue: RetryingClient, ids: str, timeout_s: float) -> "dict[str, Any]":
     return queue.get("/wait", {"ids": ids, "timeout": f"{timeout_s:.3f}"}, timeout_s)
 
 

@@ -10,7 +10,7 @@ from gpuyard.ui.cli.rich_output import console, deadline_option, json_option, pr
 
 if TYPE_CHECKING:
     from gpuyard.leases.ledger import Ledger
-    from gpuyard.ledger_status import Standing
+    from gpuyard.ledger_status import LedgerStatus
     from gpuyard.probes.common.process_info import ProcessInfo
 
 
@@ -83,7 +83,7 @@ def init_shared_command(folder: Path, group: str | None) -> None:
 
 def _as_dict(
     ledger: "Ledger",
-    standing: "Standing",
+    standing: "LedgerStatus",
     people: "dict[int, ProcessInfo]",
     idle: dict[tuple[str, int], float],
 ) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _PERCENT = click.FloatRange(0, 100)
 _AMOUNT = click.FloatRange(min=0)
 
 
-class _Asked(Struct, frozen=True, kw_only=True):
+class _RunOptions(Struct, frozen=True, kw_only=True):
     """What was typed."""
 
     gpus: int
@@ -67,12 +67,12 @@ def command(**typed: Any) -> int:
     not be had in time, 126 or 127 where the program cannot be run. The GPUs stay taken until everything that the
     program started has ended, even if gpuyard itself is killed.
     """
-    from gpuyard.engines.foreground import Program, run_program, signals_for_the_main_thread
+    from gpuyard.engines.foreground import ForegroundProgram, run_program, signals_for_the_main_thread
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local_machine import snapshot
     from gpuyard.wait_for_devices import enclosing_lease
 
-    asked = _Asked(**typed)
+    asked = _RunOptions(**typed)
     _check(asked)
     path, status = _find_program(asked.program[0])
     if status:
@@ -85,7 +85,7 @@ def command(**typed: Any) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
         os.execve(path, asked.program, _environment(around, seen))  # noqa: S606 - others keep the lease around us
     held = _wait(asked, need, seen)
-    program = Program(path=path, arguments=asked.program, environment=_environment(held.lease, seen))
+    program = ForegroundProgram(path=path, arguments=asked.program, environment=_environment(held.lease, seen))
     return run_program(program, held.path, held.descriptor)
 
 
@@ -99,7 +99,7 @@ def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
     return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
 
 
-def _check(asked: _Asked) -> None:
+def _check(asked: _RunOptions) -> None:
     if not asked.program:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
     if asked.vram_mb is not None and asked.vram_mb <= 0:
@@ -122,7 +122,7 @@ def _find_program(name: str) -> tuple[str, int]:
     return "", CANNOT_EXECUTE if is_there else NOT_FOUND
 
 
-def _need(asked: _Asked, seen: "Snapshot") -> "Need":
+def _need(asked: _RunOptions, seen: "Snapshot") -> "Need":
     from gpuyard.core.device_names import check_possible
     from gpuyard.core.lease import Need
     from gpuyard.scripting.gpu_scheduler import banned_devices
@@ -146,7 +146,7 @@ def _need(asked: _Asked, seen: "Snapshot") -> "Need":
     )
 
 
-def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
+def _candidates(asked: _RunOptions, seen: "Snapshot") -> list["Device"]:
     """Those named; else those that a CUDA_VISIBLE_DEVICES from outside lets us use."""
     from gpuyard.core.device_names import find_devices
     from gpuyard.visible_devices import visible_devices
@@ -161,7 +161,7 @@ def _candidates(asked: _Asked, seen: "Snapshot") -> list["Device"]:
     return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
 
 
-def _wait(asked: _Asked, need: "Need", seen: "Snapshot") -> "HeldLease":
+def _wait(asked: _RunOptions, need: "Need", seen: "Snapshot") -> "HeldLease":
     from gpuyard.config import load_config
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local_machine import snapshot

@@ -12,7 +12,7 @@ from gpuyard.errors import UserError
 from gpuyard.ui.cli.rich_output import seconds
 
 if TYPE_CHECKING:
-    from gpuyard.probes.simulated_devices import Usage
+    from gpuyard.probes.simulated_devices import SimulatedUse
 
 _STEP_S = 0.1
 _PIECE_S = 0.01
@@ -49,7 +49,7 @@ def command(  # noqa: PLR0913 - an option each
     and exits with 1. However it ends, what it took is free again at once.
     """
     from gpuyard.errors import SimulatedOutOfMemory
-    from gpuyard.probes.simulated_devices import SimulatedDevices, Usage, visible_device_ids
+    from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 
     environment = dict(os.environ) if device is None else {"CUDA_VISIBLE_DEVICES": device}
     devices = SimulatedDevices()
@@ -58,7 +58,7 @@ def command(  # noqa: PLR0913 - an option each
         known = ", ".join(f"{d.index} ({d.id})" for d in devices.devices)
         raise UserError("no such simulated device is visible", hint=f"there are: {known}")
     try:
-        with Usage(devices) as usage:
+        with SimulatedUse(devices) as usage:
             usage.set_load(visible[0], load_percent)
             job = _Job(usage, visible[0], growth)
             job.take(vram_mb, ramp_s)
@@ -73,7 +73,7 @@ def command(  # noqa: PLR0913 - an option each
 
 
 class _Job:
-    def __init__(self, usage: "Usage", device_id: str, growth: tuple[tuple[float, float], ...]) -> None:
+    def __init__(self, usage: "SimulatedUse", device_id: str, growth: tuple[tuple[float, float], ...]) -> None:
         self._usage = usage
         self._device_id = device_id
         self._growth = sorted(growth)

@@ -12,7 +12,7 @@ from gpuyard.ui.cli.rich_output import json_option, print_json
 
 if TYPE_CHECKING:
     from gpuyard.simulator.compare_policies import Compared
-    from gpuyard.simulator.schedule_metrics import Figures
+    from gpuyard.simulator.schedule_metrics import PolicyMetrics
 
 
 def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -60,12 +60,12 @@ def command(  # noqa: PLR0913, PLR0917 - the options
     """
     if (trace is None) == (not mix):
         raise UserError("name one trace, or draw one with --mix", hint="such as gpuyard simulate --mix lucid")
-    from gpuyard.simulator.compare_policies import Wish, compare
+    from gpuyard.simulator.compare_policies import ComparisonRequest, compare
 
     if picture is not None:
         _check_ending(picture)
     compared = compare(
-        Wish(
+        ComparisonRequest(
             trace=trace,
             mix=mix,
             jobs=jobs,
@@ -107,7 +107,7 @@ def _print(compared: "Compared") -> None:
         click.echo("  ".join(cells))
 
 
-def _row(figures: "Figures") -> dict[str, str]:
+def _row(figures: "PolicyMetrics") -> dict[str, str]:
     return {
         "policy": figures.policy,
         "pass": str(figures.pass_number),

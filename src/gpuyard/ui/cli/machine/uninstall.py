@@ -11,8 +11,8 @@ from gpuyard.ui.cli.text_table import Column, count_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuyard.recipes.uninstall.find_files import Found, Place
-    from gpuyard.recipes.uninstall.remove_files import Problem, Size
+    from gpuyard.recipes.uninstall.find_files import FoundFiles, InstalledFiles
+    from gpuyard.recipes.uninstall.remove_files import RemovalProblem, Size
 
 _NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well."
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -42,7 +42,7 @@ def command(context: click.Context, *, dry_run: bool, yes: bool, as_json: bool) 
     _list(found, sizes, as_json=as_json)
 
 
-def _list(found: "Found", sizes: "Sequence[tuple[Place, Size]]", *, as_json: bool) -> None:
+def _list(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", *, as_json: bool) -> None:
     from gpuyard.recipes.uninstall.uninstall import hindrances
 
     in_use = hindrances()
@@ -62,7 +62,7 @@ def _list(found: "Found", sizes: "Sequence[tuple[Place, Size]]", *, as_json: boo
     say(f"The package itself is removed with: {_last_line()}")
 
 
-def _remove(found: "Found", sizes: "Sequence[tuple[Place, Size]]", *, as_json: bool) -> int:
+def _remove(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", *, as_json: bool) -> int:
     from gpuyard.recipes.uninstall.uninstall import uninstall
 
     last = _last_line()
@@ -76,7 +76,7 @@ def _remove(found: "Found", sizes: "Sequence[tuple[Place, Size]]", *, as_json: b
 
 
 def _say_removed(
-    found: "Found", sizes: "Sequence[tuple[Place, Size]]", problems: "Sequence[Problem]", last: str
+    found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", problems: "Sequence[RemovalProblem]", last: str
 ) -> None:
     files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
     some = "" if not problems else "; but not all of them"
@@ -87,12 +87,12 @@ def _say_removed(
     say(f"now remove the package itself: {last}")
 
 
-def _say_places(sizes: "Sequence[tuple[Place, Size]]") -> None:
+def _say_places(sizes: "Sequence[tuple[InstalledFiles, Size]]") -> None:
     columns = (Column("SIZE", is_right=True), Column("FILES", is_right=True), Column("WHERE"), Column("WHAT"))
     say_table(columns, [(_size_text(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes])
 
 
-def _say_stays(found: "Found") -> None:
+def _say_stays(found: "FoundFiles") -> None:
     say("These stay:" if found.stays else _NAMED_BY_USER)
     for each in found.stays:
         say(f"  {each.path}: {each.why}")
@@ -100,7 +100,7 @@ def _say_stays(found: "Found") -> None:
         say(_NAMED_BY_USER)
 
 
-def _as_json(found: "Found", sizes: "Sequence[tuple[Place, Size]]") -> dict[str, Any]:
+def _as_json(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]") -> dict[str, Any]:
     return {
         "places": [
             {"path": place.shown, "what": place.what, "files": size.files, "bytes": size.bytes} for place, size in sizes

@@ -61,12 +61,12 @@ def _show_live(samples: "Iterator[Sample]") -> None:
     from gpuyard.probes.common.pci_gpus import vendors_on_pci
     from gpuyard.probes.common.process_info import describe_processes
     from gpuyard.ui.views.device_tables import Extras, snapshot_view
-    from gpuyard.ui.views.live_display import Picture
+    from gpuyard.ui.views.live_display import LiveDisplay
 
     out = console()
     expected = vendors_on_pci()
     history: dict[str, list[float | None]] = {}
-    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+    with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
         for sample in samples:
             for device in sample.snapshot.devices:
                 past = history.get(device.id, [])[1 - _HISTORY :]

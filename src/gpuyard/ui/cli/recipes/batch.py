@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.batch.plan import Part, Plan, Record, check_words, default_root, standing_of, words_of
+from gpuyard.recipes.batch.plan import (
+    BatchPart,
+    BatchPlan,
+    BatchRecord,
+    check_words,
+    default_root,
+    standing_of,
+    words_of,
+)
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
-from gpuyard.recipes.batch.start_or_continue import Choice, Way, begin_chosen, choose
+from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, begin_chosen, choose
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.recipes.batch_options import (
     Conduct,
@@ -59,10 +67,10 @@ def command(program: tuple[str, ...], **typed: Any) -> int:
     return carry_out(_plan(program, typed), conduct)
 
 
-def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> Plan:
+def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     name = typed["name"] or word_of(program[0])
     root, pruned_root = typed["output_root"], typed["prune_output_root"]
-    return Plan(
+    return BatchPlan(
         name=name,
         command=program,
         count=count_of(typed),
@@ -75,7 +83,7 @@ def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> Plan:
     )
 
 
-def carry_out(plan: Plan, conduct: Conduct) -> int:
+def carry_out(plan: BatchPlan, conduct: Conduct) -> int:
     """The exit status."""
     check_words(plan)
     _check_options(plan)
@@ -85,7 +93,7 @@ def carry_out(plan: Plan, conduct: Conduct) -> int:
     return _begin_and_follow(plan, conduct)
 
 
-def _print_commands(choice: Choice) -> int:
+def _print_commands(choice: BatchChoice) -> int:
     """Those of new runs: which of the others would be run again only the queue knows."""
     _tell_choice(choice)
     first = (
@@ -96,7 +104,7 @@ def _print_commands(choice: Choice) -> int:
     return 0
 
 
-def _begin_and_follow(plan: Plan, conduct: Conduct) -> int:
+def _begin_and_follow(plan: BatchPlan, conduct: Conduct) -> int:
     with _not_in_the_middle() as heard:
         choice, record = begin_chosen(plan, conduct.way)
     before = choice.before
@@ -135,17 +143,17 @@ def _not_in_the_middle() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_options(plan: Plan) -> None:
+def _check_options(plan: BatchPlan) -> None:
     """Before anything is made or sent."""
-    from gpuyard.core.job.submission import Asked, parse_submission
+    from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 
     for word in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
         if word != word.encode(errors="replace").decode():
             raise UserError(f"{word!r} is not UTF-8", hint="batch.json could not name it; give it another name")
-    parse_submission(Asked(cwd="/", environment={}, command=plan.command, options=plan.options))
+    parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
 
 
-def _check_sample_log(plan: Plan) -> None:
+def _check_sample_log(plan: BatchPlan) -> None:
     if "sample-log" in plan.options:
         from gpuyard.daemon.monitor.sample_logs import COLUMNS
         from gpuyard.probes.sample_log import RowLog
@@ -159,7 +167,7 @@ def _check_sample_log(plan: Plan) -> None:
 # In the foreground
 
 
-def _follow(record: Record, conduct: Conduct, *, is_interrupted: bool) -> int | None:
+def _follow(record: BatchRecord, conduct: Conduct, *, is_interrupted: bool) -> int | None:
     """Until all is over; the exit status where somebody does not want to see it."""
     from gpuyard.ui.views.batch_progress import follow
 
@@ -208,7 +216,7 @@ def _is_to_be_stopped() -> bool:
     return answer.strip().lower() in ("s", "stop")
 
 
-def _stop(part: Part) -> None:
+def _stop(part: BatchPart) -> None:
     """The runs only: what comes after them is the summary."""
     from gpuyard.connect.fast_http import connect
 
@@ -217,20 +225,20 @@ def _stop(part: Part) -> None:
     note("gpuyard: what ran is told to end, and nothing more is started")
 
 
-def _ids(part: Part) -> str:
+def _ids(part: BatchPart) -> str:
     return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
 
 
 # What is said
 
 
-def _tell_choice(choice: Choice, more: str | None = None) -> None:
+def _tell_choice(choice: BatchChoice, more: str | None = None) -> None:
     """In one line."""
     if text := ": ".join(filter(None, (choice.note, more))):
         note(f"gpuyard: {text}")
 
 
-def _detach(record: Record, conduct: Conduct) -> int:
+def _detach(record: BatchRecord, conduct: Conduct) -> int:
     part = record.parts[-1]
     if conduct.as_json:
         ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
@@ -241,22 +249,22 @@ def _detach(record: Record, conduct: Conduct) -> int:
     return 0
 
 
-def _tell_way_back(record: Record, conduct: Conduct) -> None:
+def _tell_way_back(record: BatchRecord, conduct: Conduct) -> None:
     note(f"gpuyard: the queue goes on with it, as jobs {_ids(record.parts[-1])}; `gpuyard queue` shows them")
     note(f"  to follow it again, and to go on with what is left:\n  {_again(record.plan, conduct)}")
 
 
-def _again(plan: Plan, conduct: Conduct) -> str:
+def _again(plan: BatchPlan, conduct: Conduct) -> str:
     """The command that was typed, so that it goes on with this very batch."""
     verb, *words = sys.argv[1:]
     # The first one each time: what the program is told comes last.
-    for flag, is_typed in (("--detach", conduct.is_detached), ("--append", conduct.way is Way.APPEND)):
+    for flag, is_typed in (("--detach", conduct.is_detached), ("--append", conduct.way is ExistingBatch.APPEND)):
         if is_typed:
             words.remove(flag)
     root = [] if plan.root == conduct.root else ["--output-root", plan.root]
     if root and conduct.is_root_typed:
         words = _without(words, "--output-root")
-    resume = [] if conduct.way is Way.RESUME else ["--resume"]
+    resume = [] if conduct.way is ExistingBatch.RESUME else ["--resume"]
     return shlex.join(["gpuyard", verb, *resume, *root, *words])
 
 
@@ -265,7 +273,7 @@ def _without(words: list[str], option: str) -> list[str]:
     return words[:place] + words[place + (2 if words[place] == option else 1) :]
 
 
-def _tell_summary(record: Record, conduct: Conduct) -> int:
+def _tell_summary(record: BatchRecord, conduct: Conduct) -> int:
     from msgspec import to_builtins
 
     from gpuyard.recipes.batch.finish import read_summary

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
-from gpuyard.recipes.batch.start_or_continue import Way
+from gpuyard.recipes.batch.start_or_continue import ExistingBatch
 from gpuyard.ui.cli.rich_output import json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ class Conduct(Struct, frozen=True, kw_only=True):
     """How a batch is begun and followed. `root` is the output root that the command names, None where it is a new one
     each time; `is_root_typed` says whether that is one of its words."""
 
-    way: Way
+    way: ExistingBatch
     is_detached: bool
     is_dry: bool
     as_json: bool
@@ -97,9 +97,9 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
 def conduct_of(typed: dict[str, Any]) -> Conduct:
     if typed["resume"] and typed["append"]:
         raise UserError("--resume and --append do not go together", hint="finish the batch first, then add runs to it")
-    way = Way.RESUME if typed["resume"] else Way.APPEND if typed["append"] else Way.AGAIN
+    way = ExistingBatch.RESUME if typed["resume"] else ExistingBatch.APPEND if typed["append"] else ExistingBatch.AGAIN
     root = typed["output_root"]
-    if way is not Way.AGAIN and root is None:
+    if way is not ExistingBatch.AGAIN and root is None:
         raise UserError(f"--{way.name.lower()}: which batch?", hint="name its folder with --output-root")
     source = click.get_current_context().get_parameter_source("output_root")
     return Conduct(

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.batch.plan import Plan
+from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.ui.cli.recipes.batch import carry_out
 from gpuyard.ui.cli.recipes.batch_options import (
@@ -55,7 +55,7 @@ def command(rest: tuple[str, ...], **typed: Any) -> int:
     return carry_out(plan, conduct)
 
 
-def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
+def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     prunes = typed["prune_with"] if typed["is_pruned"] else None
     if typed["frames"] is not None and prunes != "scheduler":
         raise UserError("--frames says what the scheduler prunes by", hint="add --prune-with scheduler")
@@ -63,7 +63,7 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> Plan:
         raise UserError("--prune-keeps is about a simulator that prunes", hint="leave it out, or the other option")
     root = absolute(typed["output_root"])
     pruned_root = None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned")
-    return Plan(
+    return BatchPlan(
         name=typed["name"] or _NAME,
         command=_command(typed, rest, is_told_to_prune=prunes == "program"),
         count=count_of(typed),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpuyard.recipes.render.follow_run import StatusFile
     from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.residency.running.coordinator import Coordinator
-    from gpuyard.residency.running.status_file import Report
+    from gpuyard.residency.running.status_file import RenderReport
 
 _WAIT_IN_SILENCE_S = 4.0  # longer than it takes to set CUDA up
 _SHOW_CURSOR = b"\x1b[?25h\r\n"
@@ -109,7 +109,7 @@ class _Ran(NamedTuple):
     """`heard` are the signals that it was told to stop by; `faults` is what could not be written down."""
 
     manifest: "Manifest"
-    report: "Report"
+    report: "RenderReport"
     heard: list[int]
     faults: "list[EnvironmentFault]"
 
@@ -147,10 +147,12 @@ def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
         return None
 
 
-def _report(coordinator: "Coordinator", run: Callable[[], "Report"], faults: "list[EnvironmentFault]") -> "Report":
+def _report(
+    coordinator: "Coordinator", run: Callable[[], "RenderReport"], faults: "list[EnvironmentFault]"
+) -> "RenderReport":
     """Also where the disk had no room for all of `skipped.jsonl`."""
     from gpuyard.residency.running.output_folders import SkipsUnwritten
-    from gpuyard.residency.running.status_file import Report
+    from gpuyard.residency.running.status_file import RenderReport
 
     try:
         return run()
@@ -158,10 +160,10 @@ def _report(coordinator: "Coordinator", run: Callable[[], "Report"], faults: "li
         faults.append(fault)
         status = coordinator.status()
         assert status is not None
-        return Report(status=status, skipped=fault.skipped)
+        return RenderReport(status=status, skipped=fault.skipped)
 
 
-def _write_last(file: "StatusFile | None", report: "Report", faults: "list[EnvironmentFault]") -> None:
+def _write_last(file: "StatusFile | None", report: "RenderReport", faults: "list[EnvironmentFault]") -> None:
     from gpuyard.errors import EnvironmentFault
 
     if file is not None:

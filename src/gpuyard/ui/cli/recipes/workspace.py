@@ -12,14 +12,14 @@ import click
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.batch_options import absolute
-from gpuyard.ui.cli.recipes.workspace_help import Place, help_text, seen_from_here
+from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, seen_from_here
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, paint, say, say_json
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, count_text, lay_out, line_of
 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.create_workspace import Made
-    from gpuyard.recipes.workspace.settings import Loaded, Settings
+    from gpuyard.recipes.workspace.settings import Loaded, WorkspaceSettings
     from gpuyard.recipes.workspace.start_sweep import Started
 
 _LONGEST_VALUE = 44
@@ -30,7 +30,7 @@ class _Commands(click.Group):
     """With help for people who come from shell schedulers."""
 
     def get_help(self, ctx: click.Context) -> str:
-        return help_text(Place.of(ctx.params.get("workspace"), ctx.params.get("config")))
+        return help_text(WorkspaceLocation.of(ctx.params.get("workspace"), ctx.params.get("config")))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -70,14 +70,14 @@ class _DataCommand(click.Command):
 @click.pass_context
 def command(ctx: click.Context, workspace: str | None, config: str | None) -> None:
     """Run a folder of configs over the GPUs, in tmux sessions."""
-    ctx.obj = Place.of(workspace, config)
+    ctx.obj = WorkspaceLocation.of(workspace, config)
     if ctx.invoked_subcommand is None:
         say(help_text(ctx.obj))
 
 
 @command.command("help")
 @click.pass_obj
-def help_command(place: Place) -> None:
+def help_command(place: WorkspaceLocation) -> None:
     """Say how all this is used."""
     say(help_text(place))
 
@@ -105,7 +105,7 @@ def _tell_made(made: "Made") -> None:
         say(f"renewed  {clean(seen_from_here(path))}; as it was: {clean(backup.name)}")
     for path in made.kept:
         say(f"kept     {clean(seen_from_here(path))}")
-    place = Place(workspace=made.folder)
+    place = WorkspaceLocation(workspace=made.folder)
     say("Next: look through scheduler_config.yml, and put a YAML file for each task into configs/.")
     say(f"To start them:  {place.command('start')}")
 
@@ -118,7 +118,7 @@ def _tell_made(made: "Made") -> None:
 @click.option("--rerun", "is_rerun", is_flag=True, help="Run completed ones again.")
 @click.option("--engine", metavar="NAME", help="What runs them: local, slurm or ray. [as the configuration says]")
 @click.pass_obj
-def start_command(place: Place, words: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
+def start_command(place: WorkspaceLocation, words: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
     """Start every config, or CONFIGS, such as heavy.yml,light.yml; GPUs are chosen, or GPUS, such as 1,0."""
     from gpuyard.recipes.workspace.start_sweep import start
 
@@ -133,7 +133,7 @@ def start_command(place: Place, words: tuple[str, ...], is_rerun: bool, engine: 
     return EXIT_USAGE if started.refused else 0
 
 
-def _tell_started(started: "Started", place: Place) -> None:
+def _tell_started(started: "Started", place: WorkspaceLocation) -> None:
     told = [
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
@@ -148,7 +148,7 @@ def _tell_started(started: "Started", place: Place) -> None:
     _tell_ways(started, place)
 
 
-def _tell_ways(started: "Started", place: Place) -> None:
+def _tell_ways(started: "Started", place: WorkspaceLocation) -> None:
     """How to look at it, and what may be typed next."""
     if not started.submitted and not started.refused:
         say(f"Nothing to do: {count_text(len(started.skipped), 'config')}, all completed or under way.")
@@ -162,7 +162,7 @@ def _tell_ways(started: "Started", place: Place) -> None:
 
 @command.command("stop")
 @click.pass_obj
-def stop_command(place: Place) -> None:
+def stop_command(place: WorkspaceLocation) -> None:
     """Start nothing new; what runs comes to its end."""
     from gpuyard.recipes.workspace.stop_sweep import stop
 
@@ -175,7 +175,7 @@ def stop_command(place: Place) -> None:
 
 @command.command("kill-all")
 @click.pass_obj
-def kill_all_command(place: Place) -> int:
+def kill_all_command(place: WorkspaceLocation) -> int:
     """End all that runs or waits, and close the sessions."""
     from gpuyard.recipes.workspace.stop_sweep import kill_all
 
@@ -193,7 +193,7 @@ def kill_all_command(place: Place) -> int:
 @json_option
 @click.option("--watch", "is_watched", is_flag=True, help="Until all is over; Ctrl-C ends it.")
 @click.pass_obj
-def status_command(place: Place, as_json: bool, is_watched: bool) -> int:  # noqa: FBT001
+def status_command(place: WorkspaceLocation, as_json: bool, is_watched: bool) -> int:  # noqa: FBT001
     """Show how each config stands, how far all are, and what the next one waits for.
 
     With --watch, exit status 1 where some have failed when all is over.
@@ -215,7 +215,7 @@ def status_command(place: Place, as_json: bool, is_watched: bool) -> int:  # noq
 @command.command("config")
 @json_option
 @click.pass_obj
-def config_command(place: Place, as_json: bool) -> None:  # noqa: FBT001
+def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FBT001
     """Show every value that is in force, and where it comes from. Of `env`, only the names."""
     loaded = _load(place)
     if as_json:
@@ -246,7 +246,7 @@ def _config_as_json(loaded: "Loaded") -> dict[str, Any]:
     return {"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings}
 
 
-def _settings_if_sound(place: Place) -> "Settings | None":
+def _settings_if_sound(place: WorkspaceLocation) -> "WorkspaceSettings | None":
     """What runs can be stopped also where somebody has made a mistake in the file since."""
     from gpuyard.recipes.workspace.settings import CONFIG_FILE
 
@@ -259,7 +259,7 @@ def _settings_if_sound(place: Place) -> "Settings | None":
         return None
 
 
-def _load(place: Place) -> "Loaded":
+def _load(place: WorkspaceLocation) -> "Loaded":
     from gpuyard.recipes.workspace.settings import load
 
     return load(place.workspace, place.config)

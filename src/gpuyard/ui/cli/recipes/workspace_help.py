@@ -12,14 +12,14 @@ from gpuyard.ui.cli.recipes.batch_options import absolute
 _SCRIPT = "scheduler.sh"
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class WorkspaceLocation(Struct, frozen=True, kw_only=True):
     """`config` is `None` where it is the workspace's own."""
 
     workspace: Path
     config: Path | None = None
 
     @classmethod
-    def of(cls, workspace: str | None, config: str | None) -> "Place":
+    def of(cls, workspace: str | None, config: str | None) -> "WorkspaceLocation":
         folder = Path(absolute("." if workspace is None else workspace))
         file = None if config is None else Path(absolute(config))
         return cls(workspace=folder, config=None if file == folder / CONFIG_FILE else file)
@@ -92,7 +92,7 @@ Exit status:
 """
 
 
-def help_text(place: Place) -> str:
+def help_text(place: WorkspaceLocation) -> str:
     return _HELP.format(
         me=place.command(),
         all=place.command("start"),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpuyard.connect.retrying import PatientClient
-from gpuyard.recipes.workspace.sweep_status import Standing, standing_of
+from gpuyard.connect.retrying import RetryingClient
+from gpuyard.recipes.workspace.sweep_status import SweepStatus, standing_of
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.rich_output import console
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, room, say
-from gpuyard.ui.views.workspace_table import Frame, Line, changes_of, picture_of, summary_of
+from gpuyard.ui.views.workspace_table import Line, TableSize, changes_of, picture_of, summary_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 1.0
 
 def show(loaded: "Loaded") -> None:
     """All of it, however long: what matters most is at the end."""
-    with PatientClient() as queue:
+    with RetryingClient() as queue:
         standing = standing_of(loaded, queue)
     for line in picture_of(standing, _frame(room()[0])):
         say("".join(paint(text, style) if text.strip() else text for text, style in line))
@@ -34,7 +34,7 @@ def show(loaded: "Loaded") -> None:
 def shown_as_json(loaded: "Loaded") -> dict[str, Any]:
     from msgspec import to_builtins
 
-    with PatientClient() as queue:
+    with RetryingClient() as queue:
         standing = standing_of(loaded, queue)
     counts = {
         name: getattr(standing, name) for name in ("total", "completed", "running", "waiting", "failed", "not_started")
@@ -66,8 +66,8 @@ def watch(loaded: "Loaded") -> int:
     return EXIT_FAULT if last.failed else 0
 
 
-def _standings(loaded: "Loaded") -> Iterator[Standing]:
-    with PatientClient() as queue:
+def _standings(loaded: "Loaded") -> Iterator[SweepStatus]:
+    with RetryingClient() as queue:
         while True:
             standing = standing_of(loaded, queue)
             yield standing
@@ -76,14 +76,14 @@ def _standings(loaded: "Loaded") -> Iterator[Standing]:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _show_in_place(standings: Iterator[Standing]) -> Standing:
+def _show_in_place(standings: Iterator[SweepStatus]) -> SweepStatus:
     from rich.live import Live
 
-    from gpuyard.ui.views.live_display import Picture
+    from gpuyard.ui.views.live_display import LiveDisplay
 
     out = console()
     frame = _frame()  # before the output is Live's, which knows nothing of the terminal's encoding
-    with Picture(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+    with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
         for standing in standings:
             # The last one stays on the screen, and may be longer than that is high.
             lines = None if standing.is_over else out.height
@@ -98,8 +98,8 @@ def _rendered(lines: list[Line]) -> "RenderableType":
     return Text("\n", no_wrap=True, overflow="crop").join(texts)
 
 
-def _print_changes(standings: Iterator[Standing]) -> Standing:
-    before: Standing | None = None
+def _print_changes(standings: Iterator[SweepStatus]) -> SweepStatus:
+    before: SweepStatus | None = None
     for standing in standings:
         changes = [] if before is None else changes_of(before, standing)
         if before is None or changes or (standing.is_over and not before.is_over):
@@ -111,5 +111,5 @@ def _print_changes(standings: Iterator[Standing]) -> Standing:
     return before
 
 
-def _frame(columns: int | None = None) -> Frame:
-    return Frame(columns=columns, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
+def _frame(columns: int | None = None) -> TableSize:
+    return TableSize(columns=columns, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))

@@ -1,10 +1,10 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
-from gpuyard.connect.fast_http import Connection, NoDaemon, connect
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import note, say, say_json
 from gpuyard.ui.cli.text_table import count_text, duration_text
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ VERB = Verb(
     run     in the foreground, for a service manager
     """,
     (JSON,),
-    Words("start|stop|restart|status|run", choices=("start", "stop", "restart", "status", "run")),
+    Arguments("start|stop|restart|status|run", choices=("start", "stop", "restart", "status", "run")),
 )
 
 
@@ -138,7 +138,7 @@ def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
     return run_daemon(is_managed=True)
 
 
-def _reach(tell: "Callable[[str], None] | None" = lambda _: None) -> Connection | None:
+def _reach(tell: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
     """Without a word about a daemon of another version: most of those who ask see to that themselves."""
     try:
         return connect(start=False, tell=tell)

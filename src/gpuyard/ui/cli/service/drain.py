@@ -3,7 +3,7 @@
 import time
 
 from gpuyard.connect.fast_http import connect
-from gpuyard.connect.retrying import PatientClient
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.ui.cli.terminal import say, say_json
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
@@ -21,7 +21,7 @@ def run(typed: Typed) -> int:
     with connect(start=True) as daemon:
         answer = daemon.request("POST", "/drain")
     if typed.flag("wait"):
-        with PatientClient() as queue:
+        with RetryingClient() as queue:
             while answer["running"]:
                 time.sleep(_LOOK_AGAIN_S)
                 answer["running"] = queue.get("/status")["under_way"]

@@ -4,7 +4,7 @@ from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import paint, room, say, say_json, say_table
 from gpuyard.ui.cli.text_table import UNKNOWN, Column, count_text, duration_text, size_text, time_text
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ VERB = Verb(
         Option("all", None, "With `forget`: everything that was learned."),
         JSON,
     ),
-    Words("[forget ID...|TEXT]", is_many=True),
+    Arguments("[forget ID...|TEXT]", is_many=True),
 )
 _COLUMNS = (
     Column("ID"),

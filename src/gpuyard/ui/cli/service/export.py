@@ -7,11 +7,11 @@ from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.text_table import count_text
-from gpuyard.ui.cli.verb_options import Option, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuyard.core.cluster.export import Packed
+    from gpuyard.core.cluster.export import ExportedJob
     from gpuyard.recipes.export.script_text import Script
 
 VERB = Verb(
@@ -26,7 +26,7 @@ VERB = Verb(
     gpuyard export ray - tag=night
     """,
     (Option("force", None, "Write over FILE where it is there already."),),
-    Words("slurm|ray FILE [IDS]...", is_many=True),
+    Arguments("slurm|ray FILE [IDS]...", is_many=True),
 )
 _SITES = ("slurm", "ray")
 
@@ -49,10 +49,10 @@ def _understood(words: list[str]) -> tuple[str, str, str]:
     return words[0], words[1], " ".join(words[2:])
 
 
-def _ask(ids: str) -> "list[Packed]":
+def _ask(ids: str) -> "list[ExportedJob]":
     import msgspec
 
-    from gpuyard.core.cluster.export import Packed
+    from gpuyard.core.cluster.export import ExportedJob
 
     with connect(start=True) as queue:
         page = queue.request("GET", "/exports", {"ids": ids})
@@ -62,10 +62,10 @@ def _ask(ids: str) -> "list[Packed]":
             found += page["jobs"]
     if not found:
         raise UserError("nothing waits in the queue", hint="name jobs to have others in the script")
-    return msgspec.convert(found, list[Packed])
+    return msgspec.convert(found, list[ExportedJob])
 
 
-def _script(site: str, jobs: "list[Packed]") -> "Script":
+def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
     """By the same configuration as the engine of that name goes by."""
     import msgspec
 
@@ -102,7 +102,7 @@ def _write(path: str, text: str, *, is_forced: bool) -> None:
         raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error
 
 
-def _advice(path: str, jobs: "list[Packed]") -> "list[str]":
+def _advice(path: str, jobs: "list[ExportedJob]") -> "list[str]":
     from gpuyard.core.job.lifecycle import FINISHED, LIVE
     from gpuyard.core.job.selection import format_ids
 

@@ -2,7 +2,7 @@
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import say, say_json
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb, Words
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
     """Send a test notification, to see whether it arrives.
@@ -16,7 +16,7 @@ VERB = Verb(
     gpuyard notify test 'notify-send "$GPUYARD_TITLE" "$GPUYARD_BODY"'
     """,
     (JSON,),
-    Words("test [TARGET]", is_many=True),
+    Arguments("test [TARGET]", is_many=True),
 )
 
 
