@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         id="daemon-submission-wakes-nobody",
         file=f"{_DAEMON}/api/submit.py",
-        old="        yard.wake()\n",
+        old="        scheduler.wake()\n",
         new="",
         breaks="A job that is submitted to an idle queue starts only when something else happens.",
         near=(_LOOP,),
@@ -147,7 +147,7 @@ FAULTS = (
     Fault(
         id="daemon-waiters-are-not-woken",
         file=f"{_DAEMON}/loop.py",
-        old="            self.finishing.tell()\n",
+        old="            self.finish_signal.tell()\n",
         new="",
         breaks="`gpuyard wait` returns up to half a minute after the last job has ended.",
         near=(_LOOP,),
@@ -171,7 +171,7 @@ FAULTS = (
     Fault(
         id="daemon-damaged-database-is-used-on",
         file=f"{_DAEMON}/loop.py",
-        old="        if error.is_damage:\n            self.give_up(error)\n",
+        old="        if error.is_damage:\n            self.fail(error)\n",
         new="        if error.is_damage:\n            self._pause(str(error))\n",
         breaks="A daemon whose database is damaged tries again for ever in place of setting it aside.",
         near=(_LOOP,),
@@ -203,7 +203,7 @@ FAULTS = (
     Fault(
         id="daemon-new-jobs-get-old-logs",
         file=f"{_DAEMON}/main.py",
-        old="            yard.store.begin_ids_after(highest)\n",
+        old="            scheduler.store.begin_ids_after(highest)\n",
         new="            pass\n",
         breaks="After a damaged database was set aside, new jobs append to the logs of older ones.",
         near=(

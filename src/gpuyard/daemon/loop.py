@@ -1,4 +1,4 @@
-"""The yard: the controller in its event loop. It steps when something has happened, and otherwise sleeps.
+"""The scheduler: the controller in the event loop. It steps when something has happened, and otherwise sleeps.
 
 What makes it step: an attempt's end, a request, a look at the machine, a lease of somebody else's that ended, a time
 that has come. A step that fails for want of disk is tried again; nothing that was acknowledged is lost by it.
@@ -55,7 +55,7 @@ class SchedulerLoop:
     def __init__(  # noqa: PLR0913 - the ports
         self,
         database: Database,
-        book: QueueLedger,
+        queue_ledger: QueueLedger,
         engine: LocalEngine,
         clock: Clock,
         me: Holder,
@@ -65,23 +65,30 @@ class SchedulerLoop:
     ) -> None:
         self.database = database
         self.store = JobStore(database)
-        self.catalogue = QueueQueries(database, self.store)
+        self.queries = QueueQueries(database, self.store)
         self.controller = Controller(
-            self.store, book, engine, clock, rules=read_rules(), me=me, suspender=suspender, open_engine=open_engine
+            self.store,
+            queue_ledger,
+            engine,
+            clock,
+            rules=read_rules(),
+            me=me,
+            suspender=suspender,
+            open_engine=open_engine,
         )
-        self.requests = UserRequests(self.controller, self.store, self.catalogue, clock)
-        self.finishing = FinishSignal()
-        self.looks: SamplingThread
+        self.requests = UserRequests(self.controller, self.store, self.queries, clock)
+        self.finish_signal = FinishSignal()
+        self.sampling: SamplingThread
         self.notices: list[str] = []
         self.sample_logs = SampleLogs()
         self.step_s: float | None = None
         # Told after each step, which is after each change and each look; what they do has to be quick.
         self.listeners: list[Callable[[Step], None]] = []
         # Told when the configuration has become another one that can be read.
-        self.followers: list[Callable[[], None]] = []
-        self.broken: asyncio.Future[StoreFault]
-        self.ledger = book.ledger
-        self._book = book
+        self.config_listeners: list[Callable[[], None]] = []
+        self.fatal_fault: asyncio.Future[StoreFault]
+        self.ledger = queue_ledger.ledger
+        self._queue_ledger = queue_ledger
         self._engine = engine
         self._suspender = suspender
         self._clock = clock
@@ -92,16 +99,16 @@ class SchedulerLoop:
         self._finished = 0
         self._settled = len(_SETTLE_S)
         self._logs_timer: asyncio.TimerHandle | None = None
-        self._trouble: str | None = None
+        self._problem: str | None = None
         self._is_closed = False
         self._configuration = config_stamp()
         self._configured_at = 0.0
 
-    def start(self, looks: SamplingThread) -> None:
+    def start(self, sampling: SamplingThread) -> None:
         """Takes over what runs, and begins to step."""
         self._loop = asyncio.get_running_loop()
-        self.broken = self._loop.create_future()
-        self.looks = looks
+        self.fatal_fault = self._loop.create_future()
+        self.sampling = sampling
         self.controller.recover()
         self._listen(is_wanted=True)
         self.wake()
@@ -122,8 +129,8 @@ class SchedulerLoop:
         for handle in (self._soon, self._timer, self._logs_timer):
             if handle is not None:
                 handle.cancel()
-        self._book.leave_line()
-        self.looks.close()
+        self._queue_ledger.leave_line()
+        self.sampling.close()
         self._suspender.close()
         self.controller.engines.close()
 
@@ -148,12 +155,12 @@ class SchedulerLoop:
             _log.exception("a step failed")
             self._pause(f"a step failed, which is a bug: {type(error).__name__}: {error}")
             return
-        self._trouble = None
+        self._problem = None
         self.step_s = time.perf_counter() - began
         if self.controller.desk.finished != self._finished:
             self._finished = self.controller.desk.finished
             self._settled = 0
-            self.finishing.tell()
+            self.finish_signal.tell()
         self._rest(step)
         self._tell(step)
 
@@ -166,12 +173,12 @@ class SchedulerLoop:
 
     def _step_controller(self) -> Step:
         self._follow_configuration()
-        is_fresh = self.looks.age() <= _FRESH_S
-        step = self.controller.step(self.looks.latest, may_start=is_fresh)
-        is_fresh = is_fresh and not self.controller.is_behind(self.looks.latest)
+        is_fresh = self.sampling.age() <= _FRESH_S
+        step = self.controller.step(self.sampling.latest, may_start=is_fresh)
+        is_fresh = is_fresh and not self.controller.is_behind(self.sampling.latest)
         is_wanted = not is_fresh and (self._has_ready() or self.controller.mover.has_waiting)
         if is_wanted or self.controller.pacer.wants_look(self._clock.now()):
-            self.looks.request()  # it wakes us when it has come
+            self.sampling.request()  # it wakes us when it has come
         self.sample_logs.write(self.controller.pacer.take_rows())
         return step
 
@@ -189,7 +196,7 @@ class SchedulerLoop:
             self._configuration = stamp
             try:
                 self.controller.rules = read_rules()
-                for follow in self.followers:
+                for follow in self.config_listeners:
                     follow()
             except UserError as error:
                 _log.error("%s; what it said before holds", error)
@@ -240,25 +247,25 @@ class SchedulerLoop:
             self._suffer(error)
             return
         if has_ready or self.controller.desk.live:
-            self.looks.request()
+            self.sampling.request()
         else:
             self.wake()
 
-    def give_up(self, error: StoreFault) -> None:
+    def fail(self, error: StoreFault) -> None:
         """On a damaged database: the next daemon sets it aside."""
-        if not self.broken.done():
-            self.broken.set_result(error)
+        if not self.fatal_fault.done():
+            self.fatal_fault.set_result(error)
 
     def _suffer(self, error: StoreFault) -> None:
         """Nothing was changed. A full disk may have room again; a damaged database needs a new start."""
         if error.is_damage:
-            self.give_up(error)
+            self.fail(error)
         else:
             self._pause(str(error))
 
     def _pause(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if trouble != self._problem:
+            self._problem = trouble
             _log.error("%s; tried again every %g s", trouble, _TRY_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
@@ -271,9 +278,9 @@ class SchedulerLoop:
         self._step()
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """What keeps it from working, where something does."""
-        return self._trouble
+        return self._problem
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """One that lives, with the pid of its program rather than its keeper's, once it has one."""
@@ -293,7 +300,7 @@ class SchedulerLoop:
             self._notice.give_back()
             self._notice = None
             return
-        notice = FileWatch(self._book.ledger.folder)
+        notice = FileWatch(self._queue_ledger.ledger.folder)
         if notice.fileno() < 0:
             notice.give_back()
             return
@@ -304,7 +311,7 @@ class SchedulerLoop:
         if self._notice is not None:
             self._notice.clear()
         self._settled = 0
-        self.looks.request()
+        self.sampling.request()
 
     # Logs
 

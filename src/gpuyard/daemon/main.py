@@ -76,44 +76,46 @@ async def _serve_queue(
 
     def wake() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(yard.wake)
+            loop.call_soon_threadsafe(scheduler.wake)
 
     def open_elsewhere(name: str) -> Engine:
         return open_engine(Context(name=name, folder=folder, on_news=wake))
 
-    yard = SchedulerLoop(
+    scheduler = SchedulerLoop(
         database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_elsewhere
     )
     if notice is not None:
         _log.error(notice)
-        yard.notices.append(notice)
-    _begin_ids_after_logs(yard, log_folders(folder))
+        scheduler.notices.append(notice)
+    _begin_ids_after_logs(scheduler, log_folders(folder))
     stop: asyncio.Future[Shutdown] = loop.create_future()
     _stop_on_signals(stop)
-    routes = Routes(yard, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
+    routes = Routes(scheduler, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
-    yard.start(SamplingThread(Sampler(local_machine(), clock), clock, yard.wake, RamMeter(engine.queue).measure))
-    announcer = EventPublisher(yard, ledger.leases)
-    await routes.web.open_as_configured(yard.notices.append)
-    yard.looks.request()  # the first look takes longest: whoever submits first need not wait for it
+    scheduler.start(
+        SamplingThread(Sampler(local_machine(), clock), clock, scheduler.wake, RamMeter(engine.queue).measure)
+    )
+    announcer = EventPublisher(scheduler, ledger.leases)
+    await routes.web.open_as_configured(scheduler.notices.append)
+    scheduler.sampling.request()  # the first look takes longest: whoever submits first need not wait for it
     _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # what is there now stays; the collector need not look at it again
     try:
-        ending = await _until_over(yard, stop)
+        ending = await _until_over(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
         server.close()
         routes.close()
-        yard.close()
+        scheduler.close()
         announcer.close()
         _log.info("the daemon ends; jobs go on")
 
 
-async def _until_over(yard: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
-    yard.broken.add_done_callback(lambda _: _end(stop, Shutdown(status=1)))
+async def _until_over(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
+    scheduler.fatal_fault.add_done_callback(lambda _: _end(stop, Shutdown(status=1)))
     ending = await stop
-    if yard.broken.done():
-        _log.error("%s", yard.broken.result())
+    if scheduler.fatal_fault.done():
+        _log.error("%s", scheduler.fatal_fault.result())
         return Shutdown(status=1)
     if ending.restart:
         _log.info("the daemon ends for a restart: %s", ending.reason)
@@ -146,11 +148,11 @@ def _prepare_folder(folder: Path) -> None:
         )
 
 
-def _begin_ids_after_logs(yard: SchedulerLoop, folders: list[Path]) -> None:
+def _begin_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None:
     """A new database beside old logs: no job gets the id, and so the log, of one before."""
-    if yard.catalogue.last_id() == 0:
+    if scheduler.queries.last_id() == 0:
         names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
         found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
         highest = max((int(match[1]) for match in found), default=0)
-        with yard.store.transaction():
-            yard.store.begin_ids_after(highest)
+        with scheduler.store.transaction():
+            scheduler.store.begin_ids_after(highest)

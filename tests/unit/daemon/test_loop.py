@@ -41,12 +41,12 @@ SOMEBODY = Holder(uid=os.getuid(), user="me", pid=1)
 class Bench:
     """A loop, whether it has asked for a look, and its steps as they are done."""
 
-    def __init__(self, yard: SchedulerLoop, clock: FakeClock) -> None:
-        self.yard = yard
+    def __init__(self, scheduler: SchedulerLoop, clock: FakeClock) -> None:
+        self.scheduler = scheduler
         self.clock = clock
         self.steps: asyncio.Queue[Step] = asyncio.Queue()
         self.look_asked = asyncio.Event()
-        yard.listeners.append(self.steps.put_nowait)
+        scheduler.listeners.append(self.steps.put_nowait)
 
     async def step(self) -> Step:
         """The next one that is done."""
@@ -56,7 +56,7 @@ class Bench:
     async def submit(self, *, token: str = "", **options: object) -> int:
         """The id of the job. Each time by a newcomer: nothing but the database remembers what was sent before."""
         asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options=options, token=token)
-        return int((await SubmissionHandler(self.yard).take(parse_submission(asked)))["first"])
+        return int((await SubmissionHandler(self.scheduler).take(parse_submission(asked)))["first"])
 
 
 @contextlib.asynccontextmanager
@@ -66,23 +66,23 @@ async def bench(home: Path) -> AsyncIterator[Bench]:
     database, _ = open_database(home / "queue.db")
     engine = LocalEngine(home)
     suspender = LocalSuspender(home / "suspending", engine.queue)
-    yard = SchedulerLoop(database, QueueLedger(open_ledger(), me), engine, clock, me, suspender=suspender)
-    yard.requests.set_paused(paused=True)
-    there = Bench(yard, clock)
+    scheduler = SchedulerLoop(database, QueueLedger(open_ledger(), me), engine, clock, me, suspender=suspender)
+    scheduler.requests.set_paused(paused=True)
+    there = Bench(scheduler, clock)
     latest = Observation(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
 
     async def fresh(within_s: float) -> Observation:
         return latest
 
-    looks: Any = SimpleNamespace(
+    sampling: Any = SimpleNamespace(
         latest=latest, age=lambda: 0.0, request=there.look_asked.set, fresh=fresh, close=lambda: None
     )
-    yard.start(cast("SamplingThread", looks))
+    scheduler.start(cast("SamplingThread", sampling))
     try:
         await there.step()
         yield there
     finally:
-        yard.close()
+        scheduler.close()
         database.close()
 
 
@@ -105,11 +105,11 @@ def test_a_submission_is_followed_by_a_step(own_home: Path) -> None:
 
 def test_nothing_that_happens_after_its_end_makes_it_step(own_home: Path) -> None:
     async def story(there: Bench) -> None:
-        there.yard.close()
-        there.yard.wake()
+        there.scheduler.close()
+        there.scheduler.wake()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert (there.steps.empty(), there.yard.trouble) == (True, None)
+        assert (there.steps.empty(), there.scheduler.problem) == (True, None)
 
     play(own_home, story)
 
@@ -119,20 +119,20 @@ def test_a_submission_that_is_sent_again_counts_once(own_home: Path) -> None:
         first = await there.submit(token="sent twice", gpus=0)
         assert await there.submit(token="sent twice", gpus=0) == first
         assert await there.submit(token="another", gpus=0) == first + 1
-        assert there.yard.catalogue.last_id() == first + 1
+        assert there.scheduler.queries.last_id() == first + 1
 
     play(own_home, story)
 
 
 def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home: Path) -> None:
     async def story(there: Bench) -> None:
-        yard, job = there.yard, await there.submit(gpus=0)
+        scheduler, job = there.scheduler, await there.submit(gpus=0)
         await there.step()
-        waiting = JobWaits(yard.catalogue, yard.store, [(job, job)])
-        waits = asyncio.create_task(yard.finishing.wait(waiting, timeout_s=10 * DEADLINE_S))
+        waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
+        waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
-        await in_pieces(yard.requests.cancel(JobSelection(ranges=((job, job),))))
-        yard.wake()
+        await in_pieces(scheduler.requests.cancel(JobSelection(ranges=((job, job),))))
+        scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits
         assert waiting.answer()["done"]
@@ -145,9 +145,9 @@ def test_a_listener_that_fails_keeps_neither_others_nor_the_next_step_from_going
         def fail(_: Step) -> None:
             raise ZeroDivisionError
 
-        there.yard.listeners.insert(0, fail)
+        there.scheduler.listeners.insert(0, fail)
         for _ in range(2):
-            there.yard.wake()
+            there.scheduler.wake()
             await there.step()
 
     play(own_home, story)
@@ -158,12 +158,14 @@ def test_a_changed_configuration_counts_from_then_on_and_one_that_cannot_be_read
 ) -> None:
     async def story(there: Bench) -> None:
         followed: list[int] = []
-        there.yard.followers.append(lambda: followed.append(there.yard.controller.rules.limits.cpu_jobs))
+        there.scheduler.config_listeners.append(
+            lambda: followed.append(there.scheduler.controller.rules.limits.cpu_jobs)
+        )
         for at, said in enumerate(("cpu_jobs = 7", "cpu_jobs =", "cpu_jobs = 9"), 1):
             (own_home / "config.toml").write_text(f"[queue]\n{said}\n")
             os.utime(own_home / "config.toml", (at, at))  # changes of one moment would be one
             there.clock.time += 60.0
-            there.yard.wake()
+            there.scheduler.wake()
             await there.step()
         assert followed == [7, 9]
 
@@ -174,22 +176,22 @@ def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(there: Bench) -> None:
-        yard = there.yard
+        scheduler = there.scheduler
         faults = [StoreFault("the disk is full"), StoreFault("it is damaged", is_damage=True)]
         monkeypatch.setattr(loop_module, "_TRY_AGAIN_S", 0.0)
-        step = yard.controller.step
+        step = scheduler.controller.step
 
         def fail_at_first(look: Observation, **options: bool) -> Step:
             if faults:
                 raise faults.pop(0)
             return step(look, **options)
 
-        monkeypatch.setattr(yard.controller, "step", fail_at_first)
-        yard.wake()
+        monkeypatch.setattr(scheduler.controller, "step", fail_at_first)
+        scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
-            told = await yard.broken
+            told = await scheduler.fatal_fault
         assert told.is_damage
-        assert yard.trouble == "the disk is full"
+        assert scheduler.problem == "the disk is full"
 
     play(own_home, story)
 
@@ -198,10 +200,10 @@ def test_the_end_of_somebody_elses_lease_is_noticed_at_once(own_home: Path, monk
     monkeypatch.setattr(SchedulerLoop, "_sleep", lambda *_: None)  # it never looks again by itself
 
     async def story(there: Bench) -> None:
-        yard = there.yard
-        held = yard.ledger.claim(SOMEBODY, take("G0"), DEADLINE_S)
+        scheduler = there.scheduler
+        held = scheduler.ledger.claim(SOMEBODY, take("G0"), DEADLINE_S)
         assert held is not None
-        yard.requests.set_paused(paused=False)
+        scheduler.requests.set_paused(paused=False)
         await there.submit()
         step = await there.step()
         assert step.waits_for_room

@@ -12,13 +12,13 @@ from gpuyard.daemon.server.http_parser import HttpError
 _MOST_RUNNING = 100
 
 
-def standing(yard: SchedulerLoop, first_id: int) -> dict[str, Any]:
-    first, last, token = _range(yard, first_id)
-    counts = yard.catalogue.counts_in(first, last)
+def standing(scheduler: SchedulerLoop, first_id: int) -> dict[str, Any]:
+    first, last, token = _range(scheduler, first_id)
+    counts = scheduler.queries.counts_in(first, last)
     unfinished = sum(count for state, count in counts.items() if state not in FINISHED)
-    gate, reason = _held_by(yard, first)
-    batch = yard.controller.pacer.batch(first)
-    live = [each for each in yard.controller.desk.live.values() if first <= each.job.id <= last]
+    gate, reason = _held_by(scheduler, first)
+    batch = scheduler.controller.pacer.batch(first)
+    live = [each for each in scheduler.controller.desk.live.values() if first <= each.job.id <= last]
     return {
         "id": first,
         "first": first,
@@ -31,45 +31,45 @@ def standing(yard: SchedulerLoop, first_id: int) -> dict[str, Any]:
         "gate": gate,
         "held_by": None if reason is None else reason.text,
         "device": None if reason is None else reason.device_id,
-        "device_index": _index(yard, reason),
+        "device_index": _index(scheduler, reason),
         "waits_s": {gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
         "unknown": list(batch.unknown),
-        "now": iso_time(yard.looks.now()),
+        "now": iso_time(scheduler.sampling.now()),
     }
 
 
-def _held_by(yard: SchedulerLoop, first_id: int) -> tuple[str | None, Reason | None]:
+def _held_by(scheduler: SchedulerLoop, first_id: int) -> tuple[str | None, Reason | None]:
     """While the queue is paused nobody comes to its gates, and what comes after the runs waits as well."""
-    if yard.store.setting("paused"):
+    if scheduler.store.setting("paused"):
         return "pause", plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-    return yard.controller.pacer.held_by(first_id) or (None, None)
+    return scheduler.controller.pacer.held_by(first_id) or (None, None)
 
 
-def _index(yard: SchedulerLoop, reason: Reason | None) -> int | None:
+def _index(scheduler: SchedulerLoop, reason: Reason | None) -> int | None:
     device_id = None if reason is None else reason.device_id
-    device = None if device_id is None else yard.looks.latest.snapshot.device(device_id)
+    device = None if device_id is None else scheduler.sampling.latest.snapshot.device(device_id)
     return None if device is None else device.index
 
 
-def runs(yard: SchedulerLoop, first_id: int, after: int, limit: int) -> dict[str, Any]:
+def runs(scheduler: SchedulerLoop, first_id: int, after: int, limit: int) -> dict[str, Any]:
     """A page of its runs, in the order of their ids."""
-    first, last, _ = _range(yard, first_id)
-    jobs = yard.catalogue.jobs_in(max(first, after + 1), last, limit + 1)
+    first, last, _ = _range(scheduler, first_id)
+    jobs = scheduler.queries.jobs_in(max(first, after + 1), last, limit + 1)
     page = jobs[:limit]
-    return {"runs": [_run(yard, job) for job in page], "next": page[-1].id if len(jobs) > limit else None}
+    return {"runs": [_run(scheduler, job) for job in page], "next": page[-1].id if len(jobs) > limit else None}
 
 
-def _range(yard: SchedulerLoop, first_id: int) -> tuple[int, int, str | None]:
+def _range(scheduler: SchedulerLoop, first_id: int) -> tuple[int, int, str | None]:
     """Its first run may have been forgotten while others go on."""
-    found = yard.catalogue.submission_of(first_id)
-    left = [] if found is None else yard.catalogue.jobs_in(found[0], found[1], 1)
+    found = scheduler.queries.submission_of(first_id)
+    left = [] if found is None else scheduler.queries.jobs_in(found[0], found[1], 1)
     if found is None or not left or left[0].spec.pace is None:
         raise HttpError(404, f"there is no batch {first_id}", hint="its number is that of its first run")
     return found
 
 
-def _run(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
-    attempts = yard.store.attempts(job.id)
+def _run(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
+    attempts = scheduler.store.attempts(job.id)
     return {
         "id": job.id,
         "index": job.values.get("index"),

@@ -25,12 +25,12 @@ Act = Callable[[JobSelection], InPieces[ChangeResult]]
 
 
 class ChangeHandler:
-    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
+        self._scheduler = scheduler
         self._reader = reader
 
     def routes(self) -> Routes:
-        requests = self._yard.requests
+        requests = self._scheduler.requests
         return {
             ("POST", "/jobs/cancel"): self._route(requests.cancel),
             ("POST", "/jobs/hold"): self._route(requests.hold),
@@ -46,13 +46,13 @@ class ChangeHandler:
 
     async def _suspend(self, request: Request) -> Answer:
         body = read_body(request)
-        look = await self._yard.looks.fresh(LOOK_FOR_PEOPLE_S)
-        return await self._do(body, lambda selection: self._yard.requests.suspend(selection, look))
+        look = await self._scheduler.sampling.fresh(LOOK_FOR_PEOPLE_S)
+        return await self._do(body, lambda selection: self._scheduler.requests.suspend(selection, look))
 
     def _priority(self, request: Request) -> Awaitable[Answer]:
         body = read_body(request)
         priority = read_priority(body)
-        return self._do(body, lambda selection: self._yard.requests.prioritise(selection, priority))
+        return self._do(body, lambda selection: self._scheduler.requests.prioritise(selection, priority))
 
     async def _do(self, body: dict[str, Any], act: Act) -> Answer:
         ids: list[int] = []
@@ -61,8 +61,8 @@ class ChangeHandler:
             changed = await in_pieces(act(selection))
             ids += changed.ids
             unchanged += changed.unchanged
-        self._yard.finishing.tell()
-        self._yard.wake()
+        self._scheduler.finish_signal.tell()
+        self._scheduler.wake()
         return {
             "changed": format_ids(ids),
             "count": len(ids),

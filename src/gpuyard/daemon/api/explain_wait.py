@@ -25,10 +25,10 @@ _PAGE = 200
 class Listing:
     """Jobs as they are asked for, fetched as they are needed."""
 
-    def __init__(self, yard: SchedulerLoop) -> None:
-        self._yard = yard
-        self._store = yard.store
-        self._catalogue = yard.catalogue
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
+        self._store = scheduler.store
+        self._catalogue = scheduler.queries
 
     def all(self, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:
         """What runs, what waits in its order, what stands apart, and the last that finished."""
@@ -42,8 +42,8 @@ class Listing:
             yield from self._finished(wanted, None if show_all or states else RECENTLY_FINISHED)
 
     def _queued(self) -> Iterator[Job]:
-        now = self._yard.looks.now()
-        used = self._yard.controller.desk.used(now)
+        now = self._scheduler.sampling.now()
+        used = self._scheduler.controller.desk.used(now)
         for candidate in whole_order(self._store.ready_queues(), used, now):
             job = self._store.job(candidate.job_id)
             if job is not None:
@@ -64,27 +64,27 @@ class Listing:
                 return
 
 
-def why(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
+def why(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
     """Why it does not start or go on, or how it ended."""
     ahead = starts_at = None
     estimate = ""
-    goes_on = _waits_to_go_on(yard, job)
+    goes_on = _waits_to_go_on(scheduler, job)
     if job.state is JobState.QUEUED or goes_on:
-        told = yard.controller.explain(job, yard.looks.latest)
+        told = scheduler.controller.explain(job, scheduler.sampling.latest)
         ahead, starts_at = told.ahead, told.starts_at
-        reasons = (*_making_room(yard, job), *told.reasons) if told.reasons else ()
+        reasons = (*_making_room(scheduler, job), *told.reasons) if told.reasons else ()
         if ahead:
             text = (
                 f"{ahead} job{'' if ahead == 1 else 's'} like it came before it, the first of them is {told.first_id}"
             )
             reasons = (plain(ReasonKind.BEHIND, text), *reasons)
         summary = _how_it_waits(job, is_about_to=not reasons, goes_on=goes_on)
-        if any(_leaving(yard, job)):
+        if any(_leaving(scheduler, job)):
             starts_at, estimate = None, "it starts as soon as they have made room"
         else:
-            estimate = _estimate(starts_at, yard.looks.now(), goes_on=goes_on)
+            estimate = _estimate(starts_at, scheduler.sampling.now(), goes_on=goes_on)
     else:
-        reasons = tuple(_plain_reasons(yard, job))
+        reasons = tuple(_plain_reasons(scheduler, job))
         summary = f"job {job.id} {_how_it_is(job)}"
     return {
         "id": job.id,
@@ -97,51 +97,51 @@ def why(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
     }
 
 
-def in_brief(yard: SchedulerLoop, job: Job) -> str | None:
+def in_brief(scheduler: SchedulerLoop, job: Job) -> str | None:
     """Why it waits, in a few words, as the last step saw it."""
-    if _is_parked_for_room(yard, job):
-        return _held_up(yard, -job.id) or job.reason
+    if _is_parked_for_room(scheduler, job):
+        return _held_up(scheduler, -job.id) or job.reason
     if job.reason is not None:
         return job.reason
     if job.state is JobState.BLOCKED:
-        waits_for = [other for other, kind, state in yard.store.dependencies(job.id) if state not in FINISHED]
+        waits_for = [other for other, kind, state in scheduler.store.dependencies(job.id) if state not in FINISHED]
         return f"after {format_ids(waits_for[:100])}" if waits_for else None
     if job.state is not JobState.QUEUED:
         return None
-    if yard.store.setting("paused"):
+    if scheduler.store.setting("paused"):
         return "the queue is paused"
-    leaving = next(_leaving(yard, job), None)
-    return leaving or _held_up(yard, yard.store.lane_of(job.id).id)
+    leaving = next(_leaving(scheduler, job), None)
+    return leaving or _held_up(scheduler, scheduler.store.lane_of(job.id).id)
 
 
-def _held_up(yard: SchedulerLoop, lane_id: int) -> str | None:
-    hold = next((hold for hold in yard.controller.holds if hold.lane.id == lane_id), None)
+def _held_up(scheduler: SchedulerLoop, lane_id: int) -> str | None:
+    hold = next((hold for hold in scheduler.controller.holds if hold.lane.id == lane_id), None)
     if hold is None:
         return None
     first = next((reason for reason in hold.reasons if reason.kind not in _SAYS_LITTLE), None)
     if first is None:
-        return "every GPU is taken" if yard.looks.latest.snapshot.usable_devices() else "no GPU is to be seen"
-    device = yard.looks.latest.snapshot.device(first.device_id) if first.device_id is not None else None
+        return "every GPU is taken" if scheduler.sampling.latest.snapshot.usable_devices() else "no GPU is to be seen"
+    device = scheduler.sampling.latest.snapshot.device(first.device_id) if first.device_id is not None else None
     return f"GPU {device.index}: {first.text}" if device is not None else first.text
 
 
 # Those that are suspended, and those that others make room for
 
 
-def _is_parked_for_room(yard: SchedulerLoop, job: Job) -> bool:
-    live = yard.controller.desk.live.get(job.id)
+def _is_parked_for_room(scheduler: SchedulerLoop, job: Job) -> bool:
+    live = scheduler.controller.desk.live.get(job.id)
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is SuspendedBy.FOR_ROOM
 
 
-def _waits_to_go_on(yard: SchedulerLoop, job: Job) -> bool:
+def _waits_to_go_on(scheduler: SchedulerLoop, job: Job) -> bool:
     """Whether it stands in the line; one that could not be resumed a moment ago does not."""
-    queues = yard.controller.mover.queues(yard.looks.now())
+    queues = scheduler.controller.mover.queues(scheduler.sampling.now())
     return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
 
 
-def _leaving(yard: SchedulerLoop, job: Job) -> Iterator[str]:
+def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
     """Who makes room for a job that may preempt."""
-    lower = (live for live in yard.controller.desk.live.values() if live.job.priority < job.priority)
+    lower = (live for live in scheduler.controller.desk.live.values() if live.job.priority < job.priority)
     for live in lower if job.spec.preempts else ():
         if live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM:
             yield f"job {live.job.id} makes room: its memory is moved to RAM"
@@ -149,10 +149,10 @@ def _leaving(yard: SchedulerLoop, job: Job) -> Iterator[str]:
             yield f"job {live.job.id} makes room: it was asked to stop"
 
 
-def _making_room(yard: SchedulerLoop, job: Job) -> Iterator[Reason]:
-    leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(yard, job)]
+def _making_room(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
+    leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(scheduler, job)]
     yield from leaving
-    head = yard.controller.plan.head
+    head = scheduler.controller.plan.head
     if job.spec.preempts and not leaving and head is not None and head.job_id == job.id:
         yield plain(ReasonKind.MAKING_ROOM, "no other job of lower priority can be asked to make enough room")
 
@@ -179,18 +179,18 @@ def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> lis
     ]
 
 
-def _plain_reasons(yard: SchedulerLoop, job: Job) -> Iterator[Reason]:
+def _plain_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     if job.state is JobState.BLOCKED:
-        for other, kind, state in yard.store.dependencies(job.id):
+        for other, kind, state in scheduler.store.dependencies(job.id):
             if prospect(kind, state) is DependencyOutlook.PENDING:
                 until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
                 yield plain(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
     elif job.state is JobState.DELAYED:
-        left = max(0.0, (job.due_at or 0.0) - yard.looks.now())
+        left = max(0.0, (job.due_at or 0.0) - scheduler.sampling.now())
         yield plain(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
     elif job.state is JobState.HELD:
         yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
-    elif job.state is JobState.SUSPENDED and not _is_parked_for_room(yard, job):
+    elif job.state is JobState.SUSPENDED and not _is_parked_for_room(scheduler, job):
         yield plain(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
     elif job.state is JobState.PENDING:
         yield plain(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")

@@ -15,20 +15,20 @@ from gpuyard.daemon.loop import SchedulerLoop
 _PAGE = 500
 
 
-def page(yard: SchedulerLoop, ids: str, after: int) -> dict[str, Any]:
+def page(scheduler: SchedulerLoop, ids: str, after: int) -> dict[str, Any]:
     """Those that are meant, or all that wait, in the order of their ids: some of them, from behind `after` on."""
-    found = list(islice(_ids(yard, ids, after), _PAGE + 1))
-    packed = [_packed(yard, job_id) for job_id in found[:_PAGE]]
+    found = list(islice(_ids(scheduler, ids, after), _PAGE + 1))
+    packed = [_packed(scheduler, job_id) for job_id in found[:_PAGE]]
     return {"jobs": packed, "next": found[_PAGE - 1] if len(found) > _PAGE else None}
 
 
-def _ids(yard: SchedulerLoop, ids: str, after: int) -> Iterator[int]:
-    ranges = yard.requests.stretches(parse_selection(ids)) if ids else [(1, yard.catalogue.last_id())]
+def _ids(scheduler: SchedulerLoop, ids: str, after: int) -> Iterator[int]:
+    ranges = scheduler.requests.stretches(parse_selection(ids)) if ids else [(1, scheduler.queries.last_id())]
     for first, last in ranges:
-        yield from yard.catalogue.ids(max(first, after + 1), last, None if ids else sorted(WAITING))
+        yield from scheduler.queries.ids(max(first, after + 1), last, None if ids else sorted(WAITING))
 
 
-def _packed(yard: SchedulerLoop, job_id: int) -> Any:
-    job = yard.store.job(job_id)
+def _packed(scheduler: SchedulerLoop, job_id: int) -> Any:
+    job = scheduler.store.job(job_id)
     assert job is not None
-    return to_builtins(pack(job, yard.controller.handover.terms(job_id), yard.store.dependencies(job_id)))
+    return to_builtins(pack(job, scheduler.controller.handover.terms(job_id), scheduler.store.dependencies(job_id)))

@@ -44,8 +44,8 @@ class LogChunk(Struct, frozen=True, kw_only=True):
 
 
 class JobLogs:
-    def __init__(self, yard: SchedulerLoop) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
         self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
 
     def routes(self) -> Routes:
@@ -78,7 +78,7 @@ class JobLogs:
 
     def _attempt(self, job_id: int, number: int) -> Attempt | None:
         """The one of that number, or the last; `None` for a job that has none yet."""
-        if self._yard.store.job(job_id) is None:
+        if self._scheduler.store.job(job_id) is None:
             raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         attempts = self.attempts(job_id)
         if not number:
@@ -89,14 +89,14 @@ class JobLogs:
         return found
 
     def attempts(self, job_id: int) -> list[Attempt]:
-        return self._yard.store.attempts(job_id)
+        return self._scheduler.store.attempts(job_id)
 
     def is_live(self, job_id: int, attempt: Attempt) -> bool:
-        live = self._yard.controller.desk.live.get(job_id)
+        live = self._scheduler.controller.desk.live.get(job_id)
         return live is not None and live.attempt.number == attempt.number
 
     def is_finished(self, job_id: int) -> bool:
-        job = self._yard.store.job(job_id)
+        job = self._scheduler.store.job(job_id)
         return job is None or job.state in FINISHED
 
     def _is_over(self, job_id: int, attempt: Attempt | None) -> bool:

@@ -31,8 +31,8 @@ _AT_ONCE, _PIECE = 200, 10
 
 
 class JobListHandler:
-    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
+        self._scheduler = scheduler
         self._reader = reader
 
     def routes(self) -> Routes:
@@ -50,7 +50,7 @@ class JobListHandler:
         return lambda request, job_id: view(self.job(job_id), request)
 
     def job(self, job_id: int) -> Job:
-        job = self._yard.store.job(job_id)
+        job = self._scheduler.store.job(job_id)
         if job is None:
             raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         return job
@@ -63,37 +63,37 @@ class JobListHandler:
         if order not in ("queue", "newest"):
             raise UserError(f"'{order[:20]}' is no order", hint="it can be queue or newest")
         ids = query.get("ids")
-        ranges = tuple(self._yard.requests.stretches(parse_selection(ids))) if ids else None
+        ranges = tuple(self._scheduler.requests.stretches(parse_selection(ids))) if ids else None
         wanted = replace(read_wanted(query), ranges=ranges)
         if offset == 0 and limit <= _AT_ONCE and order == "queue" and _is_near(wanted):
-            jobs = list(islice(explain_wait.Listing(self._yard).all(wanted.states, show_all=show_all), limit + 1))
+            jobs = list(islice(explain_wait.Listing(self._scheduler).all(wanted.states, show_all=show_all), limit + 1))
             more, total = len(jobs) > limit, self._total(wanted, show_all=show_all)
             rows = await self._rows(jobs[:limit])
         else:
             found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), order, show_all=show_all)
             more, total = len(found.ids) > limit, found.total
             rows = await self._rows(self._still(found.ids[:limit], wanted))
-        return {"jobs": rows, **standing(self._yard), "next": offset + limit if more else None, "total": total}
+        return {"jobs": rows, **standing(self._scheduler), "next": offset + limit if more else None, "total": total}
 
     async def _find(self, wanted: JobFilter, place: PageRange, order: str, *, show_all: bool) -> SearchResult:
         if order == "newest":
             return await self._reader.search(lambda search: search.newest(wanted, place))
-        now = self._yard.looks.now()
-        used = self._yard.controller.desk.used(now)
+        now = self._scheduler.sampling.now()
+        used = self._scheduler.controller.desk.used(now)
         return await self._reader.search(lambda search: search.page(wanted, used, now, place, show_all=show_all))
 
     def _still(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
         """Those that are still there, and as they were asked for: something may have happened since they were found."""
         for job_id in ids:
-            job = self._yard.store.job(job_id)
+            job = self._scheduler.store.job(job_id)
             if job is not None and (not wanted.states or job.state in wanted.states):
                 yield job
 
     def _total(self, wanted: JobFilter, *, show_all: bool) -> int | None:
         """`None` where a submission is on its way: its jobs are not there yet, and are counted."""
-        if self._yard.store.has_arriving:
+        if self._scheduler.store.has_arriving:
             return None
-        counts = self._yard.store.counts()
+        counts = self._scheduler.store.counts()
         states = wanted.states or tuple(JobState)
         finished = sum(counts[state] for state in states if state in FINISHED)
         if not show_all and not wanted.states:
@@ -106,50 +106,50 @@ class JobListHandler:
         for place, job in enumerate(jobs):
             if place and place % _PIECE == 0:
                 await asyncio.sleep(0)
-            rows.append({**self.row(job), "reason": explain_wait.in_brief(self._yard, job)})
+            rows.append({**self.row(job), "reason": explain_wait.in_brief(self._scheduler, job)})
         return rows
 
     def row(self, job: Job) -> Answer:
-        need, snapshot = memory_estimates.next_need(self._yard, job), self._yard.looks.latest.snapshot
+        need, snapshot = memory_estimates.next_need(self._scheduler, job), self._scheduler.sampling.latest.snapshot
         return job_json.row(job, self._last_attempt(job), need, snapshot, time.time())
 
     def _last_attempt(self, job: Job) -> Attempt | None:
-        live = self._yard.controller.desk.live.get(job.id)
+        live = self._scheduler.controller.desk.live.get(job.id)
         if live is not None:
             return live.attempt
-        attempts = self._yard.store.attempts(job.id) if job.attempts else []
+        attempts = self._scheduler.store.attempts(job.id) if job.attempts else []
         return attempts[-1] if attempts else None
 
     def _show(self, job: Job, request: Request) -> Answer:
-        yard = self._yard
-        attempts, after = self.attempts(job), yard.store.dependencies(job.id)
+        scheduler = self._scheduler
+        attempts, after = self.attempts(job), scheduler.store.dependencies(job.id)
         with_environment = request.query.get("environment") == "1"
         return {
             **self.row(job),
             **job_json.details(job, attempts, after, with_environment=with_environment, now=time.time()),
-            "memory": memory_estimates.memory(yard, job),
-            "advice": memory_estimates.advice(yard, job, attempts),
+            "memory": memory_estimates.memory(scheduler, job),
+            "advice": memory_estimates.advice(scheduler, job, attempts),
         }
 
     def attempts(self, job: Job) -> list[Attempt]:
         """Each with the program's own pid; one that lives with what it was last seen to use."""
-        live = self._yard.controller.desk.live.get(job.id)
-        found = [each for each in self._yard.store.attempts(job.id) if live is None or each.ended_at is not None]
-        return found if live is None else [*found, self._yard.with_own_pid(live.attempt)]
+        live = self._scheduler.controller.desk.live.get(job.id)
+        found = [each for each in self._scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
+        return found if live is None else [*found, self._scheduler.with_own_pid(live.attempt)]
 
     async def _why(self, job: Job, _: Request) -> Answer:
-        await self._yard.looks.fresh(LOOK_FOR_PEOPLE_S)
-        return explain_wait.why(self._yard, job)
+        await self._scheduler.sampling.fresh(LOOK_FOR_PEOPLE_S)
+        return explain_wait.why(self._scheduler, job)
 
     def _story(self, job: Job, _: Request) -> Answer:
-        events = explain_wait.story(job, self.attempts(job), self._yard.catalogue.story(job.id))
+        events = explain_wait.story(job, self.attempts(job), self._scheduler.queries.story(job.id))
         return {"id": job.id, "events": events}
 
     async def _wait(self, request: Request) -> Answer:
-        yard, text = self._yard, request.query.get("ids", "")
-        ranges = yard.requests.stretches(parse_selection(text)) if text else yard.catalogue.unfinished()
-        waiting = JobWaits(yard.catalogue, yard.store, ranges)
-        await yard.finishing.wait(
+        scheduler, text = self._scheduler, request.query.get("ids", "")
+        ranges = scheduler.requests.stretches(parse_selection(text)) if text else scheduler.queries.unfinished()
+        waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
+        await scheduler.finish_signal.wait(
             waiting, min(_LONGEST_WAIT_S, read_number(request.query.get("timeout"), _LONGEST_WAIT_S))
         )
         return waiting.answer()

@@ -26,20 +26,20 @@ _HEX = frozenset("0123456789abcdef")
 # What a job is given
 
 
-def next_need(yard: SchedulerLoop, job: Job) -> Need:
+def next_need(scheduler: SchedulerLoop, job: Job) -> Need:
     """What it would be given now, where it waits."""
     is_open = job.spec.learns_memory or job.growth.count
     if job.state not in WAITING or not is_open:
         return job.spec.need
-    return _need(yard, job)
+    return _need(scheduler, job)
 
 
-def memory(yard: SchedulerLoop, job: Job) -> dict[str, Any] | None:
+def memory(scheduler: SchedulerLoop, job: Job) -> dict[str, Any] | None:
     """What its next run is given on each GPU, and why that much; `None` where it needs no GPU."""
     if not job.spec.need.devices:
         return None
-    need = _need(yard, job)
-    known = _evidence(yard, job) if job.spec.learns_memory else None
+    need = _need(scheduler, job)
+    known = _evidence(scheduler, job) if job.spec.learns_memory else None
     return {
         "basis": _basis(job, known),
         "given_mb": need.memory_mb,
@@ -49,10 +49,10 @@ def memory(yard: SchedulerLoop, job: Job) -> dict[str, Any] | None:
     }
 
 
-def _need(yard: SchedulerLoop, job: Job) -> Need:
+def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     if job.spec.engine:
-        return yard.controller.desk.lessons.need_elsewhere(job)
-    controller, devices = yard.controller, yard.looks.latest.snapshot.usable_devices()
+        return scheduler.controller.desk.lessons.need_elsewhere(job)
+    controller, devices = scheduler.controller, scheduler.sampling.latest.snapshot.usable_devices()
     need = controller.desk.lessons.need(job.id, devices, controller.rules.first_run_part)
     if need.part is None:
         return need
@@ -68,32 +68,32 @@ def _basis(job: Job, known: Profile | None) -> str:
     return "learned" if known is not None else "unknown"
 
 
-def _evidence(yard: SchedulerLoop, job: Job) -> Profile | None:
+def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
     """What its memory is learned from."""
-    profiles = yard.controller.desk.lessons.profiles(job)
+    profiles = scheduler.controller.desk.lessons.profiles(job)
     known = (each for each in profiles if each is not None and speaks_for_others(each))
     return next((each for each in known if memory_of(each) is not None), None)
 
 
-def _write_down(yard: SchedulerLoop) -> None:
+def _write_down(scheduler: SchedulerLoop) -> None:
     """What was learned may not have been written yet."""
-    with yard.store.transaction():
-        yard.controller.desk.lessons.write_down()
+    with scheduler.store.transaction():
+        scheduler.controller.desk.lessons.write_down()
 
 
 # What to tell its user
 
 
-def advice(yard: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
+def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
     """What would let others share its GPU: a framework that takes all of it, a declaration that is far off."""
-    taken = _takes_all(yard, job, attempts[-1]) if attempts else None
-    declared = [text for _, kind, text in yard.catalogue.story(job.id) if kind == "declared"]
+    taken = _takes_all(scheduler, job, attempts[-1]) if attempts else None
+    declared = [text for _, kind, text in scheduler.queries.story(job.id) if kind == "declared"]
     return [text for text in (taken, *declared[-1:]) if text]
 
 
-def _takes_all(yard: SchedulerLoop, job: Job, attempt: Attempt) -> str | None:
+def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | None:
     peak = attempt.usage.peak_mb if attempt.usage is not None else None
-    devices = filter(None, map(yard.looks.latest.snapshot.device, attempt.devices))
+    devices = filter(None, map(scheduler.sampling.latest.snapshot.device, attempt.devices))
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
         return None  # its log need not be read: whoever takes all takes more than that
@@ -111,19 +111,19 @@ def _traces(attempt: Attempt) -> Iterator[str]:
 # What was learned
 
 
-def estimates(yard: SchedulerLoop, limit: int) -> dict[str, Any]:
+def estimates(scheduler: SchedulerLoop, limit: int) -> dict[str, Any]:
     """The last seen first."""
-    _write_down(yard)
-    found = yard.catalogue.profiles(limit + 1)
+    _write_down(scheduler)
+    found = scheduler.queries.profiles(limit + 1)
     return {"estimates": [job_json.estimate(*each) for each in found[:limit]], "more": len(found) > limit}
 
 
-def forget(yard: SchedulerLoop, words: Sequence[str] | None) -> dict[str, Any]:
+def forget(scheduler: SchedulerLoop, words: Sequence[str] | None) -> dict[str, Any]:
     """Those that are meant, or all."""
     if words is None:
-        return {"forgotten": yard.requests.forget_estimates(None)}
-    _write_down(yard)
-    return {"forgotten": yard.requests.forget_estimates(_meant(yard.catalogue.profiles(_MOST), words))}
+        return {"forgotten": scheduler.requests.forget_estimates(None)}
+    _write_down(scheduler)
+    return {"forgotten": scheduler.requests.forget_estimates(_meant(scheduler.queries.profiles(_MOST), words))}
 
 
 def _meant(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list[str]:

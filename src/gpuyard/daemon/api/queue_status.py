@@ -6,8 +6,8 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.router import Answer
 
 
-def standing(yard: SchedulerLoop) -> Answer:
-    store = yard.store
+def standing(scheduler: SchedulerLoop) -> Answer:
+    store = scheduler.store
     return {
         "paused": bool(store.setting("paused")),
         "draining": bool(store.setting("draining")),
@@ -15,9 +15,9 @@ def standing(yard: SchedulerLoop) -> Answer:
     }
 
 
-def under_way(yard: SchedulerLoop) -> int:
+def under_way(scheduler: SchedulerLoop) -> int:
     """How many come to their end by themselves: not those that were suspended by hand."""
     return sum(
         each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
-        for each in yard.controller.desk.live.values()
+        for each in scheduler.controller.desk.live.values()
     )

@@ -49,43 +49,45 @@ from gpuyard.version import __version__
 
 class Routes:
     def __init__(
-        self, yard: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
+        self, scheduler: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
     ) -> None:
         """`is_managed`: it runs in the foreground, for a service manager or a person who looks after it."""
-        self._yard = yard
+        self._scheduler = scheduler
         self._stop = stop
         self._started_at = started_at
         self._is_managed = is_managed
-        self.events = EventStreams(yard, self.handle)
+        self.events = EventStreams(scheduler, self.handle)
         self.web = PageListener(self.handle, Path(paths.state_folder()))
-        self._reader, self._reporting = ThreadedReader(yard.database.path), ReportHandler(yard)
-        reader, devices = self._reader, DeviceList(yard)
+        self._reader, self._reporting = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
+        reader, devices = self._reader, DeviceList(scheduler)
         under_api: Table = {
-            **JobListHandler(yard, reader).routes(),
-            **ChangeHandler(yard, reader).routes(),
-            **SubmissionHandler(yard).routes(),
-            **JobLogs(yard).routes(),
+            **JobListHandler(scheduler, reader).routes(),
+            **ChangeHandler(scheduler, reader).routes(),
+            **SubmissionHandler(scheduler).routes(),
+            **JobLogs(scheduler).routes(),
             **devices.routes(),
-            **UsageHistory(yard, devices).routes(),
-            **Timeline(yard, reader).routes(),
+            **UsageHistory(scheduler, devices).routes(),
+            **Timeline(scheduler, reader).routes(),
             **self._reporting.routes(),
             **self._of_the_whole(),
             **self.web.routes(),
             ("GET", "/status"): self._status,
             ("GET", "/events"): self.events.stream,
-            ("GET", "/batches/{id}"): lambda _, first_id: batch_status.standing(yard, first_id),
+            ("GET", "/batches/{id}"): lambda _, first_id: batch_status.standing(scheduler, first_id),
             ("GET", "/batches/{id}/runs"): self._runs,
-            ("GET", "/tasks"): lambda asked: workspace_status.standing(yard, read_tag(asked.query)),
+            ("GET", "/tasks"): lambda asked: workspace_status.standing(scheduler, read_tag(asked.query)),
             ("GET", "/exports"): lambda asked: export_jobs.page(
-                yard, asked.query.get("ids", ""), after=read_whole(asked.query.get("after"), 0)
+                scheduler, asked.query.get("ids", ""), after=read_whole(asked.query.get("after"), 0)
             ),
             ("GET", "/estimates"): self._estimates,
-            ("POST", "/estimates/forget"): lambda asked: memory_estimates.forget(yard, read_words(read_body(asked))),
+            ("POST", "/estimates/forget"): lambda asked: memory_estimates.forget(
+                scheduler, read_words(read_body(asked))
+            ),
         }
         self.table: Table = {
             **{(method, API + path): route for (method, path), route in under_api.items()},
             ("GET", "/openapi.json"): lambda _: _description(),
-            **Metrics(yard, devices, started_at).routes(),
+            **Metrics(scheduler, devices, started_at).routes(),
         }
         self._router = Router(self.table)
 
@@ -123,13 +125,13 @@ class Routes:
                 yield
         except StoreFault as error:
             if error.is_damage:
-                self._yard.give_up(error)
+                self._scheduler.fail(error)
             raise
 
     # The queue as a whole
 
     def _status(self, _: Request) -> Answer:
-        yard = self._yard
+        scheduler = self._scheduler
         return {
             "pid": os.getpid(),
             "version": __version__,
@@ -138,39 +140,39 @@ class Routes:
             "uptime_s": time.time() - self._started_at,
             "socket": paths.socket_path(),
             "state_dir": paths.state_folder(),
-            **standing(yard),
-            "under_way": under_way(yard),
+            **standing(scheduler),
+            "under_way": under_way(scheduler),
             "viewers": self.events.viewers,
-            "step_us": None if yard.step_s is None else yard.step_s * 1e6,
-            "notices": [*yard.notices, *([yard.trouble] if yard.trouble else [])],
+            "step_us": None if scheduler.step_s is None else scheduler.step_s * 1e6,
+            "notices": [*scheduler.notices, *([scheduler.problem] if scheduler.problem else [])],
         }
 
     def _pause(self, *, paused: bool, draining: bool = False) -> Answer:
-        self._yard.requests.set_paused(paused=paused, draining=draining)
-        self._yard.wake()
-        return {**standing(self._yard), "running": under_way(self._yard)}
+        self._scheduler.requests.set_paused(paused=paused, draining=draining)
+        self._scheduler.wake()
+        return {**standing(self._scheduler), "running": under_way(self._scheduler)}
 
     def _stop_tag(self, tag: str, *, stopped: bool) -> Answer:
-        self._yard.requests.set_stopped(tag, stopped=stopped)
-        self._yard.wake()
+        self._scheduler.requests.set_stopped(tag, stopped=stopped)
+        self._scheduler.wake()
         return {"tag": tag, "stopped": stopped}
 
     def _end(self, request: Request) -> Answer:
         asyncio.get_running_loop().call_soon(self._stop, read_ending(request))
-        return {"stopping": True, "running": under_way(self._yard)}
+        return {"stopping": True, "running": under_way(self._scheduler)}
 
     async def _clean(self, request: Request) -> Answer:
-        gone = await in_pieces(self._yard.requests.clean(read_age(read_body(request))))
+        gone = await in_pieces(self._scheduler.requests.clean(read_age(read_body(request))))
         folders = log_folders(Path(paths.state_folder()))
         freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, gone)
         return {"jobs": len(gone), "bytes": freed}
 
     def _estimates(self, request: Request) -> Answer:
-        return memory_estimates.estimates(self._yard, min(read_whole(request.query.get("limit"), 50), MOST_ROWS))
+        return memory_estimates.estimates(self._scheduler, min(read_whole(request.query.get("limit"), 50), MOST_ROWS))
 
     def _runs(self, request: Request, first_id: int) -> Answer:
         return batch_status.runs(
-            self._yard,
+            self._scheduler,
             first_id,
             after=read_whole(request.query.get("after"), 0),
             limit=max(1, min(read_whole(request.query.get("limit"), 1000), MOST_ROWS)),

@@ -40,8 +40,8 @@ class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SubmissionHandler:
-    def __init__(self, yard: SchedulerLoop) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
         self._user = user_name(os.getuid())
         self._arriving: dict[str, asyncio.Task[Answer]] = {}
 
@@ -52,14 +52,14 @@ class SubmissionHandler:
         loop = asyncio.get_running_loop()
         # To read a file of a hundred thousand commands takes seconds, in which others are served.
         is_long = len(request.body) > _LONG_BODY
-        engine = self._yard.controller.rules.engine
+        engine = self._scheduler.controller.rules.engine
         submission = (
             await loop.run_in_executor(None, _read, request.body, engine) if is_long else _read(request.body, engine)
         )
         return await self.take(submission)
 
     async def resubmit(self, request: Request, job_id: int) -> Answer:
-        job = self._yard.store.job(job_id)
+        job = self._scheduler.store.job(job_id)
         if job is None:
             raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
         again = _read_again(request)
@@ -80,16 +80,16 @@ class SubmissionHandler:
         return await asyncio.shield(task)  # a client that goes away does not leave half a submission behind
 
     async def _take_in(self, submission: Submission) -> Answer:
-        yard = self._yard
-        is_new = not submission.token or yard.store.submitted(submission.token) is None
+        scheduler = self._scheduler
+        is_new = not submission.token or scheduler.store.submitted(submission.token) is None
         pace = submission.spec.pace
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
-            look = await yard.looks.fresh(_LOOK_FOR_SUBMIT_S)
+            look = await scheduler.sampling.fresh(_LOOK_FOR_SUBMIT_S)
             submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
-        first, last = await in_pieces(yard.requests.submit(submission, self._user))
-        yard.wake()
-        job = yard.store.job(first)
-        notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if yard.store.setting("paused") else []
+        first, last = await in_pieces(scheduler.requests.submit(submission, self._user))
+        scheduler.wake()
+        job = scheduler.store.job(first)
+        notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if scheduler.store.setting("paused") else []
         notes += cautions(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")

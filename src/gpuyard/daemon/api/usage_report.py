@@ -45,9 +45,9 @@ class _Given(Struct, frozen=True):
 
 
 class ReportHandler:
-    def __init__(self, yard: SchedulerLoop) -> None:
-        self._yard = yard
-        self._reader = ThreadedReader(yard.database.path)  # its own: whoever searches need not wait for a report
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
+        self._reader = ThreadedReader(scheduler.database.path)  # its own: whoever searches need not wait for a report
         self._turn = asyncio.Lock()
         self._given: dict[_ReportRequest, _Given] = {}
 
@@ -70,8 +70,8 @@ class ReportHandler:
             return self._given[asked].answer
 
     async def _work_out(self, asked: _ReportRequest) -> tuple[Answer, float]:
-        snapshot = (await self._yard.looks.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
-        until = self._yard.looks.now()
+        snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
+        until = self._scheduler.sampling.now()
         window = TimeWindow(max(0.0, until - asked.span_s), until)
         devices = snapshot.usable_devices()
         report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, asked.by, devices))

@@ -11,10 +11,10 @@ from gpuyard.daemon.loop import SchedulerLoop
 _MOST = 100_000
 
 
-def standing(yard: SchedulerLoop, tag: str) -> dict[str, Any]:
+def standing(scheduler: SchedulerLoop, tag: str) -> dict[str, Any]:
     """Of all jobs with that tag that are tasks."""
     of_config: dict[str, list[Job]] = {}
-    for job in yard.catalogue.tagged(tag, _MOST):
+    for job in scheduler.queries.tagged(tag, _MOST):
         if job.spec.task is not None:
             others = of_config.setdefault(job.spec.task.config, [])
             others[:] = [each for each in others if each.state not in FINISHED]
@@ -23,18 +23,18 @@ def standing(yard: SchedulerLoop, tag: str) -> dict[str, Any]:
     jobs = [job for others in of_config.values() for job in others]
     return {
         "tag": tag,
-        "stopped": tag in yard.store.stopped_tags(),
-        "paused": bool(yard.store.setting("paused")),
-        "now": iso_time(yard.looks.now()),
-        "tasks": [_task(yard, job) for job in sorted(jobs, key=lambda job: job.id)],
+        "stopped": tag in scheduler.store.stopped_tags(),
+        "paused": bool(scheduler.store.setting("paused")),
+        "now": iso_time(scheduler.sampling.now()),
+        "tasks": [_task(scheduler, job) for job in sorted(jobs, key=lambda job: job.id)],
     }
 
 
-def _task(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
+def _task(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
     assert job.spec.task is not None
-    attempt = _last_attempt(yard, job)
+    attempt = _last_attempt(scheduler, job)
     devices = attempt.devices if attempt is not None else ()
-    snapshot = yard.looks.latest.snapshot
+    snapshot = scheduler.sampling.latest.snapshot
     found = [snapshot.device(device_id) for device_id in devices]
     usage = attempt.usage if attempt is not None else None
     return {
@@ -47,7 +47,7 @@ def _task(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
         "is_finished": job.state in FINISHED,
         "outcome": None if job.outcome is None else str(job.outcome.kind),
         "status": None if job.outcome is None else job.outcome.status,
-        "reason": explain_wait.in_brief(yard, job),
+        "reason": explain_wait.in_brief(scheduler, job),
         "attempt": job.attempts,
         "priority": job.priority,
         "devices": list(devices),
@@ -56,8 +56,8 @@ def _task(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
         "submitted_at": iso_time(job.submitted_at),
         "started_at": iso_time(job.started_at),
         "ended_at": iso_time(job.ended_at),
-        "elapsed_s": _elapsed(yard, attempt),
-        "likely_s": None if job.state in FINISHED else yard.controller.desk.lessons.estimate_of(job.id).likely_s,
+        "elapsed_s": _elapsed(scheduler, attempt),
+        "likely_s": None if job.state in FINISHED else scheduler.controller.desk.lessons.estimate_of(job.id).likely_s,
         "memory_mb": usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
         "peak_mb": usage.peak_mb if usage is not None else None,
         "reserved_mb": attempt.reserved_mb if attempt is not None else None,
@@ -65,17 +65,17 @@ def _task(yard: SchedulerLoop, job: Job) -> dict[str, Any]:
     }
 
 
-def _last_attempt(yard: SchedulerLoop, job: Job) -> Attempt | None:
-    live = yard.controller.desk.live.get(job.id)
+def _last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
+    live = scheduler.controller.desk.live.get(job.id)
     if live is not None:
         return live.attempt
-    attempts = yard.store.attempts(job.id) if job.attempts else []
+    attempts = scheduler.store.attempts(job.id) if job.attempts else []
     return attempts[-1] if attempts else None
 
 
-def _elapsed(yard: SchedulerLoop, attempt: Attempt | None) -> float | None:
+def _elapsed(scheduler: SchedulerLoop, attempt: Attempt | None) -> float | None:
     """How long its last attempt has run, or ran."""
     if attempt is None:
         return None
-    until = attempt.ended_at if attempt.ended_at is not None else yard.looks.now()
+    until = attempt.ended_at if attempt.ended_at is not None else scheduler.sampling.now()
     return round(attempt.ran_s(until), 3)

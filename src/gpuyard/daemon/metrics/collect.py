@@ -17,28 +17,28 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    def __init__(self, yard: SchedulerLoop, devices: DeviceList, started_at: float) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, started_at: float) -> None:
+        self._scheduler = scheduler
         self._devices = devices
         self._started_at = started_at
         self._tally = EventCounters()
-        yard.listeners.append(self._note)
+        scheduler.listeners.append(self._note)
 
     def routes(self) -> Routes:
         return {("GET", "/metrics"): self._tell}
 
     def _note(self, step: Step) -> None:
-        yard = self._yard
-        self._tally.note(step, yard.step_s or 0.0, yard.controller.plan, yard.looks.latest.snapshot)
+        scheduler = self._scheduler
+        self._tally.note(step, scheduler.step_s or 0.0, scheduler.controller.plan, scheduler.sampling.latest.snapshot)
 
     async def _tell(self, _: Request) -> Response:
         # Imported when the first asks, as an idle daemon is to be small, and by another thread: it takes 40 ms.
         await asyncio.get_running_loop().run_in_executor(None, _import_exposition)
         from gpuyard.daemon.metrics.prometheus_text import Scrape, expose
 
-        look = await self._yard.looks.fresh(_FRESH_S)
+        look = await self._scheduler.sampling.fresh(_FRESH_S)
         taken = await self._taken()
-        store = self._yard.store
+        store = self._scheduler.store
         scrape = Scrape(
             started_at=self._started_at,
             is_paused=bool(store.setting("paused")),

@@ -96,14 +96,14 @@ class Span:
 
 
 class UsageHistory:
-    def __init__(self, yard: SchedulerLoop, devices: DeviceList) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList) -> None:
+        self._scheduler = scheduler
         self._devices = devices
         self._spans = {name: Span(seconds) for name, seconds in _SPANS_S.items()}
         self._told: dict[str, bytes] = {}
         self._last_at = float("-inf")
         self._adding: asyncio.Task[None] | None = None
-        yard.listeners.append(self._changed)
+        scheduler.listeners.append(self._changed)
 
     def routes(self) -> Routes:
         return {("GET", "/history"): self._history}
@@ -113,11 +113,11 @@ class UsageHistory:
         if name not in self._spans:
             raise UserError(f"'{name[:20]}' is not kept", hint=f"ask for {', '.join(_SPANS_S)}")
         if name not in self._told:
-            self._told[name] = json.dumps(self._spans[name].told(self._yard.looks.now())).encode()
+            self._told[name] = json.dumps(self._spans[name].told(self._scheduler.sampling.now())).encode()
         return Response(body=self._told[name])
 
     def _changed(self, _: Step) -> None:
-        at = self._yard.looks.latest.snapshot.taken_at
+        at = self._scheduler.sampling.latest.snapshot.taken_at
         if at is None or self._adding is not None:
             return
         # Earlier than the last: somebody has set the clock back.

@@ -50,12 +50,12 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
 
 
 class DeviceList:
-    def __init__(self, yard: SchedulerLoop) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
         self._snapshot: Snapshot | None = None
         self._taken: asyncio.Task[DeviceUsers] | None = None
         self._answer: tuple[DeviceUsers, Answer] | None = None
-        yard.listeners.append(self._changed)
+        scheduler.listeners.append(self._changed)
 
     def routes(self) -> Routes:
         return {("GET", "/devices"): self._devices}
@@ -63,19 +63,21 @@ class DeviceList:
     async def taken(self) -> DeviceUsers:
         """As of the latest look."""
         if self._taken is None or (self._taken.done() and self._taken.exception() is not None):
-            self._snapshot = self._yard.looks.latest.snapshot
+            self._snapshot = self._scheduler.sampling.latest.snapshot
             self._taken = asyncio.ensure_future(self._read(self._snapshot))
         return await asyncio.shield(self._taken)
 
     def _changed(self, step: Step) -> None:
-        if step.news or self._yard.looks.latest.snapshot is not self._snapshot:
+        if step.news or self._scheduler.sampling.latest.snapshot is not self._snapshot:
             self._taken = None
 
     async def _read(self, snapshot: Snapshot) -> DeviceUsers:
-        yard = self._yard
-        attempts = [live.attempt for live in yard.controller.desk.live.values() if live.attempt.lease_id is not None]
+        scheduler = self._scheduler
+        attempts = [
+            live.attempt for live in scheduler.controller.desk.live.values() if live.attempt.lease_id is not None
+        ]
         loop = asyncio.get_running_loop()
-        leases, measured = await loop.run_in_executor(None, _look_up, yard.ledger, snapshot)
+        leases, measured = await loop.run_in_executor(None, _look_up, scheduler.ledger, snapshot)
         return DeviceUsers(
             snapshot=snapshot,
             leases=leases,
@@ -84,7 +86,7 @@ class DeviceList:
         )
 
     async def _devices(self, _: Request) -> Answer:
-        await self._yard.looks.fresh(_RECENT_S)
+        await self._scheduler.sampling.fresh(_RECENT_S)
         taken = await self.taken()
         if self._answer is None or self._answer[0] is not taken:
             self._answer = taken, _as_answer(taken)

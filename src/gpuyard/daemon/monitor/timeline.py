@@ -56,8 +56,8 @@ class RunningEntry(Struct, frozen=True, kw_only=True):
 
 
 class Timeline:
-    def __init__(self, yard: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
+        self._scheduler = scheduler
         self._reader = reader
         self._told: dict[float, tuple[float, Response]] = {}
 
@@ -85,19 +85,19 @@ class Timeline:
         return self._told[span_s][1]
 
     async def _between(self, since: float, until: float) -> Response:
-        snapshot, running = self._yard.looks.latest.snapshot, list(self._running())
+        snapshot, running = self._scheduler.sampling.latest.snapshot, list(self._running())
         body = await self._reader.read(lambda past: _told(past, running, snapshot, since, until))
         return Response(body=body)
 
     def _running(self) -> Iterator[RunningEntry]:
-        for live in self._yard.controller.desk.live.values():
+        for live in self._scheduler.controller.desk.live.values():
             if live.attempt.has_begun:
                 yield RunningEntry(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
 
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
         if attempt.suspended_at is None and not attempt.suspended_s:
             return ()
-        return tuple((at, kind) for at, kind, _ in self._yard.catalogue.story(attempt.job_id))
+        return tuple((at, kind) for at, kind, _ in self._scheduler.queries.story(attempt.job_id))
 
 
 def _told(

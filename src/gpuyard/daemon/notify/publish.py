@@ -27,16 +27,16 @@ _LOOK_EVERY_S, _LOOK_SOONEST_S = 10.0, 0.5
 
 
 class EventPublisher:
-    def __init__(self, yard: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
+        self._scheduler = scheduler
         self._leases = leases
         self._notify = load_config().notify
-        self._worker = DeliveryThread(socket.gethostname(), self._notify.per_minute, yard.notices.append)
+        self._worker = DeliveryThread(socket.gethostname(), self._notify.per_minute, scheduler.notices.append)
         self._ended: Counter[JobState] = Counter()
         self._freed = Freed()
         self._watch: asyncio.Task[None] | None = None
-        yard.listeners.append(self._hear)
-        yard.followers.append(self._follow)
+        scheduler.listeners.append(self._hear)
+        scheduler.config_listeners.append(self._follow)
         self._heed()
 
     def close(self) -> None:
@@ -88,7 +88,9 @@ class EventPublisher:
     def _is_empty(self) -> bool:
         try:
             with faults_told():
-                return not any(count for state, count in self._yard.store.counts().items() if state not in FINISHED)
+                return not any(
+                    count for state, count in self._scheduler.store.counts().items() if state not in FINISHED
+                )
         except StoreFault:  # the next step tells of it
             return False
 
@@ -104,7 +106,7 @@ class EventPublisher:
         trouble = ""
         while True:
             await asyncio.sleep(min(_LOOK_EVERY_S, max(_LOOK_SOONEST_S, self._notify.gpu_free_s / 3)))
-            look = await asyncio.shield(self._yard.looks.request())
+            look = await asyncio.shield(self._scheduler.sampling.request())
             try:
                 leases = await asyncio.to_thread(self._leases)
             except EnvironmentFault as error:
@@ -112,6 +114,6 @@ class EventPublisher:
                     trouble = str(error)
                     _log.warning("which GPUs are free cannot be told: %s", error)
                 continue
-            now, at = asyncio.get_running_loop().time(), self._yard.looks.now()
+            now, at = asyncio.get_running_loop().time(), self._scheduler.sampling.now()
             freed = self._freed.look(look.snapshot, leases, now, self._notify.gpu_free_s)
             self._announce(Occurrence(event=Event.GPU_FREE, at=at, text=label_of(device)) for device in freed)

@@ -24,8 +24,8 @@ _HEARTBEAT = b": still here\n\n"
 
 
 class EventStreams:
-    def __init__(self, yard: SchedulerLoop, handle: Callable[[Request], Answer | Awaitable[Answer]]) -> None:
-        self._yard = yard
+    def __init__(self, scheduler: SchedulerLoop, handle: Callable[[Request], Answer | Awaitable[Answer]]) -> None:
+        self._scheduler = scheduler
         self._handle = handle
         self._viewers: dict[str, set[StreamClient]] = {}
         self._told: dict[str, bytes] = {}
@@ -35,7 +35,7 @@ class EventStreams:
         self._last_at = 0.0
         self._pulse: asyncio.TimerHandle | None = None
         self._beats = 0
-        yard.listeners.append(self._changed)
+        scheduler.listeners.append(self._changed)
 
     @property
     def viewers(self) -> int:
@@ -125,7 +125,7 @@ class EventStreams:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._yard.looks.request()
+        self._scheduler.sampling.request()
         if self._beats * _LOOK_EVERY_S % _HEARTBEAT_S == 0:
             for viewer in self._all():
                 viewer.send(_HEARTBEAT)

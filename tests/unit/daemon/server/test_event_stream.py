@@ -41,13 +41,13 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
         return Response(body=b"%d" % nth)
 
     async def watch() -> None:
-        yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
-        events, reader = EventStreams(cast("SchedulerLoop", yard), handle), Reader(2 * WATCHED)
+        scheduler: Any = SimpleNamespace(listeners=[], sampling=SimpleNamespace(request=lambda: None))
+        events, reader = EventStreams(cast("SchedulerLoop", scheduler), handle), Reader(2 * WATCHED)
         targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).begin(reader)
         assert len(reader.heard) == WATCHED
         order.clear()
-        (changed,) = yard.listeners
+        (changed,) = scheduler.listeners
         changed(None)
         async with asyncio.timeout(30):
             await reader.has_enough.wait()
@@ -70,10 +70,10 @@ def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
     async def watch() -> list[bytes]:
         nonlocal asked
         asked = asyncio.Queue()
-        yard: Any = SimpleNamespace(listeners=[], looks=SimpleNamespace(request=lambda: None))
-        events, reader = EventStreams(cast("SchedulerLoop", yard), handle), Reader(2)
+        scheduler: Any = SimpleNamespace(listeners=[], sampling=SimpleNamespace(request=lambda: None))
+        events, reader = EventStreams(cast("SchedulerLoop", scheduler), handle), Reader(2)
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": "/status"})).begin(reader)
-        (changed,) = yard.listeners
+        (changed,) = scheduler.listeners
         async with asyncio.timeout(30):
             assert await asked.get() == b"1"
             for body in (b"1", b"2"):
