@@ -90,8 +90,8 @@ class Client:
     def why(self, job: int | str) -> Answer:
         return self._way.request("GET", f"/jobs/{self._one(job)}/why")
 
-    def story(self, job: int | str) -> Answer:
-        return self._way.request("GET", f"/jobs/{self._one(job)}/story")
+    def history(self, job: int | str) -> Answer:
+        return self._way.request("GET", f"/jobs/{self._one(job)}/history")
 
     @overload
     def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False) -> str: ...
@@ -193,8 +193,8 @@ class Client:
     def devices(self) -> Answer:
         return self._way.request("GET", "/devices")
 
-    def history(self, span: str = "10m") -> Answer:
-        return self._way.request("GET", "/history", {"span": span})
+    def device_history(self, span: str = "10m") -> Answer:
+        return self._way.request("GET", "/devices/history", {"span": span})
 
     def timeline(self, span: str = "1h", until: float | None = None) -> Answer:
         return self._way.request("GET", "/timeline", _query({"span": span, "until": until}))

@@ -66,7 +66,7 @@ def test_a_job_is_submitted_asked_about_and_waited_for(either: Client) -> None:
     assert shown["environment"] is None
     assert either.show(str(job), environment=True)["environment"]
     assert either.why(job)["summary"].startswith(f"job {job} failed")
-    assert [event["kind"] for event in either.story(job)["events"]][:2] == ["submitted", "started"]
+    assert [event["kind"] for event in either.history(job)["events"]][:2] == ["submitted", "started"]
     assert sorted(either.logs(job).splitlines()) == ["err", "out"]
     assert either.queue(state="failed")["jobs"][0]["id"] == either.queue(job)["jobs"][0]["id"] == job
     assert either.queue(search="nothing-like-it", all=True)["jobs"] == []
@@ -134,7 +134,7 @@ def test_the_queue_as_a_whole(either: Client) -> None:
 def test_the_machine_and_what_ran_there(either: Client) -> None:
     either.wait(either.submit("true", vram="1G")["first"])
     assert [device["index"] for device in either.devices()["devices"]] == [0, 1]
-    assert either.history("1h")["span_s"] == 3600
+    assert either.device_history("1h")["span_s"] == 3600
     ran = either.timeline("10m")
     assert (ran["until"] - ran["from"], ran["stretches"][0]["job"]) == (600, 1)
     assert either.report(by="name")["total"]["jobs"] == 1

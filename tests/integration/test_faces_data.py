@@ -51,8 +51,8 @@ def test_devices_tell_own_leases_others_and_strangers_apart(yard: Yard) -> None:
         usage.allocate("SIM-1", 2048.0)  # of the script, whose process this is
         usage.allocate("SIM-0", 1024.0)  # where nobody has given it a lease
         first, second = until_devices(yard, lambda found: found[1]["leases"] and found[0]["memory"]["foreign_mb"])
-        until(lambda: any(yard.get("/history")["devices"]["SIM-1"]["used_mb"]), "its history")
-        history = yard.get("/history", span="10m")
+        until(lambda: any(yard.get("/devices/history")["devices"]["SIM-1"]["used_mb"]), "its history")
+        history = yard.get("/devices/history", span="10m")
     assert first["memory"] == {
         "capacity_mb": 24576.0, "own_mb": 4096.0, "own_used_mb": 0.0, "others_mb": 0.0, "others_used_mb": 0.0,
         "foreign_mb": 1024.0, "free_mb": 19456.0,
@@ -73,7 +73,7 @@ def test_devices_tell_own_leases_others_and_strangers_apart(yard: Yard) -> None:
     assert (history["span_s"], history["step_s"]) == (600, 2.0)
     assert {len(column) for column in past.values()} == {len(past["at"])}
     with pytest.raises(UserError, match="is not kept"):
-        yard.get("/history", span="3w")
+        yard.get("/devices/history", span="3w")
 
 
 def test_a_timeline_has_what_ran_on_each_device_and_what_runs(yard: Yard) -> None:

@@ -154,7 +154,7 @@ def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_
     finish_when_seen(card, declared, 1024, gate)
     said = "--vram said 20.0 GB, and it used 1.0 GB at most: leave it out, and it is learned"
     assert f"\nnote: {said}\n" in show(declared)
-    assert said in run("story", str(declared)).stdout
+    assert said in run("history", str(declared)).stdout
     script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"
     greedy = submit_shell(script)
     finish_when_seen(card, greedy, 20480, gate)

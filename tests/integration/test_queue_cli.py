@@ -214,11 +214,11 @@ def test_why_gives_the_reasons_and_who_is_in_the_way(daemon: StandIn) -> None:
 
 def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
     event = {"id": 1, "at": "2026-01-02T03:04:05.678Z", "kind": "submit", "text": "by ada"}
-    daemon.answers["GET /jobs/17/story"] = {
+    daemon.answers["GET /jobs/17/history"] = {
         "id": 17,
         "events": [event, {**event, "kind": "start", "text": "on GPU 0"}, {**event, "text": None}],
     }
-    which, _, first, second, third = run("story", "17").stdout.splitlines()
+    which, _, first, second, third = run("history", "17").stdout.splitlines()
     assert which == "job 17"
     assert first.split()[2:] == ["submit", "by", "ada"]
     assert second.split()[2:] == ["start", "on", "GPU", "0"]
@@ -320,11 +320,11 @@ def test_show_why_and_story_tell_of_each_job_that_is_meant(daemon: StandIn) -> N
             "estimated_start": None,
         }
         daemon.answers[f"GET /jobs/{number}/why"] = {**why, "state": "running", "estimate": ""}
-        daemon.answers[f"GET /jobs/{number}/story"] = {"id": number, "events": []}
+        daemon.answers[f"GET /jobs/{number}/history"] = {"id": number, "events": []}
     shown = run("show", "name=big").stdout
     assert [line for line in shown.splitlines() if line.startswith("job: ")] == ["job: 17", "job: 18", "job: 19"]
     assert run("why", "17-18", "19").stdout == "job 17 runs\n\njob 18 runs\n\njob 19 runs\n"
-    assert [line for line in run("story", "all").stdout.splitlines() if line.startswith("job ")] == [
+    assert [line for line in run("history", "all").stdout.splitlines() if line.startswith("job ")] == [
         "job 17", "job 18", "job 19",
     ]  # fmt: skip
     asked = [asked.query["ids"] for asked in daemon.asked if asked.route == "GET /jobs"]

@@ -38,7 +38,7 @@ def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Pat
     assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
     assert "succeeded" in run("queue").stdout
     assert "exit 0" in run("show", "1").stdout
-    assert "submitted" in run("story", "1").stdout.splitlines()[2]
+    assert "submitted" in run("history", "1").stdout.splitlines()[2]
 
 
 def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(yard:
     tries = tmp_path / "tries"
     job_id = yard.shell(f"echo x >> {tries}; [ $(wc -l < {tries}) -gt 2 ]", retries=3)
     assert yard.wait(job_id)["succeeded"] == 1
-    events = yard.get(f"/jobs/{job_id}/story")["events"]
+    events = yard.get(f"/jobs/{job_id}/history")["events"]
     told = [each["text"] for each in events if each["kind"] == "delayed"]
     assert [text.partition(",")[0] for text in told] == ["exit status 1; again in 1 s", "exit status 1; again in 2 s"]
     assert [each["outcome"] for each in yard.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]

@@ -60,7 +60,7 @@ def peak(card: Yard, job_id: int) -> float:
 
 
 def story(job_id: int) -> list[str]:
-    return [event["kind"] for event in json.loads(run("story", str(job_id), "--json").stdout)["events"]]
+    return [event["kind"] for event in json.loads(run("history", str(job_id), "--json").stdout)["events"]]
 
 
 def states() -> list[tuple[int, str]]:
@@ -123,7 +123,7 @@ def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_
     gate.touch()
     assert run("wait", str(victim)).returncode == 0
     assert story(victim) == ["submitted", "started", "suspending", "suspended", "resuming", "resumed", "ended"]
-    assert f"it makes room for job {urgent}" in run("story", str(victim)).stdout
+    assert f"it makes room for job {urgent}" in run("history", str(victim)).stdout
     assert card.job(victim)["attempt"] == 1
     assert work_done(card, victim) == work_done(card, urgent)
 

@@ -37,10 +37,10 @@ def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) 
     expect(attempts).to_have_count(2)
     expect(attempts.nth(1)).to_contain_text("under way")
     expect(attempts.nth(1)).to_contain_text("6.0 GB")
-    story = page.get_by_role("region", name="Story")
-    expect(story).to_contain_text("attempt 1 on SIM-0")
+    history = page.get_by_role("region", name="History")
+    expect(history).to_contain_text("attempt 1 on SIM-0")
     gate.touch()
-    expect(story).to_contain_text("attempt 1 succeeded")
+    expect(history).to_contain_text("attempt 1 succeeded")
     expect(attempts.nth(1)).to_contain_text("succeeded")
 
 

@@ -41,7 +41,7 @@ class JobListHandler:
             ("GET", "/wait"): self._wait,
             ("GET", "/jobs/{id}"): self.of_job(self._show),
             ("GET", "/jobs/{id}/why"): self.of_job(self._why),
-            ("GET", "/jobs/{id}/story"): self.of_job(self._story),
+            ("GET", "/jobs/{id}/history"): self.of_job(self._history),
         }
 
     def of_job(
@@ -141,7 +141,7 @@ class JobListHandler:
         await self._scheduler.sampling.fresh(LOOK_FOR_PEOPLE_S)
         return explain_wait.why(self._scheduler, job)
 
-    def _story(self, job: Job, _: Request) -> Answer:
+    def _history(self, job: Job, _: Request) -> Answer:
         events = explain_wait.story(job, self.attempts(job), self._scheduler.queries.story(job.id))
         return {"id": job.id, "events": events}
 

@@ -106,7 +106,7 @@ class UsageHistory:
         scheduler.listeners.append(self._changed)
 
     def routes(self) -> Routes:
-        return {("GET", "/history"): self._history}
+        return {("GET", "/devices/history"): self._history}
 
     def _history(self, request: Request) -> Response:
         name = request.query.get("span", "10m")

@@ -111,7 +111,7 @@ _JOBS = (
         Parameter("environment", Flag, "with the values of its variables, which may be secrets"),
     ),
     _get("why", "/jobs/{id}/why", "Why it does not start, and when it may.", jobs.Why),
-    _get("story", "/jobs/{id}/story", "All that happened to it.", jobs.Story),
+    _get("history", "/jobs/{id}/history", "All that happened to it.", jobs.Story),
     _get("logs", "/jobs/{id}/log", "What it wrote: the end of it.", jobs.Log, _ATTEMPT, _TAIL),
     _get(
         "follow",
@@ -154,7 +154,8 @@ _MORE = (
 _MACHINE = (
     _get("devices", "/devices", "The devices, who has their memory, and the machine around them.", machine.Devices),
     _get(
-        "history", "/history", "What devices and host did of late; gaps where nobody looked.", machine.History,
+        "device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
+        machine.History,
         Parameter("span", Literal["10m", "1h", "24h"], "how far back"),
     ),
     _get(

@@ -237,7 +237,7 @@ class Top(App[None]):
         self.workers.cancel_group(self, "page")
 
     async def _about(self, job: Answer) -> list[Text]:
-        story = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/story")
+        story = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/history")
         return pages.about(job, story, self.size.width, self.board.letters)
 
     async def _why(self, answer: Answer) -> list[Text]:

@@ -96,7 +96,7 @@ class Subscriptions:
 
     async def _ask_history(self) -> None:
         try:
-            self._board.hear_history(await self.link.ask("GET", "/history", {"span": "10m"}))
+            self._board.hear_history(await self.link.ask("GET", "/devices/history", {"span": "10m"}))
         except GpuyardError as error:
             self._tell(failed(error))
         self._draw("devices")

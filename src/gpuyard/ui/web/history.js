@@ -24,7 +24,7 @@ export class History {
   /** Whether it is the answer to the last question: people change their minds. */
   async load(span) {
     const asked = ++this.asked;
-    const told = await get(`/history?span=${span}`);
+    const told = await get(`/devices/history?span=${span}`);
     if (asked !== this.asked) return false;
     Object.assign(this, {span, spanS: told.span_s, stepS: told.step_s || 1, host: told.host});
     this.devices = new Map(Object.entries(told.devices));

@@ -1,4 +1,4 @@
-/** A job's page: how it stands and why, its memory, its log, its attempts, its story, and what can be done about it. */
+/** A job's page: how it stands and why, its memory, its log, its attempts, its history, and what can be done about it. */
 
 import {act} from "./actions.js";
 import {Again} from "./resubmit.js";
@@ -35,7 +35,7 @@ export class JobPage {
     this.why = el("section", {class: "panel why", "aria-labelledby": "why-title", hidden: true});
     this.advice = el("ul", {class: "advice"});
     this.attempts = el("tbody");
-    this.story = el("ol", {class: "story"});
+    this.history = el("ol", {class: "history"});
     this.logPlace = el("div");
     this.logNote = el("span");
     const head = el(
@@ -62,7 +62,7 @@ export class JobPage {
       part("Memory", "memory-title", this.curve.node),
       part("Log", "log-title", this.logPlace, this.logNote),
       part("Attempts", "attempts-title", table),
-      part("Story", "story-title", this.story),
+      part("History", "history-title", this.history),
     );
     byId("view-job").replaceChildren(head, this.missing, this.body);
   }
@@ -72,7 +72,7 @@ export class JobPage {
     const path = `/jobs/${this.id}`;
     return [
       [path, (answer) => this.show(answer)],
-      [`${path}/story`, (answer) => this.showStory(answer)],
+      [`${path}/history`, (answer) => this.showHistory(answer)],
       ...(this.waits ? [[`${path}/why`, (answer) => this.showWhy(answer)]] : []),
     ];
   }
@@ -152,11 +152,11 @@ export class JobPage {
     this.showWhy(this.lastWhy);
   }
 
-  showStory(story) {
-    if (story.error) return;
+  showHistory(history) {
+    if (history.error) return;
     keep(
-      this.story,
-      story.events,
+      this.history,
+      history.events,
       (event) => event.id + event.kind,
       (event) => el(
         "li",

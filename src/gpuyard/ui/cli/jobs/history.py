@@ -21,7 +21,7 @@ _COLUMNS = (Column("TIME"), Column("WHAT"), Column("HOW", is_long=True))
 
 
 def run(typed: Typed) -> int:
-    return tell_each(typed, "/story", _tell)
+    return tell_each(typed, "/history", _tell)
 
 
 def _tell(answer: "dict[str, Any]") -> None:
