@@ -91,7 +91,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SiteStatus(Struct, frozen=True, kw_only=True):
     """An attempt as an engine that places work itself has it: it waits there for that `reason`, or runs at a `place`
     since `at`."""
 
@@ -107,19 +107,20 @@ class Engine(Protocol):
     """Runs attempts that outlive whoever started them.
 
     It runs them at once, on what was claimed for them here; or it places them itself, on the terms it is given, and
-    tells by `seen` where they are.
+    tells by `site_changes` where they are.
 
-    `prepare` makes everything ready, `begin` lets all that were prepared run, under a keeper that lives on. Whoever
-    dies between the two leaves nothing behind: what never began is UNBEGUN to the next who adopts it.
+    `prepare` makes everything ready; `start_prepared` starts all prepared attempts, under a keeper that outlives the
+    daemon. A daemon that dies between the two calls leaves nothing behind: the next daemon gets the outcome
+    NEVER_STARTED.
     """
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """EnvironmentFault where the system will not make another process."""
 
-    def begin(self) -> None:
-        """Lets run what was prepared since the last `begin` or `abandon`."""
+    def start_prepared(self) -> None:
+        """Lets run what was prepared since the last `start_prepared` or `discard_prepared`."""
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         """Ends what was prepared since, without running it; nobody will hear of it from `ended`."""
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
@@ -133,7 +134,7 @@ class Engine(Protocol):
         """Sends it to every process of the attempt that can be found, but its keeper: to how many. Where the processes
         are elsewhere, it has the attempt ended, and is not zero."""
 
-    def seen(self) -> list[Seen]:
+    def site_changes(self) -> list[SiteStatus]:
         """What has changed since it was last asked of those that it places itself; never blocks. Of one that has ended
         it was told where it ran before `ended` tells of its end."""
 
@@ -144,10 +145,10 @@ class Engine(Protocol):
         """What was prepared is forgotten, what was begun goes on."""
 
 
-class RunsHere:
+class PlacesNothing:
     """For engines that run attempts at once, on what was claimed for them: they place nothing."""
 
-    def seen(self) -> list[Seen]:
+    def site_changes(self) -> list[SiteStatus]:
         return []
 
     def offer(self) -> Offer:

@@ -21,7 +21,7 @@ import pytest
 
 from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.errors import UserError
-from gpuyard.ports import Ended, Engine, Launch, Prepared, Seen
+from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
 DEADLINE_S = 90.0
 
@@ -124,7 +124,7 @@ class EngineContract:
             prepared = engine.prepare(place.launch(job_id, kind), None)
             assert (prepared.job_id, prepared.attempt) == (job_id, 1)
         assert place.runs(1) == place.runs(2) == 0
-        engine.begin()
+        engine.start_prepared()
         told = place.ended(engine, 2)
         assert {one.job_id: (one.attempt, one.outcome.kind, one.outcome.status) for one in told} == {
             1: (1, OutcomeKind.SUCCEEDED, 0),
@@ -136,18 +136,18 @@ class EngineContract:
     def test_what_was_abandoned_never_runs_and_is_not_told_of(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "succeeds"), None)
-        engine.abandon()
+        engine.discard_prepared()
         engine.prepare(place.launch(2, "succeeds"), None)
-        engine.begin()
+        engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 0
 
     def test_an_abandoned_attempt_may_be_prepared_again_under_its_number(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "fails"), None)
-        engine.abandon()
+        engine.discard_prepared()
         engine.prepare(place.launch(1, "succeeds"), None)
-        engine.begin()
+        engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 1
 
@@ -155,7 +155,7 @@ class EngineContract:
         prepared = place.die([place.launch(1, "succeeds"), place.launch(2, "succeeds")], begun=False)
         engine = place.engine()
         engine.adopt([attempt_of(place, one) for one in prepared])
-        assert kinds(place.ended(engine, 2)) == {1: OutcomeKind.UNBEGUN, 2: OutcomeKind.UNBEGUN}
+        assert kinds(place.ended(engine, 2)) == {1: OutcomeKind.NEVER_STARTED, 2: OutcomeKind.NEVER_STARTED}
         assert place.runs(1) == place.runs(2) == 0
 
     def test_an_attempt_that_never_began_may_be_made_again_under_its_number(self, place: Place) -> None:
@@ -163,7 +163,7 @@ class EngineContract:
         engine = place.engine()
         engine.adopt([])
         engine.prepare(place.launch(1, "succeeds"), None)
-        engine.begin()
+        engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
 
     def test_what_runs_outlives_its_daemon_and_the_next_one_hears_of_its_end(self, place: Place) -> None:
@@ -178,7 +178,7 @@ class EngineContract:
     def test_what_was_told_and_not_recorded_is_told_again_to_the_next_daemon(self, place: Place) -> None:
         first = place.engine()
         prepared = first.prepare(place.launch(1, "fails"), None)
-        first.begin()
+        first.start_prepared()
         told = place.ended(first, 1)
         second = place.engine()
         second.adopt([attempt_of(place, prepared)])
@@ -189,7 +189,7 @@ class EngineContract:
     def test_one_whose_supervisor_was_killed_is_lost(self, place: Place) -> None:
         engine = place.engine()
         prepared = engine.prepare(place.launch(1, "waits"), None)
-        engine.begin()
+        engine.start_prepared()
         wait_until_it_runs(place, 1)
         place.kill_supervisor(prepared)
         told = place.ended(engine, 1)
@@ -201,7 +201,7 @@ class EngineContract:
         stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1))
         engine = place.engine()
         engine.adopt([stranger, attempt_of(place, other)])
-        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.UNBEGUN}
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.NEVER_STARTED}
         wait_until_it_runs(place, 2)
         engine.signal(attempt_of(place, other), signal.SIGKILL)
         assert kinds(place.ended(engine, 1))[2] in ended_by_signal(place)
@@ -209,7 +209,7 @@ class EngineContract:
     def test_a_signal_reaches_the_program_and_its_supervisor_tells_of_it(self, place: Place) -> None:
         engine = place.engine()
         prepared = engine.prepare(place.launch(1, "waits"), None)
-        engine.begin()
+        engine.start_prepared()
         attempt = attempt_of(place, prepared)
         wait_until_it_runs(place, 1)
         assert engine.signal(attempt, signal.SIGTERM) >= 1
@@ -224,13 +224,13 @@ class EngineContract:
         with pytest.raises(UserError):
             engine.prepare(msgspec.structs.replace(launch, command=(*launch.command, "\0")), None)
         engine.prepare(place.launch(2, "succeeds"), None)
-        engine.begin()
+        engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
 
     def test_what_is_closed_leaves_what_runs_to_the_next_daemon(self, place: Place) -> None:
         first = place.engine()
         prepared = first.prepare(place.launch(1, "waits"), None)
-        first.begin()
+        first.start_prepared()
         wait_until_it_runs(place, 1)
         first.close()
         second = place.engine()
@@ -249,11 +249,11 @@ class EngineContract:
         engine = place.engine()
         before = time.time()
         engine.prepare(place.launch(1, "waits"), None)
-        engine.begin()
-        seen: list[Seen] = []
+        engine.start_prepared()
+        seen: list[SiteStatus] = []
 
         def is_somewhere() -> bool:
-            seen.extend(engine.seen())
+            seen.extend(engine.site_changes())
             return any(each.place for each in seen)
 
         if place.places_work:
@@ -261,16 +261,16 @@ class EngineContract:
         wait_until_it_runs(place, 1)
         place.let_go(1)
         told = place.ended(engine, 1)
-        seen += engine.seen()
+        seen += engine.site_changes()
         assert kinds(told) == {1: OutcomeKind.SUCCEEDED}
         assert bool(seen) is place.places_work
         assert {(each.job_id, each.attempt) for each in seen} <= {(1, 1)}
         assert all(each.at is None or before - 1 <= each.at <= time.time() + 1 for each in seen)
-        assert engine.seen() == []
+        assert engine.site_changes() == []
 
     def test_of_one_that_was_quick_it_is_told_where_it_ran_when_its_end_is_told(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "succeeds"), None)
-        engine.begin()
+        engine.start_prepared()
         place.ended(engine, 1)
-        assert any(each.place for each in engine.seen()) is place.places_work
+        assert any(each.place for each in engine.site_changes()) is place.places_work

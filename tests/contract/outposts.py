@@ -41,10 +41,10 @@ engine = open_outpost(folder, maker, word)
 prepared = [engine.prepare(launch, None) for launch in msgspec.json.decode(launches, type=list[Launch])]
 missing = {(each.job_id, each.attempt) for each in prepared}
 if begins:
-    engine.begin()
+    engine.start_prepared()
     while missing:
         select.select([], [], [], 0.01)
-        missing -= {(each.job_id, each.attempt) for each in engine.seen()}
+        missing -= {(each.job_id, each.attempt) for each in engine.site_changes()}
 os.write(1, msgspec.json.encode(prepared))
 os.kill(os.getpid(), signal.SIGKILL)
 """

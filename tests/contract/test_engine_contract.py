@@ -33,7 +33,7 @@ engine = LocalEngine(Path(sys.argv[1]))
 launches = msgspec.json.decode(sys.argv[3], type=list[Launch])
 prepared = [engine.prepare(launch, None) for launch in launches]
 if sys.argv[2] == "begin":
-    engine.begin()
+    engine.start_prepared()
 sys.stdout.write(msgspec.json.encode(prepared).decode())
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -112,7 +112,7 @@ class SimulatedPlace:
         engine = self.engine()
         prepared = [engine.prepare(launch, None) for launch in launches]
         if begun:
-            engine.begin()
+            engine.start_prepared()
         engine.die()
         return prepared
 

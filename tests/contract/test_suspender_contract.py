@@ -65,7 +65,7 @@ class LocalPlace:
         words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
         launch = Launch(job_id=1, attempt=1, command=words, cwd="/", environment=environment)
         prepared = self._engine.prepare(launch, None)
-        self._engine.begin()
+        self._engine.start_prepared()
         self._attempts.append(
             Attempt(job_id=1, number=1, pid=prepared.pid, boot_id=boot_id(), started_at=time.time(), devices=("SIM-0",))
         )

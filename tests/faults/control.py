@@ -12,12 +12,12 @@ FAULTS = (
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
         old=(
-            "                started = self._start(look, now, granted) if may_start else self._wait_for_look(now)\n"
+            "                started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)\n"
             "        except"
         ),
         new=(
-            "                started = self._start(look, now, granted) if may_start else self._wait_for_look(now)\n"
-            "                self.engines.begin()\n"
+            "                started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)\n"
+            "                self.engines.start_prepared()\n"
             "        except"
         ),
         breaks="A daemon that dies at the wrong moment has started a job that its database says is still queued.",
@@ -88,7 +88,7 @@ FAULTS = (
     Fault(
         id="control-news-of-what-was-taken-back",
         file=f"{_CONTROL}/transitions.py",
-        old="            del self.news[known:]\n",
+        old="            del self.events[known:]\n",
         new="",
         breaks="People are notified of an end that was rolled back, and then of the same end again.",
         near=("tests/unit/control/test_news.py",),
@@ -176,7 +176,7 @@ FAULTS = (
     Fault(
         id="control-dependants-of-a-large-submission-forgotten",
         file=f"{_CONTROL}/user_requests.py",
-        old="                    self._desk.settle_dependants(other.job_id, self._clock.now())\n",
+        old="                    self._transitions.settle_dependants(other.job_id, self._clock.now())\n",
         new="                    pass\n",
         breaks="A large array waits for ever for a job that ended while the array was being submitted.",
         near=("tests/unit/control/test_waiting_for_many.py",),

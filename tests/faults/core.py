@@ -188,8 +188,8 @@ FAULTS = (
     Fault(
         id="core-success-before-reboot-runs-again",
         file=f"{_CORE}/job/crash_recovery.py",
-        old="return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)",
-        new="return outcome.kind in (OutcomeKind.UNBEGUN,)",
+        old="return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)",
+        new="return outcome.kind in (OutcomeKind.NEVER_STARTED,)",
         breaks="A job that had succeeded before the machine was restarted runs a second time.",
         near=(f"{_TESTS}/job/test_crash_recovery.py",),
     ),

@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         id="engines-abandoned-launch-is-sent",
         file=f"{_ENGINES}/local/engine.py",
-        old="    def abandon(self) -> None:\n        self._prepared.clear()\n",
-        new="    def abandon(self) -> None:\n        pass\n",
+        old="    def discard_prepared(self) -> None:\n        self._prepared.clear()\n",
+        new="    def discard_prepared(self) -> None:\n        pass\n",
         breaks="A job whose start could not be recorded is started all the same, and then once more.",
         near=("tests/contract/test_engine_contract.py",),
     ),

@@ -63,7 +63,7 @@ def attempt_of(prepared: Prepared) -> Attempt:
 
 def started(engine: LocalEngine, job_id: int, *command: str, lease: int | None = None) -> Attempt:
     prepared = engine.prepare(launch_of(job_id, *command), lease)
-    engine.begin()
+    engine.start_prepared()
     return attempt_of(prepared)
 
 
@@ -88,7 +88,7 @@ def outcomes(engine: LocalEngine, count: int = 1) -> dict[int, Outcome]:
 
 def outcome_of(engine: LocalEngine, launch: Launch, lease: int | None = None) -> Outcome:
     engine.prepare(launch, lease)
-    engine.begin()
+    engine.start_prepared()
     return outcomes(engine)[launch.job_id]
 
 
@@ -120,7 +120,7 @@ engine = LocalEngine(Path(sys.argv[1]))
 engine.adopt(msgspec.json.decode(sys.argv[2], type=list[Attempt]))
 prepared = [engine.prepare(launch, None) for launch in msgspec.json.decode(sys.stdin.readline(), type=list[Launch])]
 if sys.argv[3] == "begin":
-    engine.begin()
+    engine.start_prepared()
 print(msgspec.json.encode(prepared).decode(), flush=True)
 sys.stdin.read()
 """

@@ -11,13 +11,13 @@ from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import ClusterSubmission, Site, SiteReport
-from gpuyard.ports import Ended, Launch, Seen
+from gpuyard.ports import Ended, Launch, SiteStatus
 from tests.contract.engine import DEADLINE_S, until
 from tests.fakes.site import ProcessSite
 
 TERMS = ClusterTerms(need=Need(devices=0), name="job")
 SUCCEEDED = (OutcomeKind.SUCCEEDED, 0)
-UNBEGUN = (OutcomeKind.UNBEGUN, None)
+UNBEGUN = (OutcomeKind.NEVER_STARTED, None)
 
 
 class GatedSite(ProcessSite):
@@ -49,7 +49,7 @@ class Post:
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder = folder
         self.site = site
-        self.seen: list[Seen] = []
+        self.seen: list[SiteStatus] = []
         self.ends: dict[int, Ended] = {}
         (folder / "runs").mkdir(exist_ok=True)
         self.engine = ClusterEngine(site, folder / "shared", lambda: None, poll_s=0.05)
@@ -86,13 +86,13 @@ class Post:
 
     def hand_over(self, *launches: Launch) -> list[Attempt]:
         prepared = [self.engine.prepare(launch, None) for launch in launches]
-        self.engine.begin()
+        self.engine.start_prepared()
         return [attempt_of(one.job_id) for one in prepared]
 
     def listen(self) -> None:
         """As a controller does that records at once what it is told."""
         self.ends.update((ended.job_id, ended) for ended in self.engine.ended())
-        self.seen += self.engine.seen()
+        self.seen += self.engine.site_changes()
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
         def hears() -> object:

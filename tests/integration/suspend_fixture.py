@@ -47,7 +47,7 @@ def begun(engine: LocalEngine, job_id: int, *command: str, devices: tuple[str, .
     """An attempt that sees what the test's own environment names."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(("GPUYARD_", "FAKE_", "LD_"))}
     prepared = engine.prepare(launch_of(job_id, *command, environment=environment), None)
-    engine.begin()
+    engine.start_prepared()
     _begun.append(msgspec.structs.replace(attempt_of(prepared), devices=devices))
     return _begun[-1]
 

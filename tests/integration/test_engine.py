@@ -34,12 +34,12 @@ def test_arguments_arrive_as_they_are(engine: LocalEngine, folder: Path) -> None
 
 def test_nothing_runs_before_it_is_begun_and_nothing_that_was_abandoned(engine: LocalEngine, tmp_path: Path) -> None:
     engine.prepare(launch_of(1, "touch", str(tmp_path / "abandoned")), None)
-    engine.abandon()
+    engine.discard_prepared()
     assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.SUCCEEDED
     engine.prepare(launch_of(3, "touch", str(tmp_path / "waits")), None)
     assert engine.ended() == []
     assert not list(tmp_path.glob("*a*s*"))
-    engine.begin()
+    engine.start_prepared()
     assert list(outcomes(engine)) == [3]
     assert (tmp_path / "waits").exists()
     assert not (tmp_path / "abandoned").exists()
@@ -47,7 +47,7 @@ def test_nothing_runs_before_it_is_begun_and_nothing_that_was_abandoned(engine: 
 
 def test_an_attempt_that_was_abandoned_can_be_prepared_again(engine: LocalEngine) -> None:
     engine.prepare(launch_of(1, "true"), None)
-    engine.abandon()
+    engine.discard_prepared()
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
 
 
@@ -55,7 +55,7 @@ def test_many_at_once_all_begin_and_are_all_told_of(engine: LocalEngine, folder:
     count = 300
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "sh", "-c", f"echo {job_id}; exit {job_id % 100}"), None)
-    engine.begin()
+    engine.start_prepared()
     told = outcomes(engine, count)
     assert {job_id: outcome.status for job_id, outcome in told.items()} == {n: n % 100 for n in range(1, count + 1)}
     assert [log_of(folder, n) for n in range(1, count + 1)] == [f"{n}\n" for n in range(1, count + 1)]
@@ -66,7 +66,7 @@ def test_while_there_is_more_to_be_told_its_descriptor_is_readable(engine: Local
     count = 8
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "true"), None)
-    engine.begin()
+    engine.start_prepared()
     wait_for(lambda: (folder / "journal").read_bytes().count(b" 0 ") == count, "the ends of all")
     told: list[int] = []
     while len(told) < count:

@@ -86,7 +86,7 @@ def test_where_several_cannot_be_watched_at_once_ends_are_seen_by_looking(
     assert engine.fileno() == -1
     engine.prepare(launch_of(1, "sh", "-c", "exit 3"), None)
     engine.prepare(launch_of(2, "true"), None)
-    engine.begin()
+    engine.start_prepared()
     told: dict[int, int | None] = {}
     wait_for(lambda: told.update((one.job_id, one.outcome.status) for one in engine.ended()) or len(told) == 2, "both")
     assert told == {1: 3, 2: 0}
@@ -126,7 +126,7 @@ def test_a_command_longer_than_the_system_allows_says_so_and_harms_no_other(
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     engine.prepare(launch_of(1, program, "x" * 200_000, environment=path), None)
     engine.prepare(launch_of(2, program, environment=path), None)
-    engine.begin()
+    engine.start_prepared()
     told = outcomes(engine, 2)
     assert (told[1].kind, told[1].status) == (OutcomeKind.CANNOT_START, 126)
     assert "longer than the system allows" in str(told[1].reason)
@@ -156,7 +156,7 @@ def test_a_script_that_is_too_long_only_with_its_interpreter_named_harms_no_othe
 def test_input_that_is_a_pipe_is_refused_and_holds_up_nobody(engine: LocalEngine, folder: Path, pipe: Path) -> None:
     engine.prepare(launch_of(1, "cat", stdin=str(pipe)), None)
     engine.prepare(launch_of(2, "true"), None)
-    engine.begin()
+    engine.start_prepared()
     told = outcomes(engine, 2)
     assert told[1].kind is OutcomeKind.CANNOT_START
     assert "is a named pipe" in str(told[1].reason)
@@ -183,7 +183,7 @@ def test_where_no_file_can_be_opened_that_is_a_fault_and_nothing_stays_open(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert 0 < faults < 10
-    engine.abandon()
+    engine.discard_prepared()
     assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.SUCCEEDED
     assert not (tmp_path / "ran").exists()
 

@@ -157,7 +157,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)
-engine.begin()
+engine.start_prepared()
 job = Attempt(job_id=1, number=1, pid=1, boot_id=None, started_at=0.0)
 print(engine.signal(job, signal.SIGKILL))
 while not (ended := engine.ended()):

@@ -56,7 +56,7 @@ def test_killing_the_daemon_before_it_begins_leaves_nothing_run_and_no_keeper(fo
     wait_for(lambda: sockets_in(folder) == [], "the end of its socket")
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
-    assert {one.job_id: one.outcome.kind for one in engine.ended()} == dict.fromkeys((1, 2), OutcomeKind.UNBEGUN)
+    assert {one.job_id: one.outcome.kind for one in engine.ended()} == dict.fromkeys((1, 2), OutcomeKind.NEVER_STARTED)
     assert engine.ended() == []
     engine.close()
     assert not list(tmp_path.glob("ran*"))
@@ -166,7 +166,7 @@ def test_a_killed_keeper_means_that_its_attempts_are_lost_and_the_next_job_has_a
     assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.LOST}
     third = engine.prepare(launch_of(3, "sh", "-c", "exit 3"), None)
     assert third.pid != attempts[0].pid
-    engine.begin()
+    engine.start_prepared()
     assert outcomes(engine)[3].status == 3
     for attempt, program in zip(attempts, programs, strict=True):
         assert program is not None
@@ -183,9 +183,9 @@ def test_what_a_killed_keeper_was_never_sent_is_unbegun_and_what_it_began_is_los
     engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
     os.kill(first.pid, signal.SIGKILL)
     wait_until_gone(first.pid, "the keeper")
-    engine.begin()
+    engine.start_prepared()
     told = outcomes(engine, 2)
-    assert {job_id: one.kind for job_id, one in told.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.UNBEGUN}
+    assert {job_id: one.kind for job_id, one in told.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.NEVER_STARTED}
     let_go(pipe)
     assert not (tmp_path / "ran").exists()
 
@@ -199,8 +199,8 @@ def test_what_was_prepared_for_a_keeper_that_is_known_to_be_gone_is_unbegun(
     assert engine.ended() == []
     second = engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
     assert second.pid != first.pid
-    engine.begin()
-    assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.UNBEGUN}
+    engine.start_prepared()
+    assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.NEVER_STARTED}
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
     assert not (tmp_path / "ran").exists()
 

@@ -62,14 +62,14 @@ def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
     with full_disk(keeper):
         for number in (2, 3):
             engine.prepare(launch_of(number, "touch", str(tmp_path / "ran")), None)
-        engine.begin()
+        engine.start_prepared()
         told = outcomes(engine, 2)
-        assert {one.kind for one in told.values()} == {OutcomeKind.UNBEGUN}
+        assert {one.kind for one in told.values()} == {OutcomeKind.NEVER_STARTED}
         with pytest.raises(EnvironmentFault, match="cannot be written"):
             engine.prepare(launch_of(2, "true"), None)
     assert not (tmp_path / "ran").exists()
     wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", "exit 5"), "the end of its caution")
-    engine.begin()
+    engine.start_prepared()
     assert outcomes(engine)[2].status == 5
     words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
     assert words == ["unbegun", "began", "5"]
@@ -90,10 +90,10 @@ def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
     keeper = started(engine, 1, "true").pid
     outcomes(engine)
     with full_disk(keeper):
-        assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.UNBEGUN
+        assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.NEVER_STARTED
         os.kill(keeper, signal.SIGSTOP)
     wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", f"touch {tmp_path}/up; read x < {pipe}; exit 7"), "its turn")
-    engine.begin()
+    engine.start_prepared()
     os.kill(keeper, signal.SIGCONT)
     wait_for((tmp_path / "up").exists, "the program")
     words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
@@ -131,7 +131,7 @@ def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
 def test_many_that_end_while_the_daemon_is_busy_are_all_told_of(engine: LocalEngine, folder: Path) -> None:
     for number in range(MANY):
         engine.prepare(launch_of(number, "true"), None)
-    engine.begin()
+    engine.start_prepared()
     wait_for(lambda: (folder / "journal").read_text().count(" 0 ") == MANY, "the ends of all")
     assert {one.status for one in outcomes(engine, MANY).values()} == {0}
 
@@ -165,7 +165,7 @@ def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes
     count = 300
     for number in range(count):
         engine.prepare(launch_of(number, "true", environment={"LONG": "x" * 10_000}), None)
-    engine.begin()
+    engine.start_prepared()
     unbegun = [one.job_id for one in engine.ended()]
     assert 0 < len(unbegun) < count
     with pytest.raises(EnvironmentFault, match="does not answer"):
@@ -208,7 +208,7 @@ def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
     for number, descriptor in enumerate([*descriptors, None]):
         script = f"touch {tmp_path}/up{number}; read x < {pipe}"
         keeper = engine.prepare(launch_of(number, "sh", "-c", script), descriptor).pid
-    engine.begin()
+    engine.start_prepared()
     for descriptor in descriptors:
         os.close(descriptor)
     wait_for(lambda: all((tmp_path / f"up{number}").exists() for number in range(4)), "the programs")
@@ -230,7 +230,7 @@ def test_a_lease_of_what_cannot_start_or_does_not_begin_is_free_at_once(engine: 
         descriptor = lease_in(tmp_path, f"lease{number}")
         with full_disk(keeper) if is_full else contextlib.nullcontext():
             engine.prepare(launch_of(number, "no-such-thing"), descriptor)
-            engine.begin()
+            engine.start_prepared()
             os.close(descriptor)
             outcomes(engine)
         assert not is_held(tmp_path / f"lease{number}")
@@ -249,7 +249,7 @@ def test_a_great_many_begin_at_once_each_with_its_lease_and_a_long_environment(
             descriptors[number] = lease_in(tmp_path, f"lease{number}")
         launch = launch_of(number, "sh", "-c", script, environment={"LONG": "x" * 100_000})
         engine.prepare(launch, descriptors.get(number))
-    engine.begin()
+    engine.start_prepared()
     for descriptor in descriptors.values():
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -269,11 +269,11 @@ def test_where_the_keeper_can_open_no_more_files_no_job_runs_without_its_lease(
     with limited(keeper, resource.RLIMIT_NOFILE, 60):
         for number, descriptor in descriptors.items():
             engine.prepare(launch_of(number, "readlink", "/proc/self/fd/8"), descriptor)
-        engine.begin()
+        engine.start_prepared()
         told = outcomes(engine, count)
     ran = [number for number, one in told.items() if one.kind is OutcomeKind.SUCCEEDED]
     assert 0 < len(ran) < count
-    assert {one.kind for number, one in told.items() if number not in ran} == {OutcomeKind.UNBEGUN}
+    assert {one.kind for number, one in told.items() if number not in ran} == {OutcomeKind.NEVER_STARTED}
     assert [log_of(folder, number) for number in ran] == [f"{tmp_path}/lease{number}\n" for number in ran]
     for descriptor in descriptors.values():
         os.close(descriptor)

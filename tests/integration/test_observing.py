@@ -5,13 +5,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from gpuyard.control.step import Observation
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
@@ -56,27 +56,27 @@ def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
                     reserved_mb=1024.0,
                 )
             )
-    desk = JobTransitions(store)
-    desk.reload()
+    transitions = JobTransitions(store)
+    transitions.reload()
     with closing(database):
-        yield desk
+        yield transitions
 
 
 def test_a_process_that_no_longer_says_whose_it_is_counts_for_no_job() -> None:
     """As one that is ending: its memory is still there, its environment is not, and the daemon is its ancestor."""
     me = this_process("gpuyard queue")
     with (
-        a_desk_with("one", "two") as desk,
+        a_desk_with("one", "two") as transitions,
         program("one") as first,
         program("two") as second,
         program(None) as ending,
     ):
-        observer = UsageTracker(desk, QueueLedger(open_ledger(), me), me)
+        observer = UsageTracker(transitions, QueueLedger(open_ledger(), me), me)
         held = {first: 1000.0, second: 2000.0, ending: 40_000.0}
         device = Device(
             id="G0", vendor=Vendor.NVIDIA, memory_total_mb=80_000.0, memory_used_mb=43_000.0, memory_free_mb=37_000.0,
             processes=tuple(Process(pid=pid, memory_mb=mb) for pid, mb in held.items()),
         )  # fmt: skip
-        observer.note(Observation(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=(device,))), now=5.0)
-    used = {job_id: live.attempt.usage.peaks_mb for job_id, live in desk.live.items() if live.attempt.usage}
+        observer.note(Sample(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=(device,))), now=5.0)
+    used = {job_id: live.attempt.usage.peaks_mb for job_id, live in transitions.live.items() if live.attempt.usage}
     assert used == {1: {"G0": 1000.0}, 2: {"G0": 2000.0}}

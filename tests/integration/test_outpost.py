@@ -458,5 +458,5 @@ def test_what_a_site_has_taken_runs_once_though_that_cannot_be_noted(
 def test_what_no_program_can_be_given_is_refused_before_anything_is_handed_over(post: Post, site: ProcessSite) -> None:
     with pytest.raises(UserError):
         post.engine.prepare(replace(post.launch(1), environment={"": "x"}), None)
-    post.engine.begin()
+    post.engine.start_prepared()
     assert submissions(site) == []

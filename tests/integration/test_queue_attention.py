@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Observation, Rules
+from gpuyard.control.step import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Claim, Share
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.engines.local.engine import LocalEngine
@@ -116,11 +117,11 @@ def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobSt
 def test_a_machine_without_devices_is_looked_at_again(controlled: tuple[Controller, UserRequests, JobStore]) -> None:
     controller, requests, _ = controlled
     list(requests.submit(parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",))), "me"))
-    step = controller.step(Observation(snapshot=Snapshot(taken_at=0.0, host=Host())))
-    assert (step.waits_for_look, step.started) == (True, 0)
+    step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())))
+    assert (step.waits_for_sample, step.started) == (True, 0)
     list(requests.cancel(parse_selection("1")))
-    step = controller.step(Observation(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
-    assert not step.waits_for_look, "nobody waits any more"
+    step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
+    assert not step.waits_for_sample, "nobody waits any more"
 
 
 def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_is(

@@ -10,7 +10,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.engines.local.keeper_journal import StartContext, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, Launch, Prepared, RunsHere
+from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -18,7 +18,7 @@ UNPASSABLE = "\0"
 Name = tuple[int, int, int]
 
 
-class SimulatedEngine(RunsHere):
+class SimulatedEngine(PlacesNothing):
     """Implements `ports.Engine`. `descriptors` says which lease a descriptor is of."""
 
     def __init__(self, world: World, descriptors: dict[int, str], trouble: float = 0.0) -> None:
@@ -48,12 +48,12 @@ class SimulatedEngine(RunsHere):
             log=f"{launch.job_id}.{launch.attempt}.log",
         )
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         for program in self._prepared:
             self._world.begin(program)
         self._prepared.clear()
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         for program in self._prepared:
             del self._watched[*program.name, program.pid]
             self._world.kill_supervisor(program, "abandoned")

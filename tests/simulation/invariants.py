@@ -59,7 +59,7 @@ class Checker:
 
     # After every turn
 
-    def check(self, desk: JobTransitions | None = None) -> None:
+    def check(self, transitions: JobTransitions | None = None) -> None:
         assert not self._execute("PRAGMA foreign_key_check").fetchall()
         store = JobStore(self._database)  # a new one each time: it remembers nothing
         states = self._states()
@@ -68,9 +68,9 @@ class Checker:
         self._note_ends(states)
         self._check_begun(store)
         self._check_blocked(store, states)
-        if desk is not None:
-            on_desk = [(live.job, live.attempt) for live in desk.live.values()]
-            assert _essence(on_desk) == _essence(store.live()), "the desk is not in step with the store"
+        if transitions is not None:
+            on_desk = [(live.job, live.attempt) for live in transitions.live.values()]
+            assert _essence(on_desk) == _essence(store.live()), "the transitions is not in step with the store"
 
     def _check_counts(self, states: dict[int, JobState]) -> None:
         counted = Counter(states.values())

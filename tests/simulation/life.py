@@ -3,10 +3,11 @@
 import os
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Observation, Rules, Step
+from gpuyard.control.step import Rules, Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
@@ -37,7 +38,7 @@ class Life:
         self._book = SimulatedBook(world, self.me, f"life {self.number}", trouble)
         self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
         self.suspender = SimulatedSuspender(world, moves_fail)
-        self._latest: Observation | None = None
+        self._latest: Sample | None = None
         self._wants_look = False
         self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
@@ -61,23 +62,23 @@ class Life:
     def step(self) -> Step:
         """And again, where the look turned out to be behind what the step recorded."""
         step = self.controller.step(self.look())
-        if self._latest is not None and self.controller.is_behind(self._latest):
+        if self._latest is not None and self.controller.is_outdated(self._latest):
             self._latest = None
             step = self.controller.step(self.look())
         return step
 
-    def look(self) -> Observation:
+    def look(self) -> Sample:
         """One that is good enough."""
         taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
         is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_look else FRESH_S)
         if self._latest is None or not is_fresh:
             self._wants_look = False
-            self._latest = Observation(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
+            self._latest = Sample(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
         return self._latest
 
-    def wants_look(self) -> bool:
+    def wants_sample(self) -> bool:
         """Whether a run of a batch waits for a look alone; the one that was taken is of no use to it."""
-        self._wants_look = self.controller.pacer.wants_look(self._world.now)
+        self._wants_look = self.controller.batch_gates.wants_sample(self._world.now)
         return self._wants_look
 
     def explain(self, job_id: int) -> None:
@@ -90,7 +91,7 @@ class Life:
 
     def measures(self) -> bool:
         """Whether something runs on a device, which is looked at now and then."""
-        live = self.controller.desk.live.values()
+        live = self.controller.transitions.live.values()
         return any(each.attempt.devices and each.job.state is not JobState.SUSPENDED for each in live)
 
     def others_are_in_the_way(self) -> bool:

@@ -43,7 +43,7 @@ def check_after_step(
     world: World, store: JobStore, suspender: SimulatedSuspender, controller: Controller, *, asked_ledger: bool
 ) -> None:
     """Whoever is on the way out or back is being moved, and whoever is out takes nothing up."""
-    queued = {queue.lane.id for queue in controller.mover.queues(float("inf"))}
+    queued = {queue.lane.id for queue in controller.suspend_control.queues(float("inf"))}
     running = {program.name: program for program in world.programs if program.is_running}
     for job, attempt in store.live():
         program, granted = running.get((job.id, attempt.number)), world.granted.get(attempt.lease_id or "")

@@ -112,7 +112,7 @@ class HandingLife(Life):
 
     def measures(self) -> bool:
         """As the daemon, which looks now and then while anything lives."""
-        return bool(self.controller.desk.live)
+        return bool(self.controller.transitions.live)
 
 
 class HandingChecker(Checker):
@@ -133,8 +133,8 @@ class HandingChecker(Checker):
         super()._check_live(store, states)
         for job, attempt in store.live():
             if job.state in (JobState.PENDING, JobState.RUNNING):
-                has_begun = job.state is JobState.RUNNING
-                assert attempt.has_begun is has_begun, f"job {job.id} is {job.state}, and at {attempt.place}"
+                has_started = job.state is JobState.RUNNING
+                assert attempt.has_started is has_started, f"job {job.id} is {job.state}, and at {attempt.place}"
 
     def _check_twins(self) -> None:
         """Beside an earlier attempt that goes on, a job runs only where that one was lost."""

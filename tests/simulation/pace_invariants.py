@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Observation
 from gpuyard.core.job.job import Job
 from gpuyard.core.lease import Lease
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.planner import Plan
 from gpuyard.core.scheduling.queue_order import Lane
@@ -63,7 +63,7 @@ class Seen:
     def figure(self, name: str) -> Average:
         return self.figures.get(name, Average())
 
-    def add(self, look: Observation, now: float) -> None:
+    def add(self, look: Sample, now: float) -> None:
         snapshot = look.snapshot
         if snapshot.taken_at == self.taken_at:
             return
@@ -93,22 +93,22 @@ class PaceWatch:
         """Hears what it is shown, before it does."""
         self.check_begun()
         self._seen.clear()
-        pacer = controller.pacer
-        look_on, forget = pacer.look, pacer.forget
+        batch_gates = controller.batch_gates
+        update, forget = batch_gates.update, batch_gates.forget
 
-        def look(lanes: Iterable[Lane], look: Observation, now: float) -> None:
+        def check_and_update(lanes: Iterable[Lane], sample: Sample, now: float) -> None:
             kept = list(lanes)
             self.check_begun()
-            self._note(kept, look, now)
-            look_on(kept, look, now)
+            self._note(kept, sample, now)
+            update(kept, sample, now)
 
         def forget_all() -> None:
             self._seen.clear()
             forget()
 
-        pacer.look, pacer.forget = look, forget_all  # type: ignore[method-assign]
+        batch_gates.update, batch_gates.forget = check_and_update, forget_all  # type: ignore[method-assign]
 
-    def _note(self, lanes: Sequence[Lane], look: Observation, now: float) -> None:
+    def _note(self, lanes: Sequence[Lane], look: Sample, now: float) -> None:
         waiting = {lane.group: lane.pace for lane in lanes if lane.pace is not None and lane.group is not None}
         self._seen = {
             group: self._seen.get(group) or Seen(pace=pace) for group, pace in waiting.items() if pace is not None

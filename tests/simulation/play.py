@@ -141,10 +141,10 @@ class Play:
         try:
             if self._ask():
                 self.clients.proceed()
-                self.checker.check(self.life.controller.desk)
+                self.checker.check(self.life.controller.transitions)
             if self._is_awake():
                 self._do_step()
-                self.checker.check(self.life.controller.desk)
+                self.checker.check(self.life.controller.transitions)
             self.others.ask_again()
             return not self.clients.waiting and self._pass_time()
         except Crash:
@@ -173,7 +173,7 @@ class Play:
 
     def _is_awake(self) -> bool:
         is_due = self._wake_at is not None and self._wake_at <= self.world.now
-        watches = self._step is None or (self._step.waits_for_room and self.life.others_are_in_the_way())
+        watches = self._step is None or (self._step.waits_for_devices and self.life.others_are_in_the_way())
         return is_due or self.life.is_called() or (self.world.ledger_woke and watches)
 
     def _do_step(self) -> None:
@@ -192,9 +192,9 @@ class Play:
         if passed:
             self.backfilled.setdefault(head or 0, set()).update(passed)
         times = [self._step.wake_at]
-        times.append(self.world.now + LOOK_S if self._step.waits_for_room else None)
-        times.append(self.world.now + LOOK_S if self.life.controller.pacer.is_waiting else None)
-        times.append(self.world.now + LOOKING_S if self.life.wants_look() else None)
+        times.append(self.world.now + LOOK_S if self._step.waits_for_devices else None)
+        times.append(self.world.now + LOOK_S if self.life.controller.batch_gates.is_waiting else None)
+        times.append(self.world.now + LOOKING_S if self.life.wants_sample() else None)
         times.append(self.world.now + self._script.measures_every_s if self.life.measures() else None)
         self._wake_at = min((at for at in times if at is not None), default=None)
 
@@ -209,7 +209,7 @@ class Play:
         if not self._pending and not self._is_calm:
             self._calm_down()
             return False
-        if self._is_calm and self.world.next_event() is None and self.life.controller.pacer.is_waiting:
+        if self._is_calm and self.world.next_event() is None and self.life.controller.batch_gates.is_waiting:
             self._let_all_go_on()  # a batch is looked after even while its runs are held up by people
         if known:
             self.world.advance(max(self.world.now, min(known)))

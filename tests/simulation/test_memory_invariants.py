@@ -29,7 +29,7 @@ def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ask_without_forgetting(self: SuspendControl) -> None:
-    for job_id, live in self._desk.live.items():
+    for job_id, live in self._transitions.live.items():
         key = (job_id, live.job.state)
         if live.job.state in suspend_jobs._BEING_MOVED and key not in self._asked:
             self._suspender.suspend(live.attempt)

@@ -244,7 +244,7 @@ def _begin_without_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def prepare(self: SimulatedEngine, *arguments: Any) -> Any:
         prepared = real(self, *arguments)
-        self.begin()
+        self.start_prepared()
         return prepared
 
     monkeypatch.setattr(SimulatedEngine, "prepare", prepare)

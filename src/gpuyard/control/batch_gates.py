@@ -8,8 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Observation
 from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import (
     BatchPace,
     ExpectedUse,
@@ -88,8 +88,8 @@ class _Kept:
 class BatchGates:
     """Kept in memory while a batch has runs to start; what must outlive us is in the store."""
 
-    def __init__(self, desk: JobTransitions) -> None:
-        self._desk = desk
+    def __init__(self, transitions: JobTransitions) -> None:
+        self._transitions = transitions
         self._kept: dict[int, _Kept] = {}
         self._rows: list[tuple[str, GateSample]] = []
         self._runs: dict[str, Live] = {}
@@ -112,7 +112,7 @@ class BatchGates:
         kept = self._kept.get(group)
         return self._read(group) if kept is None else kept.batch
 
-    def look(self, lanes: Iterable[Lane], look: Observation, now: float) -> None:
+    def update(self, lanes: Iterable[Lane], sample: Sample, now: float) -> None:
         """Brings the standings of all that have runs to start up to date."""
         waiting = {lane.group: lane for lane in lanes if lane.pace is not None and lane.group is not None}
         if not waiting and not self._kept:
@@ -124,10 +124,10 @@ class BatchGates:
             assert lane.pace is not None
             kept = self._kept.get(group) or self._take_up(group, lane.pace, now)
             standing = replace(kept.standing, at_work=at_work.get(group, 0), others_at=others_at)
-            taken_at = look.snapshot.taken_at
+            taken_at = sample.snapshot.taken_at
             if taken_at is None or taken_at != standing.looked_at:
-                coming = self._coming(group, lane.pace, look, now)
-                standing = follow(standing, lane.pace, look.snapshot, coming, now)
+                coming = self._coming(group, lane.pace, sample, now)
+                standing = follow(standing, lane.pace, sample.snapshot, coming, now)
                 self._note_unknown(group, kept, unknown_figures(lane.pace, standing, has_devices=lane.need.devices > 0))
             kept.standing = standing
 
@@ -139,9 +139,9 @@ class BatchGates:
         for group in groups:
             self._write(group, self._kept.pop(group))
 
-    def tell(self, plan: Plan, look: Observation, now: float) -> None:
+    def record(self, plan: Plan, sample: Sample, now: float) -> None:
         """What became of it: who started, who waits for which gate, and for how long the last one held."""
-        begun = (start for start in plan.starts if start.job_id in self._desk.live)
+        begun = (start for start in plan.starts if start.job_id in self._transitions.live)
         launched = {start.lane.group: start for start in begun if start.lane.pace is not None}
         holds = {hold.lane.group: hold for hold in plan.holds if hold.lane.pace is not None}
         for group, kept in self._kept.items():
@@ -153,12 +153,12 @@ class BatchGates:
             kept.told_at = now
             if start is not None:
                 kept.standing = replace(kept.standing, launched_at=now)
-            self._log_rows(kept, start, look)
+            self._log_rows(kept, start, sample)
             if start is not None or now >= kept.noted_at + _NOTE_EVERY_S:
                 kept.noted_at = now
                 self._write(group, kept)
 
-    def wants_look(self, now: float) -> bool:
+    def wants_sample(self, now: float) -> bool:
         """Whether a run waits for nothing but for somebody to look again."""
         return any(
             kept.gate == "stagger" and (kept.standing.launched_at or 0.0) + kept.pace.stagger_s <= now
@@ -185,17 +185,17 @@ class BatchGates:
         self._rows.clear()
 
     def _take_up(self, group: int, pace: BatchPace, now: float) -> _Kept:
-        standing = PaceState(launched_at=self._desk.store.last_start(group))
+        standing = PaceState(launched_at=self._transitions.store.last_start(group))
         kept = self._kept[group] = _Kept(pace, standing, self._read(group))
         kept.told_at = kept.noted_at = now
         return kept
 
     def _read(self, group: int) -> BatchGateState:
-        body = self._desk.store.batch(group)
+        body = self._transitions.store.batch(group)
         return BatchGateState() if body is None else msgspec.json.decode(body, type=BatchGateState)
 
     def _write(self, group: int, kept: _Kept) -> None:
-        self._desk.store.set_batch(group, msgspec.json.encode(kept.batch).decode())
+        self._transitions.store.set_batch(group, msgspec.json.encode(kept.batch).decode())
 
     def _count_wait(self, kept: _Kept, now: float) -> None:
         assert kept.gate is not None
@@ -220,25 +220,25 @@ class BatchGates:
         return counts, max(starts, default=None)
 
     def _note_ends(self, now: float) -> None:
-        runs = {live.attempt.key: live for live in self._desk.live.values() if live.job.spec.pace is not None}
+        runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}
         self._ended += [(now, self._runs[key]) for key in self._runs.keys() - runs.keys()]
         self._ended = [(at, live) for at, live in self._ended if now - at < _FORGET_S]
         self._runs = runs
 
-    def _coming(self, group: int, pace: BatchPace, look: Observation, now: float) -> ExpectedUse:
+    def _coming(self, group: int, pace: BatchPace, sample: Sample, now: float) -> ExpectedUse:
         unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
         shown = self._shown_ram_mb()
         for live in self._runs.values():
             assert live.job.spec.pace is not None
-            known = live.job.spec.pace.run_ram_mb or self._desk.lessons.ram_mb(live.job)
+            known = live.job.spec.pace.run_ram_mb or self._transitions.estimates.ram_mb(live.job)
             expected = known or shown.get(live.job.group, 0.0)
-            unshown += max(0.0, expected - look.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0))
+            unshown += max(0.0, expected - sample.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0))
             if live.job.group == group:
                 run_mb = max(run_mb, expected)
                 run_vram_mb = max(run_vram_mb, (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0)
-        cores = look.snapshot.host.cpu_count
+        cores = sample.snapshot.host.cpu_count
         core_percent = 100.0 / max(1.0, cores) if cores else 0.0
-        devices = [device.id for device in look.snapshot.usable_devices()]
+        devices = [device.id for device in sample.snapshot.usable_devices()]
         cpu_percent, loads = self._unshown_load(pace.smoothing_s, core_percent, devices, now)
         return ExpectedUse(
             unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads
@@ -262,27 +262,27 @@ class BatchGates:
         changes = [(live.attempt.started_at, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
             cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
-            known = self._desk.lessons.load_percent(live.job)
+            known = self._transitions.estimates.load_percent(live.job)
             load = sign * unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
             for device_id in live.attempt.devices or _watched(live, devices):
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
-    def _log_rows(self, kept: _Kept, start: Start | None, look: Observation) -> None:
+    def _log_rows(self, kept: _Kept, start: Start | None, sample: Sample) -> None:
         path = kept.pace.sample_log
         if path is None:
             return
-        devices = look.snapshot.usable_devices()
+        devices = sample.snapshot.usable_devices()
         if start is None:
             if kept.logged_at == kept.standing.looked_at:
                 return
             kept.logged_at = kept.standing.looked_at
             held_by = kept.held_by.text if kept.held_by is not None else None
-            self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(kept.standing, look, devices)]
+            self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(kept.standing, sample, devices)]
             return
-        job = self._desk.live[start.job_id].job
+        job = self._transitions.live[start.job_id].job
         chosen = {share.device_id for share in start.claim.shares}
-        for row in _rows(kept.standing, look, [device for device in devices if device.id in chosen]):
+        for row in _rows(kept.standing, sample, [device for device in devices if device.id in chosen]):
             self._rows.append(
                 (path, replace(row, event="launch", job=job.id, index=job.values.get("index"),
                                gpu_memory_charged_mb=start.charged_mb))
@@ -294,9 +294,9 @@ def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
     return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
-def _rows(standing: PaceState, look: Observation, devices: Iterable[Device]) -> Iterator[GateSample]:
+def _rows(standing: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterator[GateSample]:
     host = GateSample(
-        taken_at=iso_time(look.snapshot.taken_at),
+        taken_at=iso_time(sample.snapshot.taken_at),
         event="sample",
         cpu_percent=standing.cpu.now,
         cpu_smoothed_percent=standing.cpu.smoothed.value,

@@ -22,7 +22,7 @@ from gpuyard.core.job.retry import Verdict
 from gpuyard.core.scheduling.planner import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
-from gpuyard.ports import Ended, Seen
+from gpuyard.ports import Ended, SiteStatus
 from gpuyard.store.job_store import JobStore
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
@@ -32,29 +32,29 @@ _MORE_RAM, _MORE_RAM_MB = 1.5, 512.0
 
 
 class ClusterDispatch:
-    def __init__(self, desk: JobTransitions, store: JobStore, engines: EngineSet) -> None:
+    def __init__(self, transitions: JobTransitions, store: JobStore, engines: EngineSet) -> None:
         self.plan = Plan()
-        self._desk = desk
+        self._transitions = transitions
         self._store = store
         self._engines = engines
-        self._seen: list[Seen] = []
+        self._seen: list[SiteStatus] = []
         self._refused: dict[int, tuple[Reason, float, float]] = {}
 
     # What is seen of those that are there
 
     def listen(self) -> None:
-        self._seen += self._engines.seen()
+        self._seen += self._engines.site_changes()
 
     def record(self, now: float) -> None:
         """What has begun does not wait again; and an engine that cannot say by which name it has it has not renamed
         it."""
         for seen in self._seen:
-            live = self._desk.live.get(seen.job_id)
+            live = self._transitions.live.get(seen.job_id)
             if live is None or live.attempt.number != seen.attempt:
                 continue
-            if seen.place is not None or not live.attempt.has_begun:
+            if seen.place is not None or not live.attempt.has_started:
                 known = replace(seen, site_id=seen.site_id or live.attempt.site_id or "")
-                self._desk.locate(live, known, now)
+                self._transitions.locate(live, known, now)
 
     def forget_recorded(self) -> None:
         self._seen.clear()
@@ -64,7 +64,7 @@ class ClusterDispatch:
         job, attempt, kind = live.job, live.attempt, ended.outcome.kind
         if not attempt.engine or attempt.stopping is not None:
             return None
-        if kind is OutcomeKind.UNBEGUN:
+        if kind is OutcomeKind.NEVER_STARTED:
             why = f"{attempt.engine} did not take it: {ended.outcome.reason}"
             self._wait(job, why, now)
             return Verdict(event=JobEvent.REQUEUE, text=why)
@@ -122,7 +122,7 @@ class ClusterDispatch:
     ) -> Plan:
         names = {queue.lane.engine for queue in queues}
         live: dict[str, int] = {}
-        for each in self._desk.live.values():
+        for each in self._transitions.live.values():
             live[each.attempt.engine] = live.get(each.attempt.engine, 0) + 1
         return hand_over(
             DispatchView(
@@ -131,8 +131,8 @@ class ClusterDispatch:
                 offers={name: self._engines.offer_of(name) for name in names},
                 live=live,
                 terms=self.terms,
-                running=self._desk.running(),
-                used=self._desk.used(now),
+                running=self._transitions.running(),
+                used=self._transitions.used(now),
                 shut=tuple(shut),
                 stopped=self._store.stopped_tags(),
                 tags=rules.limits.tags,
@@ -154,11 +154,11 @@ class ClusterDispatch:
     def terms(self, job_id: int) -> ClusterTerms:
         job = self._store.job(job_id)
         assert job is not None
-        spec, lessons = job.spec, self._desk.lessons
-        need = lessons.need_elsewhere(job)
+        spec, estimates = job.spec, self._transitions.estimates
+        need = estimates.need_elsewhere(job)
         if spec.crew is not None and need.memory_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
             need = replace(need, part=1.0 / spec.crew.most_per_device, is_exclusive=False)
-        learned_mb = lessons.ram_mb(job)
+        learned_mb = estimates.ram_mb(job)
         if need.min_host_memory_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
         return ClusterTerms(
@@ -176,5 +176,5 @@ class ClusterDispatch:
 
     def _expected_s(self, job: Job) -> float | None:
         """Far longer than it ever took; nothing for one that has failed, perhaps for want of time."""
-        longest_s = self._desk.lessons.estimate(job).most_s if not job.failures else None
+        longest_s = self._transitions.estimates.estimate(job).most_s if not job.failures else None
         return None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, Launch, Prepared, Seen
+from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ class EngineSet:
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         return self._of(launch.engine).prepare(launch, lease_descriptor)
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         for engine in self._all():
-            engine.begin()
+            engine.start_prepared()
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         for engine in self._all():
-            engine.abandon()
+            engine.discard_prepared()
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         self._local.adopt([attempt for attempt in attempts if not attempt.engine])
@@ -66,8 +66,8 @@ class EngineSet:
         except EnvironmentFault:
             return 1  # nobody could be asked; whoever is not over by then is to be killed, and asked again and again
 
-    def seen(self) -> list[Seen]:
-        return self._heard(lambda engine: engine.seen())
+    def site_changes(self) -> list[SiteStatus]:
+        return self._heard(lambda engine: engine.site_changes())
 
     def offer(self) -> Offer:
         return self._local.offer()

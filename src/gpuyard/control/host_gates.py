@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuyard.control.step import Observation, Rules
+from gpuyard.control.step import Rules
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over, plain
 
@@ -16,12 +17,12 @@ class HostGates:
     def __init__(self) -> None:
         self._cpu = self._memory = Gate()
 
-    def closed(self, look: Observation, rules: Rules) -> Iterator[Reason]:
-        self._cpu = judge_above(self._cpu, look.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
+    def closed(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
+        self._cpu = judge_above(self._cpu, sample.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
         if self._cpu.is_closed:
-            told = over(ReasonKind.HOST_TOO_BUSY, look.cpu_percent, rules.max_cpu_percent)
+            told = over(ReasonKind.HOST_TOO_BUSY, sample.cpu_percent, rules.max_cpu_percent)
             yield replace(told, remedy=f"max_cpu_percent {_SETTING}")
-        available, least = look.snapshot.host.memory_available_mb, rules.min_free_memory_mb
+        available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
         self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
         if self._memory.is_closed:
             text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"

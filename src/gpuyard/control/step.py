@@ -1,7 +1,5 @@
 """What the controller is told and what it tells: values only."""
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from gpuyard.core.job.published_events import PublishedEvent
@@ -9,7 +7,6 @@ from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.planner import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.snapshot import Snapshot
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -29,25 +26,15 @@ class Rules(Struct, frozen=True, kw_only=True):
     shows_uuids: bool = False
 
 
-class Observation(Struct, frozen=True, kw_only=True):
-    """The machine as it was seen; `cpu_percent` and `loads`, how busy each device is, are smoothed; `ram_mb` is what
-    the processes of an attempt hold, by job and number."""
-
-    snapshot: Snapshot
-    cpu_percent: float | None = None
-    loads: Mapping[str, float | None] = {}
-    ram_mb: Mapping[tuple[int, int], float] = {}
-
-
 class Step(Struct, frozen=True, kw_only=True):
     """When the next step is due though nothing happens; whether a job waits for what others hold, or for what only a
     look at the machine can tell. `news` is of this step, and of what was asked for since the last one."""
 
     wake_at: float | None
-    waits_for_room: bool
-    waits_for_look: bool
+    waits_for_devices: bool
+    waits_for_sample: bool
     started: int
-    news: tuple[PublishedEvent, ...] = ()
+    events: tuple[PublishedEvent, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

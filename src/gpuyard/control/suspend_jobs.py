@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Observation, Rules
+from gpuyard.control.step import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import PARKED, JobEvent, JobState
 from gpuyard.core.lease import Claim, Lease, Need
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.planner import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -45,8 +46,8 @@ class NoSuspender:
 
 
 class SuspendControl:
-    def __init__(self, desk: JobTransitions, suspender: Suspender) -> None:
-        self._desk = desk
+    def __init__(self, transitions: JobTransitions, suspender: Suspender) -> None:
+        self._transitions = transitions
         self._suspender = suspender
         self._asked: set[tuple[int, JobState]] = set()
         self._granted: set[int] = set()
@@ -70,12 +71,12 @@ class SuspendControl:
         for moved in self._unrecorded:
             self._asked -= {(moved.job_id, state) for state in _BEING_MOVED}
             self._granted.discard(moved.job_id)
-            live = self._desk.live.get(moved.job_id)
+            live = self._transitions.live.get(moved.job_id)
             if live is None or live.attempt.number != moved.attempt or live.attempt.stopping is not None:
                 continue
             if moved.is_ruined:
-                self._desk.store.tell(moved.job_id, now, "not-restored", moved.text)
-                self._desk.stop(moved.job_id, OutcomeKind.NOT_RESTORED, now)
+                self._transitions.store.tell(moved.job_id, now, "not-restored", moved.text)
+                self._transitions.stop(moved.job_id, OutcomeKind.NOT_RESTORED, now)
             elif moved.is_resumed and live.job.state is JobState.RESUMING:
                 self._record_resumption(live, moved, now)
             elif not moved.is_resumed and live.job.state is JobState.SUSPENDING:
@@ -86,19 +87,19 @@ class SuspendControl:
     def _record_suspension(self, live: Live, moved: SuspendResult, now: float) -> None:
         job, attempt = live.job, live.attempt
         if moved.is_done:
-            self._desk.note_usage(job.id, _weighed(attempt.usage or Usage(), moved.held_mb))
-            self._desk.move(job.id, JobEvent.PARK, now, _suspended_text(self._desk.live[job.id], moved))
+            self._transitions.note_usage(job.id, _weighed(attempt.usage or Usage(), moved.held_mb))
+            self._transitions.move(job.id, JobEvent.PARK, now, _suspended_text(self._transitions.live[job.id], moved))
             return
         self._refused[job.id, attempt.number] = moved.text
-        self._desk.move(job.id, JobEvent.GO_ON, now, f"it could not be suspended: {moved.text}")
+        self._transitions.move(job.id, JobEvent.GO_ON, now, f"it could not be suspended: {moved.text}")
 
     def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
         if moved.is_done:
             took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
-            self._desk.move(live.job.id, JobEvent.GO_ON, now, f"its memory is back{took}")
+            self._transitions.move(live.job.id, JobEvent.GO_ON, now, f"its memory is back{took}")
             return
         self._not_before[live.job.id] = now + _TRY_AGAIN_S
-        self._desk.move(live.job.id, JobEvent.PARK, now, f"it could not be resumed yet: {moved.text}")
+        self._transitions.move(live.job.id, JobEvent.PARK, now, f"it could not be resumed yet: {moved.text}")
 
     # What is asked for
 
@@ -107,7 +108,7 @@ class SuspendControl:
         it needs."""
         wanted = {
             (job_id, live.job.state): live
-            for job_id, live in self._desk.live.apart.items()
+            for job_id, live in self._transitions.live.apart.items()
             if live.job.state in _BEING_MOVED
         }
         self._asked &= wanted.keys()
@@ -120,59 +121,59 @@ class SuspendControl:
             else:
                 self._suspender.resume(live.attempt, _held_mb(live.attempt))
 
-    def refusal(self, live: Live, look: Observation, rules: Rules) -> str | None:
+    def refusal(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         """Why it cannot be suspended now. What others hold that are on their way out is promised to them."""
         if not live.attempt.devices:
             return "it has no GPU whose memory could be freed"
-        available = look.snapshot.host.memory_available_mb
-        leaving = [each for each in self._desk.live.apart.values() if each.job.state is JobState.SUSPENDING]
+        available = sample.snapshot.host.memory_available_mb
+        leaving = [each for each in self._transitions.live.apart.values() if each.job.state is JobState.SUSPENDING]
         needed = sum(sum(_held_mb(each.attempt).values()) for each in (live, *leaving)) + rules.ram_reserve_mb
         if available is not None and available < needed:
             return f"{format_size(available)} of RAM are available, and {format_size(needed)} would be needed"
-        return self._suspender.refusal(live.attempt, look.snapshot)
+        return self._suspender.refusal(live.attempt, sample.snapshot)
 
     # Making room
 
-    def _why_not(self, live: Live, look: Observation, rules: Rules) -> str | None:
+    def _why_not(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         """What was tried once and could not be is not tried again, unless a person asks for it."""
         tried = self._refused.get((live.job.id, live.attempt.number))
-        return tried if tried is not None else self.refusal(live, look, rules)
+        return tried if tried is not None else self.refusal(live, sample, rules)
 
-    def priced(
-        self, running: Iterable[RunningJob], look: Observation, rules: Rules, now: float
-    ) -> Iterator[RunningJob]:
+    def priced(self, running: Iterable[RunningJob], sample: Sample, rules: Rules, now: float) -> Iterator[RunningJob]:
         """With what it costs to have each make room."""
         for run in running:
-            live = self._desk.live[run.job_id]
+            live = self._transitions.live[run.job_id]
             may_be = live.job.state is JobState.RUNNING and live.job.spec.on_preempt is not OnPreempt.NEVER
-            yield replace(run, leave_cost_s=self._cost_s(live, look, rules, now)) if may_be else run
+            yield replace(run, leave_cost_s=self._cost_s(live, sample, rules, now)) if may_be else run
 
-    def _cost_s(self, live: Live, look: Observation, rules: Rules, now: float) -> float:
-        if live.job.spec.on_preempt is OnPreempt.SUSPEND and self._why_not(live, look, rules) is None:
+    def _cost_s(self, live: Live, sample: Sample, rules: Rules, now: float) -> float:
+        if live.job.spec.on_preempt is OnPreempt.SUSPEND and self._why_not(live, sample, rules) is None:
             held = sum(_held_mb(live.attempt).values())
             return held / _OUT_MB_PER_S + held / _BACK_MB_PER_S
         return live.attempt.ran_s(now)  # what it has done so far is done again
 
-    def make_room(self, preempts: Sequence[Preempt], look: Observation, rules: Rules, now: float) -> None:
+    def make_room(self, preempts: Sequence[Preempt], sample: Sample, rules: Rules, now: float) -> None:
         if not preempts or not self._may_ask(preempts, now):
             return
         for preempt in preempts:
-            live = self._desk.live[preempt.job_id]
+            live = self._transitions.live[preempt.job_id]
             is_asked_to_stop = live.job.spec.on_preempt is OnPreempt.REQUEUE
-            why_not = None if is_asked_to_stop else self._why_not(live, look, rules)
+            why_not = None if is_asked_to_stop else self._why_not(live, sample, rules)
             if is_asked_to_stop or why_not is not None:
                 note = f"for job {preempt.for_job}" + (f"; it cannot be suspended: {why_not}" if why_not else "")
-                self._desk.store.tell(preempt.job_id, now, "preempted", note)
-                self._desk.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
+                self._transitions.store.tell(preempt.job_id, now, "preempted", note)
+                self._transitions.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
             else:
-                self._desk.park(preempt.job_id, SuspendedBy.FOR_ROOM, now, f"it makes room for job {preempt.for_job}")
+                self._transitions.park(
+                    preempt.job_id, SuspendedBy.FOR_ROOM, now, f"it makes room for job {preempt.for_job}"
+                )
 
     def _may_ask(self, preempts: Sequence[Preempt], now: float) -> bool:
         """Where those who left did not help, others are not asked at once: something else is in its way. Those who
         could not be suspended when they were asked are not others."""
         for_job = preempts[0].for_job
         times, not_before = self._asked_for.get(for_job, (0, 0.0))
-        live = (self._desk.live[each.job_id].attempt for each in preempts)
+        live = (self._transitions.live[each.job_id].attempt for each in preempts)
         if now < not_before and not any((each.job_id, each.number) in self._refused for each in live):
             return False
         self._asked_for = {for_job: (times + 1, now + min(_LONGEST_PATIENCE_S, _PATIENCE_S * float(2**times)))}
@@ -182,7 +183,7 @@ class SuspendControl:
 
     def queues(self, now: float) -> Iterator[LaneQueue]:
         """Those that wait for room to go on, each as a lane of its own."""
-        for job_id, live in self._desk.live.apart.items():
+        for job_id, live in self._transitions.live.apart.items():
             if not self._waits_for_room(live) or now < self._not_before.get(job_id, 0.0):
                 continue
             job = live.job
@@ -194,7 +195,7 @@ class SuspendControl:
             yield LaneQueue(lane=lane, jobs=iter([Candidate(job_id=job_id, queued_at=since)]))
 
     def wake_at(self, now: float) -> float | None:
-        live = self._desk.live
+        live = self._transitions.live
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if job_id in live and at > now}
         self._refused = {key: text for key, text in self._refused.items() if key[0] in live}
         return min(self._not_before.values(), default=None)
@@ -202,8 +203,8 @@ class SuspendControl:
     def resume(self, job_id: int, claim: Claim, now: float) -> None:
         """The ledger has granted what it needs."""
         self._granted.add(job_id)
-        self._desk.set_reserved(job_id, claim)
-        self._desk.move(job_id, JobEvent.RESUME, now, "there is room for it again")
+        self._transitions.set_reserved(job_id, claim)
+        self._transitions.move(job_id, JobEvent.RESUME, now, "there is room for it again")
 
     def parks(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
         """Leases of suspended jobs that are still for something.
@@ -212,12 +213,12 @@ class SuspendControl:
         suspended: its lease was given up when its memory had left, or had not come back.
         """
         live = {lease.id for lease in leases}
-        parked = [each for each in self._desk.live.apart.values() if each.job.state in PARKED]
+        parked = [each for each in self._transitions.live.apart.values() if each.job.state in PARKED]
         for each in parked:
             if each.attempt.lease_id in live:
                 self._granted |= {each.job.id} if each.job.state is JobState.RESUMING else set()
             elif each.job.state is not JobState.SUSPENDED:
-                self._desk.move(each.job.id, JobEvent.PARK, now, "it was suspended when the daemon ended")
+                self._transitions.move(each.job.id, JobEvent.PARK, now, "it was suspended when the daemon ended")
         return [
             WantedClaim(claim=Claim(shares=()), amends=each.attempt.lease_id)
             for each in parked
@@ -226,12 +227,12 @@ class SuspendControl:
 
     @property
     def has_parked(self) -> bool:
-        return any(live.job.state in PARKED for live in self._desk.live.apart.values())
+        return any(live.job.state in PARKED for live in self._transitions.live.apart.values())
 
     @property
     def has_waiting(self) -> bool:
         """Whether any waits to go on."""
-        return any(self._waits_for_room(live) for live in self._desk.live.apart.values())
+        return any(self._waits_for_room(live) for live in self._transitions.live.apart.values())
 
     def _waits_for_room(self, live: Live) -> bool:
         return live.job.state is JobState.SUSPENDED and live.attempt.parked is SuspendedBy.FOR_ROOM

@@ -1,4 +1,4 @@
-"""What live attempts are seen to use, look by look, and what that leads to: leases that settle, shortages explained."""
+"""What live attempts are seen to use, sample by sample, and what follows: leases that settle, shortages explained."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Observation
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
@@ -15,6 +14,7 @@ from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.memory.sizing import grow, largest_mb, settle_time, settled_shares, shown_mb
 from gpuyard.core.memory.usage_curve import note
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.wait_reasons import name_of
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.errors import EnvironmentFault
@@ -30,32 +30,32 @@ _CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end tha
 
 
 class UsageTracker:
-    def __init__(self, desk: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
-        self._desk = desk
+    def __init__(self, transitions: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
+        self._transitions = transitions
         self._leases = leases
         self._me = me
-        self._last: Observation | None = None
+        self._last: Sample | None = None
         self._settled: set[tuple[int, int]] = set()
         self._devices: dict[str, Device] = {}
 
-    def note(self, look: Observation, now: float) -> None:
+    def note(self, sample: Sample, now: float) -> None:
         """Each look once."""
-        if look is self._last:
+        if sample is self._last:
             return
-        self._last = look
+        self._last = sample
         # One that is about to be suspended may take more until it is made to pause, and needs that to be brought back.
         unseen = (JobState.SUSPENDED, JobState.RESUMING)
-        live = [each for each in self._desk.live.values() if each.job.state not in unseen]
-        devices = {device.id: device for device in look.snapshot.devices}
+        live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
+        devices = {device.id: device for device in sample.snapshot.devices}
         fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
         crowd, self._devices = _crowd(live), devices
         # A device that is the very same value as before has nothing new to tell.
         live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
         mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
-        measured = self._measure(look.snapshot, mine) if mine else {}
+        measured = self._measure(sample.snapshot, mine) if mine else {}
         for each in live:
             attempt = each.attempt
-            ram_mb = look.ram_mb.get((attempt.job_id, attempt.number))
+            ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
@@ -65,7 +65,7 @@ class UsageTracker:
             )
             if attempt.devices and all(_is_deserted(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
-            self._desk.note_usage(attempt.job_id, usage)
+            self._transitions.note_usage(attempt.job_id, usage)
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
         """What the processes of each lease hold. Where the driver hides them, that depends on who else has a lease."""
@@ -92,7 +92,7 @@ class UsageTracker:
             if shares is None:
                 continue
             self._settled.add((attempt.job_id, attempt.number))
-            self._desk.set_reserved(attempt.job_id, Claim(shares=shares))
+            self._transitions.set_reserved(attempt.job_id, Claim(shares=shares))
             if shares != before:
                 yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
 
@@ -100,7 +100,11 @@ class UsageTracker:
         """What runs of a batch show that still run; None where none has run for long enough."""
         if group is None or settle_s is None:
             return None
-        runs = (each for each in self._desk.live.values() if each.job.group == group and each.job.spec.pace is not None)
+        runs = (
+            each
+            for each in self._transitions.live.values()
+            if each.job.group == group and each.job.spec.pace is not None
+        )
         shown = (shown_mb(each.attempt, now, settle_s) for each in runs)
         return max((each for each in shown if each is not None), default=None)
 
@@ -109,7 +113,7 @@ class UsageTracker:
         return any(self._unsettled())
 
     def _unsettled(self) -> Iterator[Live]:
-        for live in self._desk.live.unpredicted.values():
+        for live in self._transitions.live.unpredicted.values():
             key = live.attempt.job_id, live.attempt.number
             if live.job.state is JobState.SUSPENDED:  # it takes the rest again when it goes on
                 self._settled.discard(key)
@@ -178,14 +182,14 @@ class UsageTracker:
         return tuple(seen)
 
 
-def verdict_on(live: Live, lack: MemoryLack, status: int | None, look: Observation | None) -> tuple[Outcome, Verdict]:
+def verdict_on(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:
     """How an attempt ended that ran out of memory, and what becomes of its job."""
     says = lack.shortage.says
     reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
-    is_here = look is not None and not live.attempt.engine
-    devices = look.snapshot.usable_devices() if look is not None and is_here else ()
-    host_mb = look.snapshot.host.memory_total_mb if look is not None and is_here else None
+    is_here = sample is not None and not live.attempt.engine
+    devices = sample.snapshot.usable_devices() if sample is not None and is_here else ()
+    host_mb = sample.snapshot.host.memory_total_mb if sample is not None and is_here else None
     growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
     most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
     return outcome, judge_shortage(outcome, growth, most_mb)

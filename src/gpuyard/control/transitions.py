@@ -1,4 +1,4 @@
-"""The controller's desk: what is known of live jobs and of use, kept in step with the store.
+"""The controller's transitions: what is known of live jobs and of use, kept in step with the store.
 
 Everything here can be made anew from the store; whoever fails in the middle of a change calls `reload`.
 """
@@ -19,7 +19,7 @@ from gpuyard.core.lease import Claim
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Seen
+from gpuyard.ports import SiteStatus
 from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -43,8 +43,8 @@ class JobTransitions:
         self.finished = 0
         self.begun_at = 0.0
         self.ended_logs: list[tuple[str, float]] = []
-        self.lessons = LearnedEstimates(store)
-        self.news: list[PublishedEvent] = []
+        self.estimates = LearnedEstimates(store)
+        self.events: list[PublishedEvent] = []
         self._noted_at = self._usage_noted_at = 0.0
         self._unwritten: set[int] = set()
         self._last_starts: dict[str, float | None] = {}
@@ -53,23 +53,23 @@ class JobTransitions:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
         self.uses = self.store.learned.uses()
         self._last_starts.clear()
-        self.lessons.forget_job()
+        self.estimates.forget_job()
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
         """Around a transaction: where that fails, nothing of it has happened here either."""
-        known = len(self.news)
+        known = len(self.events)
         try:
             yield
         except BaseException:
-            del self.news[known:]
+            del self.events[known:]
             with contextlib.suppress(EnvironmentFault):
                 self.reload()
             raise
 
-    def take_news(self) -> list[PublishedEvent]:
+    def take_events(self) -> list[PublishedEvent]:
         """What has happened since they were last taken; of what is committed only."""
-        taken, self.news = self.news, []
+        taken, self.events = self.events, []
         return taken
 
     # Attempts
@@ -79,32 +79,32 @@ class JobTransitions:
         self.begun_at = attempt.started_at
         if job.spec.crew is not None:
             self._last_starts[job.spec.tag] = attempt.started_at
-        event = JobEvent.START if attempt.has_begun else JobEvent.HAND_OVER
+        event = JobEvent.START if attempt.has_started else JobEvent.HAND_OVER
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
-        if attempt.has_begun:
-            self.news.append(
+        if attempt.has_started:
+            self.events.append(
                 PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
             )
 
-    def locate(self, live: Live, seen: Seen, now: float) -> None:
+    def locate(self, live: Live, seen: SiteStatus, now: float) -> None:
         """An engine that places work says where it has this: it waits there, or runs since then."""
         job, attempt = live.job, replace(live.attempt, site_id=seen.site_id, place=seen.place)
         where = " ".join(filter(None, (attempt.engine, seen.site_id)))
         reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
-        if attempt.has_begun and (seen.at is not None or not live.attempt.has_begun):
+        if attempt.has_started and (seen.at is not None or not live.attempt.has_started):
             # By clocks that may be wrong: it has not begun before it was handed over, nor long before it was seen.
-            earliest = live.attempt.started_at - (_SEEN_WITHIN_S if live.attempt.has_begun else 0.0)
+            earliest = live.attempt.started_at - (_SEEN_WITHIN_S if live.attempt.has_started else 0.0)
             limit, started_at = job.spec.time_limit_s, min(now, max(earliest, seen.at or now))
             attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
         if attempt != live.attempt:
             self.store.locate_attempt(attempt)
-        if can(job.state, JobEvent.BEGIN) and (attempt.has_begun or reason != job.reason):
-            state = advance(job.state, JobEvent.BEGIN) if attempt.has_begun else job.state
-            job = replace(job, state=state, reason=None if attempt.has_begun else reason)
+        if can(job.state, JobEvent.BEGIN) and (attempt.has_started or reason != job.reason):
+            state = advance(job.state, JobEvent.BEGIN) if attempt.has_started else job.state
+            job = replace(job, state=state, reason=None if attempt.has_started else reason)
             self.store.change(job.id, job.state, reason=job.reason)
-            if attempt.has_begun:
-                self.news.append(
+            if attempt.has_started:
+                self.events.append(
                     PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
                 )
         self.live[job.id] = Live(job=job, attempt=attempt)
@@ -212,14 +212,14 @@ class JobTransitions:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
         if attempt.stopping is not None and not _has_made_it(attempt.stopping, outcome):
             outcome = replace(outcome, kind=attempt.stopping, reason=_STATE_AFTER_STOP[attempt.stopping])
-        if outcome.kind is OutcomeKind.UNBEGUN:
+        if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
         else:
             if attempt.usage is not None or lack is not None:
                 self.store.update_attempt(attempt)
             self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
             self._charge(job, attempt, now)
-            self.lessons.learn(job, attempt, outcome, now)
+            self.estimates.learn(job, attempt, outcome, now)
         self._follow(job, attempt, outcome, verdict or judge(job, outcome), now)
 
     def _follow(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
@@ -239,16 +239,16 @@ class JobTransitions:
         )
         if verdict.growth is not None:
             self.store.grow(job.id, verdict.growth)
-            self.lessons.forget_job()
+            self.estimates.forget_job()
         if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
             self.store.tell(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
-        if outcome.kind is not OutcomeKind.UNBEGUN:
-            self.news.append(
+        if outcome.kind is not OutcomeKind.NEVER_STARTED:
+            self.events.append(
                 PublishedEvent(kind=PublishedEventKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now)
             )
         if state in FINISHED:
-            self.news.append(
+            self.events.append(
                 PublishedEvent(kind=PublishedEventKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now)
             )
             self.finished += 1
@@ -271,7 +271,7 @@ class JobTransitions:
         self.store.tell(job.id, now, state, reason)
         if is_over:
             self.finished += 1
-            self.news.append(
+            self.events.append(
                 PublishedEvent(kind=PublishedEventKind.FINISHED, job=replace(job, state=state, reason=reason), at=now)
             )
         return state
@@ -354,10 +354,10 @@ class JobTransitions:
 
     def ends_after(self, job_id: int) -> float | None:
         """The earliest time at which a running job may be over, where that is known."""
-        return self._ends(job_id, self.lessons.estimate_of(job_id).least_s)
+        return self._ends(job_id, self.estimates.estimate_of(job_id).least_s)
 
     def ends_about(self, job_id: int) -> float | None:
-        return self._ends(job_id, self.lessons.estimate_of(job_id).likely_s)
+        return self._ends(job_id, self.estimates.estimate_of(job_id).likely_s)
 
     def _ends(self, job_id: int, seconds: float | None) -> float | None:
         attempt = self.live[job_id].attempt
@@ -377,7 +377,7 @@ class JobTransitions:
         self._noted_at = now
         for party, use in self.uses.items():
             self.store.learned.set_use(party, use)
-        self.lessons.write_down()
+        self.estimates.write_down()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now
             for job_id in self._unwritten & self.live.keys():

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Observation
 from gpuyard.core.device_names import check_possible, find_devices
 from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
 from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, SuspendedBy
@@ -22,6 +21,7 @@ from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.lease import Need
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.snapshot import Snapshot
@@ -64,7 +64,7 @@ class _Batch(Struct, frozen=True, kw_only=True):
 class UserRequests:
     def __init__(self, controller: Controller, store: JobStore, catalogue: QueueQueries, clock: Clock) -> None:
         self._controller = controller
-        self._desk = controller.desk
+        self._transitions = controller.transitions
         self._store = store
         self._catalogue = catalogue
         self._clock = clock
@@ -115,7 +115,7 @@ class UserRequests:
             with self._store.transaction(is_synced=True):
                 self._store.complete_submission(number)
                 for other in on:  # it may have ended in the meantime
-                    self._desk.settle_dependants(other.job_id, self._clock.now())
+                    self._transitions.settle_dependants(other.job_id, self._clock.now())
         return first, first + submission.count - 1
 
     def _add(self, batch: _Batch, first: int, piece: list[ArrayElement]) -> None:
@@ -172,9 +172,9 @@ class UserRequests:
     def retry(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._retry))
 
-    def suspend(self, selection: JobSelection, look: Observation) -> InPieces[ChangeResult]:
-        self._controller.observe(look)
-        return (yield from self._each(selection, lambda job, now: self._suspend(job, now, look)))
+    def suspend(self, selection: JobSelection, sample: Sample) -> InPieces[ChangeResult]:
+        self._controller.observe(sample)
+        return (yield from self._each(selection, lambda job, now: self._suspend(job, now, sample)))
 
     def resume(self, selection: JobSelection) -> InPieces[ChangeResult]:
         return (yield from self._each(selection, self._resume))
@@ -185,39 +185,39 @@ class UserRequests:
                 raise UserError(f"it is {job.state} already")
             if job.state is JobState.PENDING:
                 raise UserError(f"it is with {job.spec.engine} already, in that one's own order")
-            self._desk.prioritise(job, priority, now)
+            self._transitions.prioritise(job, priority, now)
 
         return (yield from self._each(selection, move))
 
     def _cancel(self, job: Job, now: float) -> None:
         if job.state in FINISHED:
             raise UserError(f"it is {job.state} already")
-        if job.state is JobState.STOPPING and not self._desk.cancel_instead(job.id, now):
+        if job.state is JobState.STOPPING and not self._transitions.cancel_instead(job.id, now):
             raise UserError("it is being stopped already")
         if job.state in LIVE and job.state is not JobState.STOPPING:
-            self._desk.stop(job.id, OutcomeKind.CANCELLED, now)
+            self._transitions.stop(job.id, OutcomeKind.CANCELLED, now)
         elif job.state not in LIVE:
-            self._desk.apply(job, JobEvent.CANCEL, now, "cancelled")
+            self._transitions.apply(job, JobEvent.CANCEL, now, "cancelled")
 
     def _hold(self, job: Job, now: float) -> None:
         if job.state in LIVE:
             where = f"is with {job.spec.engine}" if job.state is JobState.PENDING else "runs"
             raise UserError(f"it {where} already: `gpuyard cancel` would stop it")
-        self._desk.apply(job, JobEvent.HOLD, now, "held: `gpuyard release` lets it go on")
+        self._transitions.apply(job, JobEvent.HOLD, now, "held: `gpuyard release` lets it go on")
 
     def _release(self, job: Job, now: float) -> None:
         if job.state is not JobState.HELD:
             raise UserError(f"it is {job.state}, not held")
-        self._desk.queue_or_block(job, JobEvent.RELEASE, now)
+        self._transitions.queue_or_block(job, JobEvent.RELEASE, now)
 
     def _retry(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
-            self._desk.apply(job, JobEvent.DUE, now)
+            self._transitions.apply(job, JobEvent.DUE, now)
         elif job.state in FINISHED:
             self._refuse_second(job)
-            self._desk.queue_or_block(job, JobEvent.REQUEUE, now)
+            self._transitions.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.forgive(job.id)
-            self._desk.lessons.forget_job()
+            self._transitions.estimates.forget_job()
         else:
             raise UserError(f"it is {job.state}: only what has ended can be run again")
 
@@ -226,23 +226,25 @@ class UserRequests:
         if job.spec.task is not None and (other := self._store.unfinished_namesake(job.spec.tag, job.spec.name or "")):
             raise UserError(f"job {other} does the same already")
 
-    def _suspend(self, job: Job, now: float, look: Observation) -> None:
+    def _suspend(self, job: Job, now: float, sample: Sample) -> None:
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
-            self._desk.stay_suspended(job.id, now)
+            self._transitions.stay_suspended(job.id, now)
             return
         if job.state is not JobState.RUNNING:
             raise UserError(f"it is {job.state}: only what runs can be suspended")
         if job.spec.engine:
             raise UserError(f"it cannot be suspended: {job.spec.engine} has it")
-        why_not = self._controller.mover.refusal(self._desk.live[job.id], look, self._controller.rules)
+        why_not = self._controller.suspend_control.refusal(
+            self._transitions.live[job.id], sample, self._controller.rules
+        )
         if why_not is not None:
             raise UserError(f"it cannot be suspended: {why_not}")
-        self._desk.park(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
+        self._transitions.park(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
 
     def _resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
-        self._desk.resume_when_there_is_room(job.id, now)
+        self._transitions.resume_when_there_is_room(job.id, now)
 
     def _each(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
         changed: list[int] = []
@@ -250,7 +252,7 @@ class UserRequests:
         ids = (job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last))
         for piece in _batched(ids, _PIECE):
             now = self._clock.now()
-            with self._desk.in_step(), self._store.transaction(is_synced=True):
+            with self._transitions.in_step(), self._store.transaction(is_synced=True):
                 for job_id in piece:
                     job = self._store.job(job_id)
                     try:
@@ -293,8 +295,8 @@ class UserRequests:
     def forget_estimates(self, fingerprints: Sequence[str] | None) -> int:
         """What was learned under these, or all of it; how much that was."""
         with self._store.transaction():
-            self._desk.lessons.write_down()
-            self._desk.lessons.forget_job()
+            self._transitions.estimates.write_down()
+            self._transitions.estimates.forget_job()
             return self._catalogue.forget_profiles(fingerprints)
 
     def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:

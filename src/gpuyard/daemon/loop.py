@@ -157,8 +157,8 @@ class SchedulerLoop:
             return
         self._problem = None
         self.step_s = time.perf_counter() - began
-        if self.controller.desk.finished != self._finished:
-            self._finished = self.controller.desk.finished
+        if self.controller.transitions.finished != self._finished:
+            self._finished = self.controller.transitions.finished
             self._settled = 0
             self.finish_signal.tell()
         self._rest(step)
@@ -175,11 +175,11 @@ class SchedulerLoop:
         self._follow_configuration()
         is_fresh = self.sampling.age() <= _FRESH_S
         step = self.controller.step(self.sampling.latest, may_start=is_fresh)
-        is_fresh = is_fresh and not self.controller.is_behind(self.sampling.latest)
-        is_wanted = not is_fresh and (self._has_ready() or self.controller.mover.has_waiting)
-        if is_wanted or self.controller.pacer.wants_look(self._clock.now()):
+        is_fresh = is_fresh and not self.controller.is_outdated(self.sampling.latest)
+        is_wanted = not is_fresh and (self._has_ready() or self.controller.suspend_control.has_waiting)
+        if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):
             self.sampling.request()  # it wakes us when it has come
-        self.sample_logs.write(self.controller.pacer.take_rows())
+        self.sample_logs.write(self.controller.batch_gates.take_rows())
         return step
 
     def _has_ready(self) -> bool:
@@ -203,16 +203,16 @@ class SchedulerLoop:
 
     def _rest(self, step: Step) -> None:
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
-        if self.controller.pacer.is_waiting:
+        if self.controller.batch_gates.is_waiting:
             waits.append(_LOOK_AGAIN_S)  # its averages need looks even while its runs are as many as may be
-        if step.waits_for_room:
-            waits.append(self._next_look() if step.waits_for_look else _LOOK_AGAIN_S)
-        if self.controller.desk.live:
+        if step.waits_for_devices:
+            waits.append(self._next_look() if step.waits_for_sample else _LOOK_AGAIN_S)
+        if self.controller.transitions.live:
             waits.append(self._next_measurement() if self._engine.fileno() >= 0 else _WITHOUT_NOTICE_S)
         self._sleep(min(waits) if waits else None)
-        self._watch_ledger(is_wanted=step.waits_for_room and self._others_are_in_the_way())
-        desk = self.controller.desk
-        if (desk.live or desk.ended_logs) and self._logs_timer is None:
+        self._watch_ledger(is_wanted=step.waits_for_devices and self._others_are_in_the_way())
+        transitions = self.controller.transitions
+        if (transitions.live or transitions.ended_logs) and self._logs_timer is None:
             self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)
 
     def _sleep(self, seconds: float | None) -> None:
@@ -233,10 +233,10 @@ class SchedulerLoop:
 
     def _next_measurement(self) -> float:
         """What runs on a device is measured each second, and more often while it is new."""
-        desk = self.controller.desk
-        if not any(live.attempt.devices for live in desk.live.values()):
+        transitions = self.controller.transitions
+        if not any(live.attempt.devices for live in transitions.live.values()):
             return _MEASURE_RAM_S
-        return _MEASURE_NEW_S if self._clock.now() - desk.begun_at < _NEW_S else _MEASURE_S
+        return _MEASURE_NEW_S if self._clock.now() - transitions.begun_at < _NEW_S else _MEASURE_S
 
     def _look(self) -> None:
         self._timer = None
@@ -246,7 +246,7 @@ class SchedulerLoop:
         except StoreFault as error:
             self._suffer(error)
             return
-        if has_ready or self.controller.desk.live:
+        if has_ready or self.controller.transitions.live:
             self.sampling.request()
         else:
             self.wake()
@@ -317,11 +317,11 @@ class SchedulerLoop:
 
     def _trim_logs(self) -> None:
         self._logs_timer = None
-        desk = self.controller.desk
-        live = list(desk.live.values())
+        transitions = self.controller.transitions
+        live = list(transitions.live.values())
         capped = [(each.attempt.log, each.job.spec.log_cap_mb) for each in live if each.attempt.log]
-        capped += desk.ended_logs
-        desk.ended_logs.clear()
+        capped += transitions.ended_logs
+        transitions.ended_logs.clear()
         self._loop.run_in_executor(None, _trim, capped)
         if live:
             self._logs_timer = self._loop.call_later(_LOGS_EVERY_S, self._trim_logs)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot_json import device_as_dict, iso_time
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.probes.sampler import Sample
 
 COLUMNS = (
     "taken_at",
@@ -133,15 +133,14 @@ def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
         "load_1m": host.load_1m,
     }
     for device in sample.snapshot.devices:
-        smoothed = sample.devices[device.id]
         raw = device_as_dict(device)
         yield {
             **blank,
             **{column: raw[column] for column in COLUMNS if column in raw},
             "taken_at": taken_at,
             "kind": "device",
-            "utilization_smoothed_percent": _rounded(smoothed.utilization_percent),
-            "power_smoothed_w": _rounded(smoothed.power_draw_w),
+            "utilization_smoothed_percent": _rounded(sample.loads.get(device.id)),
+            "power_smoothed_w": _rounded(sample.powers_w.get(device.id)),
             "process_count": None if device.processes is None else len(device.processes),
         }
 

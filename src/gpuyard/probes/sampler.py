@@ -9,10 +9,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from msgspec import Struct
-
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import Device, Problem, Snapshot, fresh_problems
+from gpuyard.core.snapshot import Problem, Snapshot, fresh_problems
 from gpuyard.ports import Clock
 
 DEFAULT_HALF_LIFE_S = 5.0
@@ -24,21 +23,7 @@ class SnapshotSource(Protocol):
 
 
 class SampleSink(Protocol):
-    def write(self, sample: "Sample") -> None: ...
-
-
-class SmoothedDevice(Struct, frozen=True, kw_only=True):
-    utilization_percent: float | None
-    power_draw_w: float | None
-
-
-class Sample(Struct, frozen=True, kw_only=True):
-    """One look: `snapshot` is raw, the rest is smoothed; `news` are the problems that were not there before."""
-
-    snapshot: Snapshot
-    cpu_percent: float | None
-    devices: dict[str, SmoothedDevice]
-    news: tuple[Problem, ...]
+    def write(self, sample: Sample) -> None: ...
 
 
 class Sampler:
@@ -86,34 +71,24 @@ class Sampler:
         """Looks now, whether it is due or not."""
         now = self._last_started = self._clock.monotonic()
         snapshot = self._machine.snapshot()
-        averages = {
-            ("", "cpu_percent"): self._smooth(("", "cpu_percent"), snapshot.host.cpu_percent, now),
-            **{key: self._smooth(key, value, now) for device in snapshot.devices for key, value in _figures(device)},
+        raw = {
+            ("cpu", ""): snapshot.host.cpu_percent,
+            **{("load", device.id): device.utilization_percent for device in snapshot.devices},
+            **{("power", device.id): device.power_draw_w for device in snapshot.devices},
         }
-        self._averages = averages
-        news = fresh_problems(self._problems, snapshot.problems)
+        self._averages = averages = {
+            key: smooth(self._averages.get(key, Smoothed()), value, now, self._half_life_s)
+            for key, value in raw.items()
+        }
+        new_problems = fresh_problems(self._problems, snapshot.problems)
         self._problems = snapshot.problems
         sample = Sample(
             snapshot=snapshot,
-            cpu_percent=averages["", "cpu_percent"].value,
-            devices={device.id: _smoothed(averages, device) for device in snapshot.devices},
-            news=news,
+            cpu_percent=averages["cpu", ""].value,
+            loads={device.id: averages["load", device.id].value for device in snapshot.devices},
+            powers_w={device.id: averages["power", device.id].value for device in snapshot.devices},
+            new_problems=new_problems,
         )
         if self._sink is not None:
             self._sink.write(sample)
         return sample
-
-    def _smooth(self, key: tuple[str, str], reading: float | None, now: float) -> Smoothed:
-        return smooth(self._averages.get(key, Smoothed()), reading, now, self._half_life_s)
-
-
-def _figures(device: Device) -> Iterator[tuple[tuple[str, str], float | None]]:
-    yield (device.id, "utilization_percent"), device.utilization_percent
-    yield (device.id, "power_draw_w"), device.power_draw_w
-
-
-def _smoothed(averages: dict[tuple[str, str], Smoothed], device: Device) -> SmoothedDevice:
-    return SmoothedDevice(
-        utilization_percent=averages[device.id, "utilization_percent"].value,
-        power_draw_w=averages[device.id, "power_draw_w"].value,
-    )

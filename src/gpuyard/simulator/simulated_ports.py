@@ -9,7 +9,7 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.ports import Ended, Launch, Prepared, RunsHere, SuspendResult, WantedClaim
+from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.trace_file import TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
@@ -100,7 +100,7 @@ class SimulatedLedger:
         return "ours"
 
 
-class SimulatedEngine(RunsHere):
+class SimulatedEngine(PlacesNothing):
     """Implements `ports.Engine`: a job's program is the one that the trace has for it."""
 
     def __init__(self, world: VirtualMachine, book: SimulatedLedger) -> None:
@@ -122,7 +122,7 @@ class SimulatedEngine(RunsHere):
         self._prepared.append((launch, program))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=program.pid, log="")
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         for launch, program in self._prepared:
             name = (launch.job_id, launch.attempt)
             self.programs[name] = program
@@ -148,7 +148,7 @@ class SimulatedEngine(RunsHere):
 
         return end
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         for _, program in self._prepared:
             del self._descriptors[program]
         self._prepared.clear()

@@ -12,10 +12,11 @@ from itertools import groupby
 from typing import TypeVar
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Observation, Step
+from gpuyard.control.step import Step
 from gpuyard.control.user_requests import InPieces, UserRequests
 from gpuyard.core.job.job import JobSpec, OutcomeKind
 from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot import Device
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S, SimulatedProgram
 from gpuyard.simulator.policies import Policy
@@ -78,15 +79,15 @@ class Simulation:
 
     def _run(self, jobs: Sequence[TraceJob], began: float, progress: Callable[[int], None]) -> int:
         """In so many steps."""
-        desk, world = self._controller.desk, self.world
-        goal = desk.finished + sum(not job.is_foreign for job in jobs)
+        transitions, world = self._controller.transitions, self.world
+        goal = transitions.finished + sum(not job.is_foreign for job in jobs)
         waiting = list(enumerate(jobs))[::-1]
         steps = idle = 0
-        while desk.finished < goal and idle < _MOST_IDLE_STEPS:
+        while transitions.finished < goal and idle < _MOST_IDLE_STEPS:
             self._take_in(list(_due(waiting, began, world.now)))
             at, step = world.now, self._step()
             steps += 1
-            progress(len(jobs) - goal + desk.finished)
+            progress(len(jobs) - goal + transitions.finished)
             arrival = began + waiting[-1][1].at_s if waiting else None
             times = (world.next_event(), arrival, step.wake_at, self._next_look(step))
             following = min((time for time in times if time is not None), default=None)
@@ -100,7 +101,7 @@ class Simulation:
         world = self.world
         for program in self._engine.note_memory():
             self._look_again(program)
-        return self._controller.step(Observation(snapshot=world.snapshot(), cpu_percent=0.0, loads=world.loads()))
+        return self._controller.step(Sample(snapshot=world.snapshot(), cpu_percent=0.0, loads=world.loads()))
 
     def _look_again(self, program: SimulatedProgram) -> None:
         """When a job that has grown just now would have settled."""
@@ -117,7 +118,7 @@ class Simulation:
         times = self._looks[:1]
         if self.world.changed:
             times.append(now + _LOOK_EVERY_S)
-        if step.waits_for_look and not self.world.is_calm:
+        if step.waits_for_sample and not self.world.is_calm:
             times.append(now + LOAD_HALF_LIFE_S)
         return min(times, default=None)
 

@@ -276,8 +276,8 @@ class JobStore:
             "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
             "ended_at = NULL WHERE id = ?",
             (
-                JobState.RUNNING if attempt.has_begun else JobState.PENDING, attempt.number,
-                attempt.started_at if attempt.has_begun else None, attempt.job_id,
+                JobState.RUNNING if attempt.has_started else JobState.PENDING, attempt.number,
+                attempt.started_at if attempt.has_started else None, attempt.job_id,
             ),
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ class JobStore:
                 attempt.job_id, attempt.number,
             ),
         )  # fmt: skip
-        if attempt.has_begun:
+        if attempt.has_started:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
     def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:

@@ -117,7 +117,7 @@ class _AttemptReader:
             started_at=started_at,
             ended_at=ended_at,
             queued_at=self._waited_since(job, started_at, submitted_at, queued_at) if is_first else None,
-            has_begun=not engine or place is not None,
+            has_started=not engine or place is not None,
             devices=held,
             gpus=lane.need.devices if engine else len(held),
             reserved_mb=reserved_mb,

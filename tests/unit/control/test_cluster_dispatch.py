@@ -14,7 +14,7 @@ from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, Prepared, RunsHere, Seen
+from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SiteStatus
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.gaps import Gaps
@@ -23,7 +23,7 @@ from tests.simulation.natures import plain_nature
 from tests.simulation.world import World
 
 
-class Yonder(RunsHere):
+class Yonder(PlacesNothing):
     """An engine that does as it is told: what it was given, and what it is to say next."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Yonder(RunsHere):
         self.given: dict[int, Launch] = {}
         self.adopted: list[Attempt] = []
         self.signals: list[str] = []
-        self.sees: list[Seen] = []
+        self.sees: list[SiteStatus] = []
         self.ends: list[Ended] = []
         self.fault: str | None = None
         self._prepared: list[Launch] = []
@@ -42,11 +42,11 @@ class Yonder(RunsHere):
         self._prepared.append(launch)
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=0, log="/log")
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         self.given |= {launch.job_id: launch for launch in self._prepared}
         self._prepared.clear()
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         self._prepared.clear()
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
@@ -56,7 +56,7 @@ class Yonder(RunsHere):
         ends, self.ends = self.ends, []
         return ends
 
-    def seen(self) -> list[Seen]:
+    def site_changes(self) -> list[SiteStatus]:
         sees, self.sees = self.sees, []
         return sees
 
@@ -99,7 +99,7 @@ class Yard:
         return step.wake_at - self.world.now
 
     def see(self, job_id: int, attempt: int = 1, **other: Any) -> None:
-        self.engine.sees.append(Seen(job_id=job_id, attempt=attempt, **{"site_id": "77", **other}))
+        self.engine.sees.append(SiteStatus(job_id=job_id, attempt=attempt, **{"site_id": "77", **other}))
         self.step()
 
     def end(self, job_id: int, kind: OutcomeKind, attempt: int = 1, reason: str | None = None) -> None:
@@ -295,7 +295,7 @@ def test_what_took_longer_than_ever_is_run_again_with_all_the_time_it_needs(yard
 
 def refuse(yard: Yard, job_id: int) -> float:
     """How long it is waited then."""
-    yard.end(job_id, OutcomeKind.UNBEGUN, reason="no such partition")
+    yard.end(job_id, OutcomeKind.NEVER_STARTED, reason="no such partition")
     wait_s = yard.wakes_after(yard.step())
     assert yard.job(job_id).state is JobState.QUEUED
     return wait_s
@@ -329,7 +329,7 @@ def test_a_refusal_of_long_ago_is_forgotten(yard: Yard) -> None:
 def test_others_that_are_unlike_it_are_handed_over_meanwhile(yard: Yard) -> None:
     refused, other = yard.submit("train"), yard.submit("train", priority="2")
     yard.step()
-    yard.end(refused, OutcomeKind.UNBEGUN)
+    yard.end(refused, OutcomeKind.NEVER_STARTED)
     later, like = yard.submit("train", priority="2"), yard.submit("train")
     yard.step()
     states = [yard.job(each).state for each in (refused, other, later, like)]

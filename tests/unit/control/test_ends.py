@@ -31,9 +31,9 @@ def running(shelf: Shelf) -> tuple[JobTransitions, int]:
     shelf.store.begin_attempt(
         Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
     )
-    desk = JobTransitions(shelf.store)
-    desk.reload()
-    return desk, job_id
+    transitions = JobTransitions(shelf.store)
+    transitions.reload()
+    return transitions, job_id
 
 
 @pytest.mark.parametrize(
@@ -47,37 +47,37 @@ def running(shelf: Shelf) -> tuple[JobTransitions, int]:
 def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_room(
     shelf: Shelf, stopping: OutcomeKind, state: JobState
 ) -> None:
-    desk, job_id = running(shelf)
-    desk.stop(job_id, stopping, 120.0)
-    desk.end(job_id, SUCCEEDED, 121.0)
+    transitions, job_id = running(shelf)
+    transitions.stop(job_id, stopping, 120.0)
+    transitions.end(job_id, SUCCEEDED, 121.0)
     assert shelf.job(job_id).state is state
 
 
 def resuming(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that a daemon was bringing back as it died."""
-    desk, job_id = running(shelf)
-    desk.park(job_id, SuspendedBy.FOR_ROOM, 120.0, "it makes room")
-    desk.move(job_id, JobEvent.PARK, 121.0)
-    desk.move(job_id, JobEvent.RESUME, 130.0)
+    transitions, job_id = running(shelf)
+    transitions.park(job_id, SuspendedBy.FOR_ROOM, 120.0, "it makes room")
+    transitions.move(job_id, JobEvent.PARK, 121.0)
+    transitions.move(job_id, JobEvent.RESUME, 130.0)
     after = JobTransitions(shelf.store)
     after.reload()
     return after, job_id
 
 
 def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(shelf: Shelf) -> None:
-    desk, job_id = resuming(shelf)
+    transitions, job_id = resuming(shelf)
     suspender = Suspender()
-    mover = SuspendControl(desk, suspender)
-    mover.ask()
+    suspend_control = SuspendControl(transitions, suspender)
+    suspend_control.ask()
     assert suspender.resumed == []
-    mover.parks([LEASE], 131.0)
-    mover.ask()
-    mover.ask()
+    suspend_control.parks([LEASE], 131.0)
+    suspend_control.ask()
+    suspend_control.ask()
     assert suspender.resumed == [job_id]
 
 
 def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(shelf: Shelf) -> None:
-    desk, job_id = resuming(shelf)
-    mover = SuspendControl(desk, Suspender())
-    mover.parks([], 131.0)
+    transitions, job_id = resuming(shelf)
+    suspend_control = SuspendControl(transitions, Suspender())
+    suspend_control.parks([], 131.0)
     assert shelf.job(job_id).state is JobState.SUSPENDED

@@ -11,12 +11,12 @@ def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(shelf: She
         job_id=job.id, number=1, pid=9, boot_id="b", started_at=100.0, devices=("G0",),
         usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
     )  # fmt: skip
-    lessons = LearnedEstimates(shelf.store)
-    lessons.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
-    assert lessons.estimate(job).likely_s == 30.0
+    estimates = LearnedEstimates(shelf.store)
+    estimates.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
+    assert estimates.estimate(job).likely_s == 30.0
     assert LearnedEstimates(shelf.store).estimate(job).likely_s is None
-    lessons.write_down()
+    estimates.write_down()
     after = LearnedEstimates(shelf.store)
-    assert after.profiles(job) == lessons.profiles(job)
+    assert after.profiles(job) == estimates.profiles(job)
     assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)
     assert (after.predicted_mb(job) or 0.0) > 4096.0

@@ -12,13 +12,13 @@ FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
 
 
 @pytest.fixture
-def desk(shelf: Shelf) -> JobTransitions:
+def transitions(shelf: Shelf) -> JobTransitions:
     return JobTransitions(shelf.store)
 
 
-def begin(desk: JobTransitions, shelf: Shelf, job_id: int) -> None:
+def begin(transitions: JobTransitions, shelf: Shelf, job_id: int) -> None:
     number = shelf.job(job_id).attempts + 1
-    desk.begin(
+    transitions.begin(
         shelf.job(job_id), Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",))
     )
 
@@ -27,41 +27,41 @@ def told(news: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKi
     return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in news]
 
 
-def test_a_run_is_told_from_its_start_to_its_end(desk: JobTransitions, shelf: Shelf) -> None:
+def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add()
-    begin(desk, shelf, job_id)
-    desk.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
-    assert told(desk.take_news()) == [
+    begin(transitions, shelf, job_id)
+    transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
+    assert told(transitions.take_events()) == [
         (PublishedEventKind.STARTED, job_id, JobState.RUNNING, None),
         (PublishedEventKind.ENDED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
         (PublishedEventKind.FINISHED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
     ]
-    assert desk.take_news() == []
+    assert transitions.take_events() == []
 
 
-def test_a_job_that_is_tried_again_has_not_finished(desk: JobTransitions, shelf: Shelf) -> None:
+def test_a_job_that_is_tried_again_has_not_finished(transitions: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add(retries=1)
-    begin(desk, shelf, job_id)
-    desk.end(job_id, FAILED, 120.0)
-    assert [each.kind for each in desk.take_news()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
+    begin(transitions, shelf, job_id)
+    transitions.end(job_id, FAILED, 120.0)
+    assert [each.kind for each in transitions.take_events()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
 
 
-def test_a_job_that_never_ran_finishes_too(desk: JobTransitions, shelf: Shelf) -> None:
+def test_a_job_that_never_ran_finishes_too(transitions: JobTransitions, shelf: Shelf) -> None:
     (job_id,) = shelf.add()
-    desk.apply(shelf.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
-    assert told(desk.take_news()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
+    transitions.apply(shelf.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
+    assert told(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_what_was_taken_back_is_no_news_and_what_came_before_stays(desk: JobTransitions, shelf: Shelf) -> None:
+def test_what_was_taken_back_is_no_news_and_what_came_before_stays(transitions: JobTransitions, shelf: Shelf) -> None:
     first, second = shelf.add(2)
-    with desk.in_step(), shelf.store.transaction():
-        desk.apply(shelf.job(first), JobEvent.CANCEL, 120.0, "cancelled")
+    with transitions.in_step(), shelf.store.transaction():
+        transitions.apply(shelf.job(first), JobEvent.CANCEL, 120.0, "cancelled")
 
     def fail() -> None:
-        with desk.in_step(), shelf.store.transaction():
-            desk.apply(shelf.job(second), JobEvent.CANCEL, 121.0, "cancelled")
+        with transitions.in_step(), shelf.store.transaction():
+            transitions.apply(shelf.job(second), JobEvent.CANCEL, 121.0, "cancelled")
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
         fail()
-    assert [each.job.id for each in desk.take_news()] == [first]
+    assert [each.job.id for each in transitions.take_events()] == [first]

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.batch_gates import BatchGates, BatchGateState, GateSample
-from gpuyard.control.step import Observation
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
+from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace, PaceState
 from gpuyard.core.scheduling.planner import Hold, Plan, Start
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
@@ -38,40 +38,44 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        self.desk = JobTransitions(self.shelf.store)
-        self.desk.reload()
-        self.pacer = BatchGates(self.desk)
+        self.transitions = JobTransitions(self.shelf.store)
+        self.transitions.reload()
+        self.batch_gates = BatchGates(self.transitions)
 
-    def see(self, now: float = NOW, *, devices: tuple[Device, ...] = (), ram: Any = None, **host: Any) -> Observation:
+    def see(self, now: float = NOW, *, devices: tuple[Device, ...] = (), ram: Any = None, **host: Any) -> Sample:
         seen = Host(**{"cpu_percent": 10.0, "memory_available_mb": 16 * GB, **host})
-        look = Observation(snapshot=Snapshot(taken_at=now, host=seen, devices=devices), ram_mb=ram or {})
-        self.pacer.look((queue.lane for queue in self.shelf.store.ready_queues()), look, now)
+        look = Sample(snapshot=Snapshot(taken_at=now, host=seen, devices=devices), ram_mb=ram or {})
+        self.batch_gates.update((queue.lane for queue in self.shelf.store.ready_queues()), look, now)
         return look
 
     @property
     def standing(self) -> PaceState:
-        return self.pacer.standings[self.group]
+        return self.batch_gates.standings[self.group]
 
     def hold(self, *reasons: Reason, now: float = NOW) -> None:
         """Its next run is held back for these reasons."""
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
         plan = Plan(holds=(Hold(job_id=99, lane=lane, need=lane.need, reasons=reasons),))
-        self.pacer.tell(plan, Observation(snapshot=Snapshot(taken_at=now, host=Host())), now)
+        self.batch_gates.record(plan, Sample(snapshot=Snapshot(taken_at=now, host=Host())), now)
 
     def launch(
-        self, job_id: int, look: Observation, now: float = NOW, *shares: Share, charged_mb: float | None = None
+        self, job_id: int, look: Sample, now: float = NOW, *shares: Share, charged_mb: float | None = None
     ) -> None:
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
-        self.desk.begin(self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now))
+        self.transitions.begin(
+            self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now)
+        )
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
-        self.pacer.tell(Plan(starts=(start,)), look, now)
+        self.batch_gates.record(Plan(starts=(start,)), look, now)
 
     def learn_ram(self, ram_mb: float) -> None:
         """A run that has come and gone teaches it."""
         job_id = self.runs[-1]
-        self.desk.begin(self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW))
-        self.desk.note_usage(job_id, Usage(ram_mb=ram_mb))
-        self.desk.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
+        self.transitions.begin(
+            self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW)
+        )
+        self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
+        self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
 
 
 @pytest.fixture
@@ -96,23 +100,23 @@ def bench(bench_with: Callable[[BatchPace], Bench]) -> Bench:
 
 
 def test_a_batch_is_followed_while_it_has_runs_to_start(bench: Bench) -> None:
-    was_waiting = bench.pacer.is_waiting
+    was_waiting = bench.batch_gates.is_waiting
     bench.see()
-    assert (was_waiting, bench.pacer.is_waiting) == (False, True)
+    assert (was_waiting, bench.batch_gates.is_waiting) == (False, True)
     for job_id in bench.runs:
         bench.shelf.finish(job_id, NOW)
     bench.see(NOW + 1)
-    assert not bench.pacer.is_waiting
-    assert bench.pacer.held_by(bench.group) is None
+    assert not bench.batch_gates.is_waiting
+    assert bench.batch_gates.held_by(bench.group) is None
 
 
 def test_jobs_without_a_pace_are_not_followed() -> None:
     shelf = Shelf()
     shelf.add(3, is_array=True)
     pacer = BatchGates(JobTransitions(shelf.store))
-    pacer.look(
+    pacer.update(
         (queue.lane for queue in shelf.store.ready_queues()),
-        Observation(snapshot=Snapshot(taken_at=1.0, host=Host())),
+        Sample(snapshot=Snapshot(taken_at=1.0, host=Host())),
         1.0,
     )
     assert not pacer.is_waiting
@@ -124,7 +128,7 @@ def test_one_look_counts_once_however_many_steps_go_by_it(bench_with: Callable[[
     bench.see(NOW)
     look = bench.see(NOW + 1, cpu_percent=90.0)
     after_one = bench.standing.cpu.judged
-    bench.pacer.look((queue.lane for queue in bench.shelf.store.ready_queues()), look, NOW + 3)
+    bench.batch_gates.update((queue.lane for queue in bench.shelf.store.ready_queues()), look, NOW + 3)
     assert bench.standing.cpu.judged == after_one
 
 
@@ -138,7 +142,7 @@ def test_the_last_launch_outlives_the_daemon(bench: Bench) -> None:
 
 def test_the_last_launch_is_known_though_its_run_has_been_put_back(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see(), NOW)
-    bench.desk.end(bench.runs[0], Outcome(kind=OutcomeKind.OUT_OF_MEMORY), NOW + 1)
+    bench.transitions.end(bench.runs[0], Outcome(kind=OutcomeKind.OUT_OF_MEMORY), NOW + 1)
     bench.shelf.store.change(bench.runs[0], JobState.QUEUED)
     bench.restart()
     bench.see(NOW + 2)
@@ -150,11 +154,11 @@ def test_waits_and_unknown_figures_outlive_the_daemon(bench: Bench) -> None:
     bench.hold(BUSY, now=NOW)
     bench.hold(BUSY, now=NOW + 7)
     bench.restart()
-    assert bench.pacer.batch(bench.group) == BatchGateState(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
+    assert bench.batch_gates.batch(bench.group) == BatchGateState(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
     bench.see(NOW + 100)
     bench.hold(BUSY, now=NOW + 100)
     bench.hold(BUSY, now=NOW + 101)
-    assert bench.pacer.batch(bench.group).waits_s == {"cpu": 8.0}
+    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 8.0}
 
 
 def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench: Bench) -> None:
@@ -165,18 +169,18 @@ def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench:
         bench.shelf.finish(job_id, NOW + 2)
     bench.see(NOW + 2)
     bench.restart()
-    assert bench.pacer.batch(bench.group).waits_s == {"cpu": 2.0}
+    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 2.0}
 
 
 def test_a_batch_of_which_nothing_is_known_has_waited_for_nothing(bench: Bench) -> None:
-    assert bench.pacer.batch(4711) == BatchGateState()
+    assert bench.batch_gates.batch(4711) == BatchGateState()
 
 
 def test_after_a_step_that_failed_all_is_made_anew_from_the_store(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see(), NOW)
     bench.shelf.db.execute("UPDATE jobs SET started_at = NULL")  # as if it had never been committed
-    bench.pacer.forget()
-    assert not bench.pacer.is_waiting
+    bench.batch_gates.forget()
+    assert not bench.batch_gates.is_waiting
     bench.see(NOW + 1)
     assert bench.standing.launched_at is None
 
@@ -201,15 +205,15 @@ def test_each_reason_is_of_a_gate_and_waits_are_counted_by_it(bench: Bench, kind
     why = plain(kind, "so it is")
     bench.see()
     bench.hold(why)
-    assert bench.pacer.held_by(bench.group) == (gate, why)
+    assert bench.batch_gates.held_by(bench.group) == (gate, why)
     bench.hold(why, now=NOW + 2.5)
-    assert bench.pacer.batch(bench.group).waits_s == {gate: 2.5}
+    assert bench.batch_gates.batch(bench.group).waits_s == {gate: 2.5}
 
 
 def test_of_several_reasons_the_first_is_told(bench: Bench) -> None:
     bench.see()
     bench.hold(STAGGERED, BUSY)
-    assert bench.pacer.held_by(bench.group) == ("stagger", STAGGERED)
+    assert bench.batch_gates.held_by(bench.group) == ("stagger", STAGGERED)
 
 
 def test_the_time_until_the_next_look_belongs_to_the_gate_that_held_then(bench: Bench) -> None:
@@ -217,31 +221,31 @@ def test_the_time_until_the_next_look_belongs_to_the_gate_that_held_then(bench: 
     bench.hold(BUSY)
     bench.hold(STAGGERED, now=NOW + 2)
     bench.hold(BUSY, now=NOW + 5)
-    assert bench.pacer.batch(bench.group).waits_s == {"cpu": 2.0, "stagger": 3.0}
+    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 2.0, "stagger": 3.0}
 
 
 def test_a_batch_that_nothing_holds_back_waits_for_nothing(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see())
     bench.launch(bench.runs[1], bench.see(NOW + 5), NOW + 5)
-    assert bench.pacer.held_by(bench.group) is None
-    assert bench.pacer.batch(bench.group).waits_s == {}
+    assert bench.batch_gates.held_by(bench.group) is None
+    assert bench.batch_gates.batch(bench.group).waits_s == {}
 
 
 def test_one_that_waits_for_the_clock_is_woken_when_its_time_has_come(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(replace(PACE, stagger_s=5.0))
     bench.launch(bench.runs[0], bench.see())
     bench.hold(STAGGERED, now=NOW + 1)
-    assert bench.pacer.wake_at(NOW + 1) == NOW + 5
-    assert not bench.pacer.wants_look(NOW + 1)
+    assert bench.batch_gates.wake_at(NOW + 1) == NOW + 5
+    assert not bench.batch_gates.wants_sample(NOW + 1)
 
 
 def test_one_whose_time_has_come_waits_for_nothing_but_a_look(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see())
     bench.hold(STAGGERED)
-    assert bench.pacer.wake_at(NOW) is None
-    assert bench.pacer.wants_look(NOW)
+    assert bench.batch_gates.wake_at(NOW) is None
+    assert bench.batch_gates.wants_sample(NOW)
     bench.hold(BUSY)
-    assert not bench.pacer.wants_look(NOW)
+    assert not bench.batch_gates.wants_sample(NOW)
 
 
 # What is counted before it shows
@@ -276,7 +280,7 @@ def test_what_a_run_takes_of_ram_is_learned_where_nobody_said_it(bench: Bench) -
 def test_until_that_is_learned_a_run_is_expected_to_take_what_another_of_its_batch_has_taken(bench: Bench) -> None:
     for place in range(2):
         bench.launch(bench.runs[place], bench.see())
-    bench.desk.note_usage(bench.runs[0], Usage(ram_mb=3 * GB, peaks_mb={"G0": 2 * GB}))
+    bench.transitions.note_usage(bench.runs[0], Usage(ram_mb=3 * GB, peaks_mb={"G0": 2 * GB}))
     ram = {(bench.runs[0], 1): 3 * GB, (bench.runs[1], 1): 1 * GB}
     bench.see(NOW + 1, memory_available_mb=12 * GB, ram=ram)
     assert bench.standing.memory.judged == (12 - 2 - 3) * GB
@@ -307,7 +311,7 @@ def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Ca
     look = bench.see(cpu_percent=10.0, cpu_count=4.0)
     bench.launch(bench.runs[0], look)
     bench.see(NOW + 60, cpu_percent=35.0, cpu_count=4.0)
-    bench.desk.end(bench.runs[0], Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW + 61)
+    bench.transitions.end(bench.runs[0], Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW + 61)
     look = bench.see(NOW + 61, cpu_percent=35.0, cpu_count=4.0)
     bench.launch(bench.runs[1], look, NOW + 61)
     bench.see(NOW + 62, cpu_percent=35.0, cpu_count=4.0)
@@ -324,20 +328,22 @@ def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> 
         elements, is_array=True, pace=PACE, group_limit=3, command=("sh", "-c", "make {seed}")
     )
     other = shelf.add(1, command=("sh", "-c", "else"))[0]
-    desk = JobTransitions(shelf.store)
-    desk.begin(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
-    desk.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
-    desk.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
-    learned = desk.lessons.predicted_mb(shelf.job(second))
+    transitions = JobTransitions(shelf.store)
+    transitions.begin(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
+    transitions.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
+    transitions.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
+    learned = transitions.estimates.predicted_mb(shelf.job(second))
     assert learned is not None
     assert 3 * GB < learned < 4 * GB
-    assert desk.lessons.predicted_mb(shelf.job(other)) is None
+    assert transitions.estimates.predicted_mb(shelf.job(other)) is None
     shelf.db.close()
 
 
 def test_ram_of_another_batch_s_runs_is_counted_too(bench: Bench) -> None:
     other = bench.shelf.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
-    bench.desk.begin(bench.shelf.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW))
+    bench.transitions.begin(
+        bench.shelf.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW)
+    )
     bench.see(memory_available_mb=10 * GB)
     assert bench.standing.memory.judged == 5 * GB
 
@@ -361,14 +367,14 @@ LOGGED = replace(PACE, max_gpu_percent=70.0, max_gpu_memory_mb=20 * GB, sample_l
 
 
 def rows_of(bench: Bench) -> list[GateSample]:
-    taken = bench.pacer.take_rows()
+    taken = bench.batch_gates.take_rows()
     assert {path for path, _ in taken} <= {"/data/samples.csv"}
     return [row for _, row in taken]
 
 
 def test_a_batch_without_a_sample_log_has_no_rows(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see())
-    assert bench.pacer.take_rows() == []
+    assert bench.batch_gates.take_rows() == []
 
 
 def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
@@ -376,17 +382,17 @@ def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
 ) -> None:
     bench = bench_with(LOGGED)
     bench.see(devices=(card(0, 5 * GB, utilization_percent=40.0), card(1)))
-    look = Observation(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
+    look = Sample(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
     (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
     held = Plan(holds=(Hold(job_id=1, lane=lane, need=lane.need, reasons=(BUSY,)),))
     for _ in range(2):  # a look that is gone by twice is told once
-        bench.pacer.tell(held, look, NOW)
+        bench.batch_gates.record(held, look, NOW)
     first, second = rows_of(bench)
     assert (first.event, first.device, second.device) == ("sample", "G0", "G1")
     assert (first.cpu_percent, first.cpu_smoothed_percent, first.memory_judged_mb) == (10.0, 10.0, 16 * GB)
     assert (first.gpu_percent, first.gpu_smoothed_percent, first.gpu_memory_used_mb) == (40.0, 40.0, 5 * GB)
     assert (first.held_by, first.job, first.running) == ("CPU 95% > 80%", None, 0)
-    assert bench.pacer.take_rows() == []
+    assert bench.batch_gates.take_rows() == []
 
 
 def test_a_launch_has_a_row_for_its_device_with_the_figures_that_it_was_launched_by(
@@ -413,6 +419,6 @@ def test_a_start_that_did_not_come_to_be_is_no_launch(bench_with: Callable[[Batc
     look = bench.see()
     (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
     start = Start(job_id=bench.runs[0], lane=lane, claim=Claim(shares=()))
-    bench.pacer.tell(Plan(starts=(start,)), look, NOW)
+    bench.batch_gates.record(Plan(starts=(start,)), look, NOW)
     assert [row.event for row in rows_of(bench)] == ["sample"]
     assert bench.standing.launched_at is None

@@ -34,9 +34,9 @@ def waiting_for(shelf: Shelf, *kinds: tuple[int, DependencyKind]) -> int:
     return job_id
 
 
-def end(shelf: Shelf, desk: JobTransitions, job_id: int, state: JobState) -> None:
+def end(shelf: Shelf, transitions: JobTransitions, job_id: int, state: JobState) -> None:
     shelf.finish(job_id, 200.0, state)
-    desk.settle_dependants(job_id, 200.0)
+    transitions.settle_dependants(job_id, 200.0)
 
 
 @given(
@@ -50,11 +50,11 @@ def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_de
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(5)
-        desk = JobTransitions(shelf.store)
+        transitions = JobTransitions(shelf.store)
         job_id = waiting_for(shelf, *kinds)
         for other in order:
             before = shelf.job(job_id).state
-            end(shelf, desk, other, ends[other - 1])
+            end(shelf, transitions, other, ends[other - 1])
             if before is JobState.BLOCKED:
                 decided = prospect_of_all(shelf.store.dependencies(job_id))[0]
                 assert shelf.job(job_id).state is _STATE_BY_PROSPECT[decided]
@@ -87,13 +87,13 @@ def test_one_that_is_run_again_is_waited_for_again() -> None:
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(2)
-        desk = JobTransitions(shelf.store)
+        transitions = JobTransitions(shelf.store)
         job_id = waiting_for(shelf, (1, ANY), (2, ANY))
-        end(shelf, desk, 1, JobState.FAILED)
-        desk.apply(shelf.job(1), JobEvent.REQUEUE, 210.0)
-        end(shelf, desk, 2, JobState.SUCCEEDED)
+        end(shelf, transitions, 1, JobState.FAILED)
+        transitions.apply(shelf.job(1), JobEvent.REQUEUE, 210.0)
+        end(shelf, transitions, 2, JobState.SUCCEEDED)
         assert shelf.job(job_id).state is JobState.BLOCKED
-        end(shelf, desk, 1, JobState.SUCCEEDED)
+        end(shelf, transitions, 1, JobState.SUCCEEDED)
         assert shelf.job(job_id).state is JobState.QUEUED
 
 
@@ -101,25 +101,25 @@ def test_one_that_was_rejected_counts_as_ended() -> None:
     shelf = Shelf()
     with closing(shelf.db):
         shelf.add(1)
-        desk = JobTransitions(shelf.store)
+        transitions = JobTransitions(shelf.store)
         middle = waiting_for(shelf, (1, OK))
         last = waiting_for(shelf, (1, ANY), (middle, ANY))
-        end(shelf, desk, 1, JobState.FAILED)
+        end(shelf, transitions, 1, JobState.FAILED)
         assert shelf.job(middle).state in FINISHED
         assert shelf.job(last).state is JobState.QUEUED
 
 
 def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(shelf: Shelf) -> None:
     (other,) = shelf.add()
-    desk = JobTransitions(shelf.store)
-    controller = cast("Controller", SimpleNamespace(desk=desk))
+    transitions = JobTransitions(shelf.store)
+    controller = cast("Controller", SimpleNamespace(transitions=transitions))
     requests = UserRequests(controller, shelf.store, shelf.catalogue, FakeClock())
     count = 1_500  # too many to be stored in one piece
     on = ((OK, parse_selection(str(other))),)
     like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
     submission = requests.submit(like, "me")
     next(submission)
-    end(shelf, desk, other, JobState.SUCCEEDED)
+    end(shelf, transitions, other, JobState.SUCCEEDED)
     for _ in submission:
         pass
     assert shelf.job(other + count).state is JobState.QUEUED
@@ -132,8 +132,8 @@ def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
         with closing(shelf.db):
             ids = shelf.add(count)
             waiting_for(shelf, *((job_id, ANY) for job_id in ids))
-            desk = JobTransitions(shelf.store)
+            transitions = JobTransitions(shelf.store)
             shelf.finish(1, 200.0)
-            efforts.append(shelf.effort_of(lambda: desk.settle_dependants(1, 200.0)))  # noqa: B023
+            efforts.append(shelf.effort_of(lambda: transitions.settle_dependants(1, 200.0)))  # noqa: B023
     few, many = efforts
     assert many < 2 * few

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.step import Observation, Step
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.submit import SubmissionHandler
@@ -69,9 +69,9 @@ async def bench(home: Path) -> AsyncIterator[Bench]:
     scheduler = SchedulerLoop(database, QueueLedger(open_ledger(), me), engine, clock, me, suspender=suspender)
     scheduler.requests.set_paused(paused=True)
     there = Bench(scheduler, clock)
-    latest = Observation(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
+    latest = Sample(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
 
-    async def fresh(within_s: float) -> Observation:
+    async def fresh(within_s: float) -> Sample:
         return latest
 
     sampling: Any = SimpleNamespace(
@@ -181,7 +181,7 @@ def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
         monkeypatch.setattr(loop_module, "_TRY_AGAIN_S", 0.0)
         step = scheduler.controller.step
 
-        def fail_at_first(look: Observation, **options: bool) -> Step:
+        def fail_at_first(look: Sample, **options: bool) -> Step:
             if faults:
                 raise faults.pop(0)
             return step(look, **options)
@@ -206,7 +206,7 @@ def test_the_end_of_somebody_elses_lease_is_noticed_at_once(own_home: Path, monk
         scheduler.requests.set_paused(paused=False)
         await there.submit()
         step = await there.step()
-        assert step.waits_for_room
+        assert step.waits_for_devices
         there.look_asked.clear()
         held.release()
         async with asyncio.timeout(DEADLINE_S):

@@ -52,7 +52,7 @@ def test_a_word_of_success_is_believed_whatever_the_site_says(sighting: Sighting
 @pytest.mark.parametrize("waited", [0, 1, ENOUGH])
 @pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_what_was_voided_never_began_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
-    assert short(fate_of(sighting, VOIDED, waited)) == OutcomeKind.UNBEGUN
+    assert short(fate_of(sighting, VOIDED, waited)) == OutcomeKind.NEVER_STARTED
 
 
 @pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
@@ -167,7 +167,7 @@ def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: Elem
     elif fate.outcome is not None and trace.began is not VOID:
         by_site = sighting is not None and sighting.at is SiteState.SUCCEEDED and trace.ended is None
         assert by_site or fate.outcome.kind is not OutcomeKind.SUCCEEDED, "nobody else says that"
-        assert fate.outcome.kind is not OutcomeKind.UNBEGUN, "and what left a trace, or was seen, may have begun"
+        assert fate.outcome.kind is not OutcomeKind.NEVER_STARTED, "and what left a trace, or was seen, may have begun"
     if fate.outcome is not None and fate.outcome.kind is not OutcomeKind.SUCCEEDED:
         assert fate.outcome.reason, "a person would ask why"
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
-from gpuyard.probes.sampler import Sample, SmoothedDevice
 
 DEVICES = (
     Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Yard, with comma", memory_used_mb=5.5, processes=()),
@@ -20,11 +20,7 @@ SAMPLE = Sample(
         devices=DEVICES,
     ),
     cpu_percent=11.119,
-    devices={
-        "GPU-a": SmoothedDevice(utilization_percent=33.333, power_draw_w=None),
-        "GPU-b": SmoothedDevice(utilization_percent=None, power_draw_w=None),
-    },
-    news=(),
+    loads={"GPU-a": 33.333, "GPU-b": None},
 )
 
 

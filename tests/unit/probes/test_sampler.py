@@ -1,7 +1,8 @@
 import pytest
 
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
-from gpuyard.probes.sampler import Sample, Sampler
+from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 
 TROUBLE = Problem(source="smi", kind="timeout", message="no answer")
@@ -63,24 +64,24 @@ def test_raw_and_smoothed_figures_stand_side_by_side() -> None:
     clock.time += 5.0
     sample = sampler.sample()
     assert sample.snapshot.devices[0].utilization_percent == 100.0
-    assert sample.devices["GPU-a"].utilization_percent == pytest.approx(50.0)
-    assert sample.devices["GPU-a"].power_draw_w == pytest.approx(100.0)
+    assert sample.loads["GPU-a"] == pytest.approx(50.0)
+    assert sample.powers_w["GPU-a"] == pytest.approx(100.0)
     assert sample.cpu_percent == pytest.approx(50.0)
 
 
 def test_an_unknown_figure_stays_unknown() -> None:
-    assert Sampler(ScriptedMachine(None), FakeClock()).sample().devices["GPU-a"].utilization_percent is None
+    assert Sampler(ScriptedMachine(None), FakeClock()).sample().loads["GPU-a"] is None
 
 
 def test_a_problem_is_told_once_and_again_after_it_was_gone() -> None:
     machine = ScriptedMachine(0.0, 0.0, 0.0, 0.0, problems=(TROUBLE,))
     sampler = Sampler(machine, FakeClock())
-    assert sampler.sample().news == (TROUBLE,)
-    assert sampler.sample().news == ()
+    assert sampler.sample().new_problems == (TROUBLE,)
+    assert sampler.sample().new_problems == ()
     machine.problems = ()
-    assert sampler.sample().news == ()
+    assert sampler.sample().new_problems == ()
     machine.problems = (TROUBLE,)
-    assert sampler.sample().news == (TROUBLE,)
+    assert sampler.sample().new_problems == (TROUBLE,)
 
 
 def test_every_sample_goes_to_the_log() -> None:

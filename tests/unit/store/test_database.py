@@ -127,8 +127,8 @@ def test_what_was_handed_over_by_an_old_daemon_is_known_where_it_is(
     store = JobStore(opened(Path(shutil.copy(released, tmp_path))))
     live = {job.id: (job, attempt) for job, attempt in store.live()}
     (waits, there), (runs, begun) = live[21], live[22]
-    assert (there.engine, there.site_id, there.place, there.has_begun) == ("slurm", "21_0", None, False)
-    assert (begun.engine, begun.site_id, begun.place, begun.has_begun) == ("slurm", "22_0", "n0", True)
+    assert (there.engine, there.site_id, there.place, there.has_started) == ("slurm", "21_0", None, False)
+    assert (begun.engine, begun.site_id, begun.place, begun.has_started) == ("slurm", "22_0", "n0", True)
     assert (waits.started_at, runs.started_at) == (None, begun.started_at)
     assert (waits.spec.engine, waits.spec.engine_options, waits.spec.cpus) == ("slurm", ("--partition=big",), 4)
 

@@ -106,12 +106,12 @@ def test_suspended_stretches_are_those_of_the_very_attempt(shelf: Shelf) -> None
 def test_an_attempt_at_an_engine_has_as_many_gpus_as_its_job_needs(shelf: Shelf) -> None:
     (job,) = shelf.add(need=Need(devices=4), engine="slurm")
     begin(shelf, job, engine="slurm", devices=(), place="node7")
-    assert (only(shelf).gpus, only(shelf).devices, only(shelf).has_begun) == (4, (), True)
+    assert (only(shelf).gpus, only(shelf).devices, only(shelf).has_started) == (4, (), True)
 
 
 def test_one_that_its_engine_has_not_begun_is_told_so(shelf: Shelf) -> None:
     begin(shelf, shelf.add(engine="slurm")[0], engine="slurm", devices=())
-    assert not only(shelf).has_begun
+    assert not only(shelf).has_started
 
 
 def test_groups_are_workspaces_tags_or_names_and_else_a_dash(shelf: Shelf) -> None:

@@ -21,7 +21,7 @@ def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
 
 def ended_before_reboot(outcome: Outcome) -> bool:
     """Whether the outcome can be believed: a failure may be the work of the shutdown, which asks programs to end."""
-    return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)
+    return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
 
 
 def after_loss(job: Job) -> Verdict:

@@ -66,7 +66,7 @@ class OutcomeKind(StrEnum):
     TIMED_OUT = "timed-out"
     CANCELLED = "cancelled"
     LOST = "lost"
-    UNBEGUN = "unbegun"
+    NEVER_STARTED = "never-started"
     PREEMPTED = "preempted"
     NOT_RESTORED = "not-restored"
 
@@ -232,7 +232,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     site_id: str | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return not self.engine or self.place is not None
 
     @property
@@ -242,7 +242,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def ran_s(self, now: float) -> float:
         """How long it has run, or ran until then, without the time in which it was suspended."""
-        if not self.has_begun:
+        if not self.has_started:
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
         return max(0.0, now - self.started_at - paused)

@@ -34,7 +34,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def judge(job: Job, outcome: Outcome) -> Verdict:
     """What becomes of a job whose attempt has ended so."""
-    if outcome.kind is OutcomeKind.UNBEGUN:
+    if outcome.kind is OutcomeKind.NEVER_STARTED:
         return Verdict(event=JobEvent.REQUEUE, text="it had not begun, and is queued again")
     if outcome.kind is OutcomeKind.CANCELLED:
         return Verdict(event=JobEvent.CANCEL, text="cancelled")

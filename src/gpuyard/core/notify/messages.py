@@ -133,7 +133,7 @@ def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
     yield plain(shlex.join(job.words))
     if occurrence.event is not Event.FINISHED and job.reason:
         yield plain(job.reason)
-    if occurrence.attempt is not None and occurrence.attempt.has_begun:
+    if occurrence.attempt is not None and occurrence.attempt.has_started:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."
     if occurrence.event is not Event.FINISHED and _log(occurrence):
         yield f"Its log is {plain(_log(occurrence))}"

@@ -67,11 +67,11 @@ class TotalsBuilder:
         self.causes: dict[_CauseKey, tuple[int, int]] = {}
 
     def note_end(
-        self, outcome: str | None, status: int | None, lacked: str | None, *, is_healed: bool, has_begun: bool
+        self, outcome: str | None, status: int | None, lacked: str | None, *, is_healed: bool, has_started: bool
     ) -> None:
         """`None` of one that goes on."""
         if outcome is None:
-            self.running += has_begun
+            self.running += has_started
         elif outcome == OutcomeKind.SUCCEEDED:
             self.succeeded += 1
         else:

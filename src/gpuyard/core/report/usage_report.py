@@ -30,7 +30,7 @@ class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     started_at: float
     ended_at: float | None = None
     queued_at: float | None = None
-    has_begun: bool = True
+    has_started: bool = True
     devices: tuple[str, ...] = ()
     gpus: int = 0
     reserved_mb: float | None = None
@@ -98,7 +98,7 @@ def stretches(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, float]]
 def _bounds(ran: PastAttempt, window: TimeWindow) -> tuple[float, float]:
     ended_at = window.until if ran.ended_at is None else min(ran.ended_at, window.until)
     begin = max(ran.started_at, window.since)
-    return begin, ended_at if ran.has_begun else begin
+    return begin, ended_at if ran.has_started else begin
 
 
 class Reporter:
@@ -119,8 +119,8 @@ class Reporter:
             tally = self._tallies[ran.group] = TotalsBuilder()
         tally.attempts += 1
         tally.jobs.add(ran.job)
-        tally.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_begun=ran.has_begun)
-        if ran.queued_at is not None and ran.has_begun and ran.started_at >= self._window.since:
+        tally.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=ran.has_started)
+        if ran.queued_at is not None and ran.has_started and ran.started_at >= self._window.since:
             tally.waits.append(max(0.0, ran.started_at - ran.queued_at))
         self._add_time(ran, tally)
 

@@ -17,8 +17,8 @@ def standing(scheduler: SchedulerLoop, first_id: int) -> dict[str, Any]:
     counts = scheduler.queries.counts_in(first, last)
     unfinished = sum(count for state, count in counts.items() if state not in FINISHED)
     gate, reason = _held_by(scheduler, first)
-    batch = scheduler.controller.pacer.batch(first)
-    live = [each for each in scheduler.controller.desk.live.values() if first <= each.job.id <= last]
+    batch = scheduler.controller.batch_gates.batch(first)
+    live = [each for each in scheduler.controller.transitions.live.values() if first <= each.job.id <= last]
     return {
         "id": first,
         "first": first,
@@ -42,7 +42,7 @@ def _held_by(scheduler: SchedulerLoop, first_id: int) -> tuple[str | None, Reaso
     """While the queue is paused nobody comes to its gates, and what comes after the runs waits as well."""
     if scheduler.store.setting("paused"):
         return "pause", plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-    return scheduler.controller.pacer.held_by(first_id) or (None, None)
+    return scheduler.controller.batch_gates.held_by(first_id) or (None, None)
 
 
 def _index(scheduler: SchedulerLoop, reason: Reason | None) -> int | None:

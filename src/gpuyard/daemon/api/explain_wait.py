@@ -43,7 +43,7 @@ class Listing:
 
     def _queued(self) -> Iterator[Job]:
         now = self._scheduler.sampling.now()
-        used = self._scheduler.controller.desk.used(now)
+        used = self._scheduler.controller.transitions.used(now)
         for candidate in whole_order(self._store.ready_queues(), used, now):
             job = self._store.job(candidate.job_id)
             if job is not None:
@@ -129,19 +129,19 @@ def _held_up(scheduler: SchedulerLoop, lane_id: int) -> str | None:
 
 
 def _is_parked_for_room(scheduler: SchedulerLoop, job: Job) -> bool:
-    live = scheduler.controller.desk.live.get(job.id)
+    live = scheduler.controller.transitions.live.get(job.id)
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is SuspendedBy.FOR_ROOM
 
 
 def _waits_to_go_on(scheduler: SchedulerLoop, job: Job) -> bool:
     """Whether it stands in the line; one that could not be resumed a moment ago does not."""
-    queues = scheduler.controller.mover.queues(scheduler.sampling.now())
+    queues = scheduler.controller.suspend_control.queues(scheduler.sampling.now())
     return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
 
 
 def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
     """Who makes room for a job that may preempt."""
-    lower = (live for live in scheduler.controller.desk.live.values() if live.job.priority < job.priority)
+    lower = (live for live in scheduler.controller.transitions.live.values() if live.job.priority < job.priority)
     for live in lower if job.spec.preempts else ():
         if live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM:
             yield f"job {live.job.id} makes room: its memory is moved to RAM"
@@ -166,7 +166,7 @@ def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> lis
             where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
         else:
             where = f"{where}, pid {attempt.pid}"
-        if attempt.has_begun:
+        if attempt.has_started:
             told.append((attempt.started_at, "started", f"attempt {attempt.number} {where}"))
         if attempt.outcome is not None and attempt.ended_at is not None:
             how = attempt.outcome.reason or f"status {attempt.outcome.status}"

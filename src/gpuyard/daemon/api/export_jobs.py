@@ -31,4 +31,6 @@ def _ids(scheduler: SchedulerLoop, ids: str, after: int) -> Iterator[int]:
 def _packed(scheduler: SchedulerLoop, job_id: int) -> Any:
     job = scheduler.store.job(job_id)
     assert job is not None
-    return to_builtins(pack(job, scheduler.controller.handover.terms(job_id), scheduler.store.dependencies(job_id)))
+    return to_builtins(
+        pack(job, scheduler.controller.cluster_dispatch.terms(job_id), scheduler.store.dependencies(job_id))
+    )

@@ -92,7 +92,7 @@ class JobLogs:
         return self._scheduler.store.attempts(job_id)
 
     def is_live(self, job_id: int, attempt: Attempt) -> bool:
-        live = self._scheduler.controller.desk.live.get(job_id)
+        live = self._scheduler.controller.transitions.live.get(job_id)
         return live is not None and live.attempt.number == attempt.number
 
     def is_finished(self, job_id: int) -> bool:
@@ -185,10 +185,10 @@ def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:
     try:
         with Kept(path) as kept:
             end = kept.end
-            is_behind = at is not None and (end - at > _FAR_BEHIND or at < kept.first)
-            begins = max(kept.first, end - tail) if at is None or is_behind else at
+            is_outdated = at is not None and (end - at > _FAR_BEHIND or at < kept.first)
+            begins = max(kept.first, end - tail) if at is None or is_outdated else at
             data = b"".join(kept.read_all(begins, min(end, begins + most)))
-            return LogChunk(data=data, ends=begins + len(data), is_cut=is_behind or (at is None and begins > 0))
+            return LogChunk(data=data, ends=begins + len(data), is_cut=is_outdated or (at is None and begins > 0))
     except FileNotFoundError:
         return LogChunk(ends=at or 0)
 

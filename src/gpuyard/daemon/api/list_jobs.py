@@ -79,7 +79,7 @@ class JobListHandler:
         if order == "newest":
             return await self._reader.search(lambda search: search.newest(wanted, place))
         now = self._scheduler.sampling.now()
-        used = self._scheduler.controller.desk.used(now)
+        used = self._scheduler.controller.transitions.used(now)
         return await self._reader.search(lambda search: search.page(wanted, used, now, place, show_all=show_all))
 
     def _still(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
@@ -114,7 +114,7 @@ class JobListHandler:
         return job_json.row(job, self._last_attempt(job), need, snapshot, time.time())
 
     def _last_attempt(self, job: Job) -> Attempt | None:
-        live = self._scheduler.controller.desk.live.get(job.id)
+        live = self._scheduler.controller.transitions.live.get(job.id)
         if live is not None:
             return live.attempt
         attempts = self._scheduler.store.attempts(job.id) if job.attempts else []
@@ -133,7 +133,7 @@ class JobListHandler:
 
     def attempts(self, job: Job) -> list[Attempt]:
         """Each with the program's own pid; one that lives with what it was last seen to use."""
-        live = self._scheduler.controller.desk.live.get(job.id)
+        live = self._scheduler.controller.transitions.live.get(job.id)
         found = [each for each in self._scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
         return found if live is None else [*found, self._scheduler.with_own_pid(live.attempt)]
 

@@ -51,9 +51,9 @@ def memory(scheduler: SchedulerLoop, job: Job) -> dict[str, Any] | None:
 
 def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     if job.spec.engine:
-        return scheduler.controller.desk.lessons.need_elsewhere(job)
+        return scheduler.controller.transitions.estimates.need_elsewhere(job)
     controller, devices = scheduler.controller, scheduler.sampling.latest.snapshot.usable_devices()
-    need = controller.desk.lessons.need(job.id, devices, controller.rules.first_run_part)
+    need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_run_part)
     if need.part is None:
         return need
     suiting = [size for each in devices if unsuitable(need, each) is None and (size := capacity(each)) is not None]
@@ -70,7 +70,7 @@ def _basis(job: Job, known: Profile | None) -> str:
 
 def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
     """What its memory is learned from."""
-    profiles = scheduler.controller.desk.lessons.profiles(job)
+    profiles = scheduler.controller.transitions.estimates.profiles(job)
     known = (each for each in profiles if each is not None and speaks_for_others(each))
     return next((each for each in known if memory_of(each) is not None), None)
 
@@ -78,7 +78,7 @@ def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
 def _write_down(scheduler: SchedulerLoop) -> None:
     """What was learned may not have been written yet."""
     with scheduler.store.transaction():
-        scheduler.controller.desk.lessons.write_down()
+        scheduler.controller.transitions.estimates.write_down()
 
 
 # What to tell its user

@@ -19,5 +19,5 @@ def under_way(scheduler: SchedulerLoop) -> int:
     """How many come to their end by themselves: not those that were suspended by hand."""
     return sum(
         each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
-        for each in scheduler.controller.desk.live.values()
+        for each in scheduler.controller.transitions.live.values()
     )

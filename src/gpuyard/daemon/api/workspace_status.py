@@ -37,6 +37,7 @@ def _task(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
     snapshot = scheduler.sampling.latest.snapshot
     found = [snapshot.device(device_id) for device_id in devices]
     usage = attempt.usage if attempt is not None else None
+    estimates = scheduler.controller.transitions.estimates
     return {
         "id": job.id,
         "config": job.spec.task.config,
@@ -57,7 +58,9 @@ def _task(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
         "started_at": iso_time(job.started_at),
         "ended_at": iso_time(job.ended_at),
         "elapsed_s": _elapsed(scheduler, attempt),
-        "likely_s": None if job.state in FINISHED else scheduler.controller.desk.lessons.estimate_of(job.id).likely_s,
+        "likely_s": None
+        if job.state in FINISHED
+        else scheduler.controller.transitions.estimates.estimate_of(job.id).likely_s,
         "memory_mb": usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
         "peak_mb": usage.peak_mb if usage is not None else None,
         "reserved_mb": attempt.reserved_mb if attempt is not None else None,
@@ -66,7 +69,7 @@ def _task(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
 
 
 def _last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
-    live = scheduler.controller.desk.live.get(job.id)
+    live = scheduler.controller.transitions.live.get(job.id)
     if live is not None:
         return live.attempt
     attempts = scheduler.store.attempts(job.id) if job.attempts else []

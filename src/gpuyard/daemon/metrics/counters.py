@@ -44,7 +44,7 @@ class EventCounters:
     def __init__(self) -> None:
         self.starts = 0
         self.attempts_ended: dict[OutcomeKind, int] = {
-            kind: 0 for kind in OutcomeKind if kind is not OutcomeKind.UNBEGUN
+            kind: 0 for kind in OutcomeKind if kind is not OutcomeKind.NEVER_STARTED
         }
         self.jobs_finished = {state: 0 for state in JobState if state in FINISHED}
         self.out_of_memory = dict.fromkeys(ShortageKind, 0)
@@ -59,7 +59,7 @@ class EventCounters:
     def note(self, step: Step, step_s: float, plan: Plan, snapshot: Snapshot) -> None:
         """After each step: what it took, what it brought, what it goes by."""
         self.step_s.add(step_s)
-        for news in step.news:
+        for news in step.events:
             self._note_news(news)
         if plan.holds:
             self._note_avoided(plan, snapshot)
@@ -82,7 +82,7 @@ class EventCounters:
         assert news.outcome is not None
         assert news.attempt is not None
         self.attempts_ended[news.outcome.kind] += 1
-        if news.attempt.has_begun:
+        if news.attempt.has_started:
             self.run_s.add(news.attempt.ran_s(news.at))
         if news.attempt.lack is not None:
             self.out_of_memory[news.attempt.lack.shortage.where] += 1

@@ -68,13 +68,13 @@ class DeviceList:
         return await asyncio.shield(self._taken)
 
     def _changed(self, step: Step) -> None:
-        if step.news or self._scheduler.sampling.latest.snapshot is not self._snapshot:
+        if step.events or self._scheduler.sampling.latest.snapshot is not self._snapshot:
             self._taken = None
 
     async def _read(self, snapshot: Snapshot) -> DeviceUsers:
         scheduler = self._scheduler
         attempts = [
-            live.attempt for live in scheduler.controller.desk.live.values() if live.attempt.lease_id is not None
+            live.attempt for live in scheduler.controller.transitions.live.values() if live.attempt.lease_id is not None
         ]
         loop = asyncio.get_running_loop()
         leases, measured = await loop.run_in_executor(None, _look_up, scheduler.ledger, snapshot)

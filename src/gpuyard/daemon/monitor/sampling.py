@@ -5,14 +5,16 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from gpuyard.control.step import Observation
+from msgspec.structs import replace
+
+from gpuyard.core.sample import Sample
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
 
 _log = logging.getLogger(__name__)
 _AFTER_TROUBLE_S = 1.0
-NOTHING_SEEN = Observation(snapshot=Snapshot(taken_at=None, host=Host()))
+NOTHING_SEEN = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
 class SamplingThread:
@@ -34,7 +36,7 @@ class SamplingThread:
         self._asked = threading.Event()
         self._is_over = False
         self._loop = asyncio.get_running_loop()
-        self._under_way: asyncio.Future[Observation] | None = None
+        self._under_way: asyncio.Future[Sample] | None = None
         threading.Thread(target=self._run, name="gpuyard-looks", daemon=True).start()
 
     def now(self) -> float:
@@ -45,14 +47,14 @@ class SamplingThread:
         may be old, nothing would ever start."""
         return float("inf") if self._looked_at is None else self._clock.monotonic() - self._looked_at
 
-    def request(self) -> "asyncio.Future[Observation]":
+    def request(self) -> "asyncio.Future[Sample]":
         """A look that begins now or has begun a moment ago; `on_look` is called when it is there."""
         if self._under_way is None:
             self._under_way = self._loop.create_future()
             self._asked.set()
         return self._under_way
 
-    async def fresh(self, within_s: float) -> Observation:
+    async def fresh(self, within_s: float) -> Sample:
         """The latest look, if it is no older than that, else a new one."""
         return self.latest if self.age() <= within_s else await asyncio.shield(self.request())
 
@@ -67,19 +69,15 @@ class SamplingThread:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._arrive, look)
 
-    def _look(self) -> Observation:
+    def _look(self) -> Sample:
         try:
-            sample = self._sampler.sample()
+            return replace(self._sampler.sample(), ram_mb=self._measure_ram())
         except Exception:  # noqa: BLE001 - the daemon's loop waits for it, and would wait for ever
             _log.exception("the machine could not be looked at")
             self._clock.sleep(_AFTER_TROUBLE_S)  # whoever waits for a look asks again at once
             return self.latest
-        loads = {device_id: smoothed.utilization_percent for device_id, smoothed in sample.devices.items()}
-        return Observation(
-            snapshot=sample.snapshot, cpu_percent=sample.cpu_percent, loads=loads, ram_mb=self._measure_ram()
-        )
 
-    def _arrive(self, look: Observation) -> None:
+    def _arrive(self, look: Sample) -> None:
         self.latest, self._looked_at = look, self._clock.monotonic()
         waiting, self._under_way = self._under_way, None
         if waiting is not None and not waiting.done():

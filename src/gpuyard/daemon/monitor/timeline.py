@@ -90,8 +90,8 @@ class Timeline:
         return Response(body=body)
 
     def _running(self) -> Iterator[RunningEntry]:
-        for live in self._scheduler.controller.desk.live.values():
-            if live.attempt.has_begun:
+        for live in self._scheduler.controller.transitions.live.values():
+            if live.attempt.has_started:
                 yield RunningEntry(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
 
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:

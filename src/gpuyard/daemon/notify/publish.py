@@ -62,14 +62,14 @@ class EventPublisher:
         return event in self._notify.on and bool(self._notify.to)
 
     def _hear(self, step: Step) -> None:
-        if not step.news:
+        if not step.events:
             return
         if self._watch is not None:
-            self._note_use(step.news)
-        heeded = (news for news in step.news if self._notify.to or news.job.spec.notify)
+            self._note_use(step.events)
+        heeded = (news for news in step.events if self._notify.to or news.job.spec.notify)
         occurrences = [found for news in heeded if (found := occurrence_of(news)) is not None]
         if self._is_configured(Event.QUEUE_EMPTY):
-            occurrences += self._emptied(step.news)
+            occurrences += self._emptied(step.events)
         self._announce(occurrences)
 
     def _announce(self, occurrences: Iterable[Occurrence]) -> None:

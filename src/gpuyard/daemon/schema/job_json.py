@@ -114,7 +114,7 @@ def _attempt(attempt: Attempt, now: float) -> dict[str, Any]:
         "pid": attempt.pid or None,
         "devices": list(attempt.devices),
         "lease": attempt.lease_id,
-        "started_at": iso_time(attempt.started_at) if attempt.has_begun else None,
+        "started_at": iso_time(attempt.started_at) if attempt.has_started else None,
         "ended_at": iso_time(attempt.ended_at),
         "outcome": str(outcome.kind) if outcome is not None else None,
         "status": outcome.status if outcome is not None else None,
@@ -190,7 +190,7 @@ def _elapsed(job: Job, attempt: Attempt | None, now: float) -> float | None:
     if attempt is None or not job.attempts:
         return None
     if job.state in LIVE:
-        return attempt.ran_s(now) if attempt.has_begun else None
+        return attempt.ran_s(now) if attempt.has_started else None
     return None if job.ended_at is None else attempt.ran_s(job.ended_at)
 
 

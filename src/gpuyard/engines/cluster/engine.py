@@ -26,7 +26,7 @@ from gpuyard.engines.cluster.site import Site, SiteReport, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.local import job_logs
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, Prepared, Seen
+from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -58,7 +58,7 @@ class ClusterEngine:
         self._over: list[Ended] = []
         self._told: list[str] = []
         self._recorded: list[str] = []
-        self._seen: list[Seen] = []
+        self._seen: list[SiteStatus] = []
         self._first_offer = self._offer = Offer(trouble=f"{site.name} is being asked whether it is there")
         self._is_wanted = False
         self._is_closed = False
@@ -90,7 +90,7 @@ class ClusterEngine:
     def _log_of(self, launch: Launch) -> str:
         return str(self._folder / "logs" / job_logs.name_of(launch.job_id, launch.attempt))
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         if not self._prepared:
             return
         with self._lock:
@@ -100,7 +100,7 @@ class ClusterEngine:
         self._prepared = []
         self._ring()
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         self._prepared.clear()
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
@@ -121,7 +121,7 @@ class ClusterEngine:
             self._ring()
         return over
 
-    def seen(self) -> list[Seen]:
+    def site_changes(self) -> list[SiteStatus]:
         with self._lock:
             seen, self._seen = self._seen, []
         return seen
@@ -191,7 +191,7 @@ class ClusterEngine:
         self._send()
         self._cancel_new()
         fault = self._settle()
-        if self._cargo.wants_look:
+        if self._cargo.wants_sample:
             self._look_within(0.0)
         with self._lock:
             is_wanted = self._is_wanted
@@ -341,12 +341,12 @@ class ClusterEngine:
         has_reason = is_awaited or self._cargo.has_live
         self._look_at = time.monotonic() + self._interval_s if has_reason else None
 
-    def _tell(self, words: Iterable[Seen | Ended]) -> bool:
+    def _tell(self, words: Iterable[SiteStatus | Ended]) -> bool:
         """Whether there were any; one after the other, as what was told is told whatever goes wrong with the next."""
         has_told = False
         for each in words:
             with self._lock:
-                if isinstance(each, Seen):
+                if isinstance(each, SiteStatus):
                     self._seen.append(each)
                 else:
                     self._over.append(each)
@@ -358,10 +358,10 @@ def _with_hint(error: EnvironmentFault) -> str:
     return f"{error} ({error.hint})" if error.hint else str(error)
 
 
-def _waiting(launch: Launch, reason: str) -> Seen:
-    return Seen(job_id=launch.job_id, attempt=launch.attempt, site_id="", reason=reason)
+def _waiting(launch: Launch, reason: str) -> SiteStatus:
+    return SiteStatus(job_id=launch.job_id, attempt=launch.attempt, site_id="", reason=reason)
 
 
 def _unbegun(launch: Launch, reason: str) -> Ended:
-    outcome = Outcome(kind=OutcomeKind.UNBEGUN, reason=reason)
+    outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
     return Ended(job_id=launch.job_id, attempt=launch.attempt, outcome=outcome)

@@ -30,7 +30,7 @@ from gpuyard.engines.local import oom_evidence
 from gpuyard.engines.local.keeper_journal import StartContext
 from gpuyard.engines.session.runner_command import words_of
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, Seen
+from gpuyard.ports import Ended, Launch, SiteStatus
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
@@ -92,7 +92,7 @@ class InFlightJobs:
         self._loads: dict[str, InFlightSubmission] = {}
         self._ours: dict[str, tuple[str, int]] = {}
         self._kept: dict[str, float] = {}
-        self.wants_look = False
+        self.wants_sample = False
 
     @property
     def has_live(self) -> bool:
@@ -139,7 +139,7 @@ class InFlightJobs:
             raise EnvironmentFault(f"{folder} cannot be written: {error.strerror}") from error
         return folder
 
-    def adopt(self, attempts: Sequence[Attempt]) -> Iterator[Seen | Ended]:
+    def adopt(self, attempts: Sequence[Attempt]) -> Iterator[SiteStatus | Ended]:
         """Those that an earlier daemon handed over; what it never came to hand over was never begun."""
         if not os.path.isdir(self._parcels.path("")):
             hint = "is its network there? Where it is gone for good, an empty one says that nothing was handed over"
@@ -164,7 +164,7 @@ class InFlightJobs:
 
     def _without_parcel(self, attempt: Attempt) -> Outcome:
         if not attempt.site_id:
-            return Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it was handed over")
+            return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was handed over")
         self._site.cancel([attempt.site_id])  # nobody would hear of its end
         return Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so nobody can tell what became of it")
 
@@ -227,10 +227,10 @@ class InFlightJobs:
     # From the site
 
     def look(self) -> SiteReport:
-        self.wants_look = False
+        self.wants_sample = False
         return self._site.look([load.parcel for load in self._loads.values() if load.elements])
 
-    def settle(self, report: SiteReport | None = None) -> Iterator[Seen | Ended]:
+    def settle(self, report: SiteReport | None = None) -> Iterator[SiteStatus | Ended]:
         """What is new by the files that are there, and by what the site has just said, where it was asked. One parcel
         that cannot be read keeps nobody from hearing of the others."""
         fault: EnvironmentFault | None = None
@@ -268,7 +268,7 @@ class InFlightJobs:
 
     def _settle(
         self, load: InFlightSubmission, number: int, element: InFlightElement, *, was_asked: bool
-    ) -> Iterator[Seen | Ended]:
+    ) -> Iterator[SiteStatus | Ended]:
         seen = _seen(element)
         if seen is not None:
             yield seen
@@ -277,16 +277,16 @@ class InFlightJobs:
         fate = judge(self._site.name, element.sighting, element.trace, element.things, waited=element.waited)
         if fate.is_to_be_voided and self._void(load.parcel.token, number):
             reason = f"{self._site.name} does not know of it"
-            fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=reason))
+            fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason))
         if fate.outcome is not None and fate.outcome.kind in _MAY_START_YET and element.trace.began is None:
             if not self._void(load.parcel.token, number):
                 return  # it began at the last moment
             if fate.outcome.kind is OutcomeKind.LOST:
-                fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason=fate.outcome.reason))
+                fate = ElementOutcome(outcome=Outcome(kind=OutcomeKind.NEVER_STARTED, reason=fate.outcome.reason))
         if fate.outcome is not None:
             yield self._end(load, number, element, fate.outcome, fate)
         elif element.trace.ended is not None:
-            self.wants_look = not was_asked
+            self.wants_sample = not was_asked
 
     def _end(
         self, load: InFlightSubmission, number: int, element: InFlightElement, outcome: Outcome, fate: ElementOutcome
@@ -321,7 +321,7 @@ class InFlightJobs:
                 Path(element.log).touch(0o600)
                 Path(element.log).write_bytes(written)
 
-    def excuse(self, trouble: str) -> Iterator[Seen]:
+    def excuse(self, trouble: str) -> Iterator[SiteStatus]:
         """Why nothing is heard of those that wait there."""
         for load in self._loads.values():
             for element in load.elements.values():
@@ -386,7 +386,7 @@ def _on_node(launch: Launch) -> Launch:
     return replace(launch, command=words_of(replace(launch, task=task), ""), task=None)
 
 
-def _seen(element: InFlightElement) -> Seen | None:
+def _seen(element: InFlightElement) -> SiteStatus | None:
     began, sighting = element.trace.began, element.sighting
     place: str | None
     at: float | None
@@ -405,7 +405,7 @@ def _seen(element: InFlightElement) -> Seen | None:
     return _seen_as(element, reason, place, at)
 
 
-def _seen_as(element: InFlightElement, reason: str, place: str | None, at: float | None) -> Seen:
+def _seen_as(element: InFlightElement, reason: str, place: str | None, at: float | None) -> SiteStatus:
     job_id, attempt = element.name
     site_id = element.sighting.id if element.sighting is not None else ""
-    return Seen(job_id=job_id, attempt=attempt, site_id=site_id, reason=reason, place=place, at=at)
+    return SiteStatus(job_id=job_id, attempt=attempt, site_id=site_id, reason=reason, place=place, at=at)

@@ -37,7 +37,9 @@ def judge(
 ) -> ElementOutcome:
     """`waited` is how many looks have found it as it is now: gone from the site, or over there."""
     if trace.began is VOID:
-        return ElementOutcome(outcome=Outcome(kind=OutcomeKind.UNBEGUN, reason="it was taken back before it began"))
+        return ElementOutcome(
+            outcome=Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it began")
+        )
     if trace.ended is not None:
         return _by_word(site, sighting, outcome_of(trace.ended.word, things), waited)
     if sighting is None:

@@ -2,7 +2,8 @@
 
 - The keeper (`keeper.py`) is the parent of all that a daemon starts. It writes to the journal, one file that all
   keepers append to (`journal.py`), what begins and how it ended, and tells the daemon.
-- What is prepared is kept here and is sent with `begin`, in one message. A daemon that dies before has begun nothing.
+- What is prepared is kept here and is sent with `start_prepared`, in one message. A daemon that dies before that has
+  started nothing.
 - A daemon that takes over connects to the keepers that live. A keeper greets it only when all that its own daemon had
   sent is begun; so what has no line in the journal then, or when the keeper is gone, never began.
 - A keeper that is gone left what it began without a status: those attempts are LOST.
@@ -32,7 +33,7 @@ from gpuyard.engines.local import job_logs, keeper, keeper_journal, oom_evidence
 from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
 from gpuyard.engines.session.runner_command import forget_sockets, words_of
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, Prepared, RunsHere
+from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
@@ -66,7 +67,7 @@ class _Prepared(Struct, frozen=True):
         return f"{self.watched.job_id}.{self.watched.attempt}", self.keeper.pid
 
 
-class LocalEngine(RunsHere):
+class LocalEngine(PlacesNothing):
     """Implements `ports.Engine`, for one thread of one process at a time.
 
     An event loop can watch `fileno()`: it is readable while `ended` has something to do or to tell.
@@ -108,7 +109,7 @@ class LocalEngine(RunsHere):
         return -1 if self._poll is None else self._poll.fileno()
 
     def close(self) -> None:
-        self.abandon()
+        self.discard_prepared()
         for each in list(self._keepers.values()):
             self._part_with(each)
         if self._poll is not None:
@@ -145,7 +146,7 @@ class LocalEngine(RunsHere):
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=own.pid, log=log)
 
-    def begin(self) -> None:
+    def start_prepared(self) -> None:
         """Sends it to the keeper. Of what the keeper does not take, `ended` tells that it never began."""
         prepared, self._prepared = self._prepared, []
         for each in prepared:
@@ -156,7 +157,7 @@ class LocalEngine(RunsHere):
                 self._over += [each.name for each in some]
                 self._ring()
 
-    def abandon(self) -> None:
+    def discard_prepared(self) -> None:
         self._prepared.clear()
 
     def _send(self, some: Sequence[_Prepared]) -> bool:
@@ -186,7 +187,7 @@ class LocalEngine(RunsHere):
                     hint="see whether the limits on processes or open files (ulimit -u, ulimit -n) are reached",
                 ) from error
             self._meet(self._own)
-        if self._own.is_behind:
+        if self._own.is_outdated:
             raise EnvironmentFault(
                 f"the process {self._own.pid}, which keeps jobs, does not answer",
                 hint="see whether a file system that jobs use hangs",
@@ -250,7 +251,7 @@ class LocalEngine(RunsHere):
         """Ask again only when what was told is recorded: it may be gone from the journal then."""
         self._empty_long_journal()
         for each in self._ready():
-            if each.is_behind:
+            if each.is_outdated:
                 each.send_rest()
                 self._watch(each)
             self._listen(each)
@@ -325,7 +326,7 @@ class LocalEngine(RunsHere):
 
     def _watch(self, each: KeeperConnection) -> None:
         if self._poll is not None:
-            self._poll.modify(each.fileno(), select.EPOLLIN | (select.EPOLLOUT if each.is_behind else 0))
+            self._poll.modify(each.fileno(), select.EPOLLIN | (select.EPOLLOUT if each.is_outdated else 0))
 
     def _part_with(self, each: KeeperConnection) -> None:
         if self._poll is not None:

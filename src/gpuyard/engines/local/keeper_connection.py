@@ -33,7 +33,7 @@ class KeeperConnection:
         self._link.close()
 
     @property
-    def is_behind(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether it has been sent more than it took."""
         return len(self._unsent) > 0
 
@@ -56,7 +56,7 @@ class KeeperConnection:
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
         """False where nothing of it went, and nothing will: nobody is there, or nobody listens."""
         self.send_rest()
-        if self.is_behind:
+        if self.is_outdated:
             return False
         taken = self._send(memoryview(content), leases)
         self._unsent = memoryview(content)[taken:] if taken else self._unsent

@@ -56,7 +56,7 @@ def _entries(lines: bytes) -> Iterator[JournalEntry]:
 def outcome_of(word: str | None, things: StartContext) -> Outcome:
     """What the last word on an attempt says, when its keeper is gone or has no more to say."""
     if word is None or word == UNBEGUN:
-        return Outcome(kind=OutcomeKind.UNBEGUN, reason="the daemon was gone before it could begin")
+        return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it could begin")
     if word == BEGAN:
         return Outcome(
             kind=OutcomeKind.LOST, reason="its keeper is gone and left no status: it was killed, or the machine was"

@@ -46,7 +46,7 @@ const OUTCOME_TONES = {
   succeeded: "good",
   cancelled: "over",
   preempted: "parked",
-  unbegun: "over"
+  "never-started": "over"
 };
 
 export const toneOf = (state) => LOOKS[state]?.[2] ?? "over";

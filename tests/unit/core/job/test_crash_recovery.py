@@ -27,7 +27,7 @@ def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
 
 @pytest.mark.parametrize("kind", OutcomeKind)
 def test_of_what_ended_before_a_reboot_only_success_and_no_beginning_are_believed(kind: OutcomeKind) -> None:
-    is_believed = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.UNBEGUN)
+    is_believed = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
     assert ended_before_reboot(Outcome(kind=kind)) is is_believed
 
 

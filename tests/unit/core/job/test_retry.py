@@ -30,7 +30,7 @@ def test_a_success_and_a_cancellation_are_final_and_count_for_nothing() -> None:
 
 
 def test_what_never_began_is_queued_again_and_uses_up_no_retry() -> None:
-    verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.UNBEGUN))
+    verdict = judge(job(retries=0), Outcome(kind=OutcomeKind.NEVER_STARTED))
     assert (verdict.event, verdict.counts, verdict.delay_s) == (JobEvent.REQUEUE, False, 0.0)
 
 

@@ -160,7 +160,7 @@ def test_an_attempt_at_an_engine_counts_as_many_gpus_as_it_asked_for() -> None:
 
 
 def test_what_was_handed_over_and_has_not_begun_takes_no_time() -> None:
-    report = report_on(ran(ended_at=None, outcome=None, has_begun=False, queued_at=at(-1)))
+    report = report_on(ran(ended_at=None, outcome=None, has_started=False, queued_at=at(-1)))
     assert (report.total.attempts, report.total.gpu_hours, report.total.running) == (1, 0.0, 0)
     assert report.total.waits.jobs == 0
 

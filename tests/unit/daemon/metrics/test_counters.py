@@ -25,7 +25,7 @@ EMPTY = Snapshot(taken_at=0.0, host=Host())
 
 
 def step(*news: PublishedEvent) -> Step:
-    return Step(wake_at=None, waits_for_room=False, waits_for_look=False, started=0, news=news)
+    return Step(wake_at=None, waits_for_devices=False, waits_for_sample=False, started=0, events=news)
 
 
 def tally_of(*news: PublishedEvent) -> EventCounters:

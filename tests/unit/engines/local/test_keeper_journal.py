@@ -100,7 +100,7 @@ def test_what_kept_it_from_starting_is_named(word: str, status: int, named: str)
 
 @pytest.mark.parametrize("word", [None, "unbegun"])
 def test_one_that_never_began_is_unbegun(word: str | None) -> None:
-    assert outcome_of(word, THINGS).kind is OutcomeKind.UNBEGUN
+    assert outcome_of(word, THINGS).kind is OutcomeKind.NEVER_STARTED
 
 
 @pytest.mark.parametrize("word", ["began", "riddle"])

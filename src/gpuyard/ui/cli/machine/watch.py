@@ -13,7 +13,7 @@ from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, second
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuyard.probes.sampler import Sample
+    from gpuyard.core.sample import Sample
 
 _HISTORY = 24
 
@@ -86,7 +86,7 @@ def _print_lines(samples: "Iterator[Sample]") -> None:
         snapshot = sample.snapshot
         time = iso_time(snapshot.taken_at)
         for problem in worth_telling(snapshot, expected):
-            if problem in sample.news:
+            if problem in sample.new_problems:
                 click.echo(f"! {problem}", err=True)
         click.echo(f"{time}  {host_line(snapshot.host)}")
         for device in snapshot.devices:
@@ -103,7 +103,7 @@ def _device_line(sample: "Sample", device_id: str) -> str:
         device.name or device.id,
         f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
         f"use {figure_text(device.utilization_percent, '%')}",
-        f"smoothed {figure_text(sample.devices[device_id].utilization_percent, '%')}",
+        f"smoothed {figure_text(sample.loads.get(device_id), '%')}",
         f"power {power_text(device)}",
         f"temp {figure_text(device.temperature_c, 'C')}",
         f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
