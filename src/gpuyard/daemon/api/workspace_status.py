@@ -37,7 +37,6 @@ def _task(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
     snapshot = scheduler.sampling.latest.snapshot
     found = [snapshot.device(device_id) for device_id in devices]
     usage = attempt.usage if attempt is not None else None
-    estimates = scheduler.controller.transitions.estimates
     return {
         "id": job.id,
         "config": job.spec.task.config,
