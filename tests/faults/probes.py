@@ -25,7 +25,7 @@ FAULTS = (
     Fault(
         id="probes-vanished-gpu-is-forgotten",
         file=f"{_PROBES}/fallback_chain.py",
-        old="        gone = tuple(self._gone(rung, reading.devices))\n",
+        old="        gone = tuple(self._gone(step, reading.devices))\n",
         new="        gone = ()\n",
         breaks="A GPU that fell off the bus is not shown as unhealthy but not at all.",
         near=(f"{_TESTS}/test_fallback_chain.py",),

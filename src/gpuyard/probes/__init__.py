@@ -1,1 +1,1 @@
-"""Eyes: every way of reading the devices and the host, each allowed to fail."""
+"""Probes: every way to read the devices and the host; each of them may fail."""

@@ -1,4 +1,4 @@
-"""A probe in its chain, with its record: the problem that stands, how long it rests, whether its answer is due."""
+"""One probe of a fallback chain, with its current problem, its backoff, and a pending answer."""
 
 import shutil
 import time
@@ -31,45 +31,45 @@ class ChainStep:
         return self._probe.may_hang
 
     def is_present(self) -> bool:
-        """A guess that costs nothing: libraries are known only by trying them."""
+        """Guess without a call whether the probe can work. Libraries are assumed to be present."""
         return self.may_hang or shutil.which(self.name) is not None
 
     def is_resting(self) -> bool:
         return self._backoff.is_resting(self._clock.monotonic())
 
     def read(self, timeout_s: float) -> Reading | None:
-        """The probe's answer within that time, or `None` and a problem that stands."""
+        """Return the reading within the timeout, or None with `problem` set."""
         reading = self.ask(timeout_s)
         return self.wait(0.0) if self.is_late else reading
 
     def ask(self, timeout_s: float) -> Reading | None:
-        """The answer; `None` where it failed, and where it `is_late`: then `wait` is to be called."""
+        """Return the reading; None if the probe failed, or if it `is_late`: then call `wait`."""
         if not self.may_hang:
-            return self._settle(lambda: self._probe.read(timeout_s))
+            return self._note_result(lambda: self._probe.read(timeout_s))
         if not self._worker.start(lambda: self._probe.read(timeout_s)):
             self._fail(
-                ProbeTimeout(self.name, "an earlier call has not come back", hint="the driver may hang: see dmesg")
+                ProbeTimeout(self.name, "an earlier call has not returned", hint="the driver may hang: see dmesg")
             )
             return None
         self._asked_at = time.monotonic()
         try:
-            return self._settle(lambda: self._worker.finish(timeout_s))
+            return self._note_result(lambda: self._worker.finish(timeout_s))
         except NoAnswerYet:
             self.is_late = True
             return None
 
     def wait(self, timeout_s: float) -> Reading | None:
-        """What a late probe answers at last; then its time is over."""
+        """Return the reading of a late probe, or None with `problem` set if it is still not there."""
         self.is_late = False
         try:
-            return self._settle(lambda: self._worker.finish(timeout_s))
+            return self._note_result(lambda: self._worker.finish(timeout_s))
         except NoAnswerYet:
             waited = time.monotonic() - self._asked_at
             hint = "the driver may be waking up or stuck: try a longer --deadline, see dmesg"
             self._fail(ProbeTimeout(self.name, f"no answer within {waited:.1f} s", hint=hint))
             return None
 
-    def _settle(self, answer: Callable[[], Reading]) -> Reading | None:
+    def _note_result(self, answer: Callable[[], Reading]) -> Reading | None:
         try:
             reading = answer()
         except ProbeError as error:
@@ -77,7 +77,7 @@ class ChainStep:
             return None
         except NoAnswerYet:
             raise
-        except Exception as error:  # noqa: BLE001 - one of the three outermost places: a probe's bug blinds only it
+        except Exception as error:  # noqa: BLE001 - outermost place: a bug in one probe disables only that probe
             bug = f"{type(error).__name__}: {error}"
             self._fail(ProbeCrashed(self.name, f"unexpected {bug[:200]}", hint="please report this"))
             return None
@@ -86,7 +86,7 @@ class ChainStep:
         return reading
 
     def _fail(self, error: ProbeError) -> None:
-        """The same trouble in other words leaves the problem as it is, since it is no news."""
+        """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""
         self._backoff.fail(error.kind, self._clock.monotonic())
         if self.problem is None or self.problem.kind != error.kind:
             self.problem = as_problem(error, self._probe.vendor)

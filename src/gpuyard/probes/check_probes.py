@@ -1,4 +1,4 @@
-"""Tries every probe of the machine, also those that a working one would have spared."""
+"""Try every probe of the machine, including those behind a working one in the fallback order."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from gpuyard.system.clock import SystemClock
 
 
 class Checkup(Struct, frozen=True, kw_only=True):
-    """What one probe did; `devices` is `None` where it did not answer."""
+    """The result of one probe. `devices` is None if it failed."""
 
     vendor: Vendor
     probe: str
@@ -27,9 +27,9 @@ class Checkup(Struct, frozen=True, kw_only=True):
 
 
 def check_probes(probes: Mapping[Vendor, Sequence[Probe]], timeout_s: float) -> list[Checkup]:
-    """Vendors at once, one vendor's probes after each other, since they use the same driver."""
+    """Check all vendors in parallel, and the probes of one vendor in sequence because they share a driver."""
     with ThreadPoolExecutor(max_workers=len(probes)) as pool:
-        checking = [pool.submit(_check_each, rungs, timeout_s) for rungs in probes.values()]
+        checking = [pool.submit(_check_each, chain, timeout_s) for chain in probes.values()]
         return [check for checked in checking for check in checked.result()]
 
 
@@ -38,19 +38,19 @@ def _check_each(probes: Sequence[Probe], timeout_s: float) -> list[Checkup]:
 
 
 def _check(probe: Probe, timeout_s: float) -> Checkup:
-    rung = ChainStep(probe, SystemClock())
+    step = ChainStep(probe, SystemClock())
     started = time.monotonic()
-    reading = rung.read(timeout_s)
+    reading = step.read(timeout_s)
     return Checkup(
         vendor=probe.vendor,
         probe=probe.name,
         devices=None if reading is None else reading.devices,
-        problems=tuple(_problems(rung, reading.problems if reading else ())),
+        problems=tuple(_problems(step, reading.problems if reading else ())),
         seconds=time.monotonic() - started,
     )
 
 
-def _problems(rung: ChainStep, noted: Sequence[Problem]) -> Iterator[Problem]:
-    if rung.problem is not None:
-        yield rung.problem
+def _problems(step: ChainStep, noted: Sequence[Problem]) -> Iterator[Problem]:
+    if step.problem is not None:
+        yield step.problem
     yield from noted

@@ -1,11 +1,11 @@
-"""The machine around the devices: CPU, memory and load, within the limits of the container we run in.
+"""The host: CPU, memory and load, within the limits of the container we run in.
 
 Rules:
-- It never raises: a figure that cannot be read is `None`.
-- A limit counts wherever on the way from the top of the cgroup tree to our own group it is set; the tightest one wins.
-  Both cgroup versions are read, also side by side. A file that is not there, or may not be read, sets no limit.
-- Limits hardly ever change, and finding them costs more than all figures: they are looked for now and then.
-- The CPU's share is always a difference of two readings. Under a CPU quota it is the group's use of that quota.
+- Never raises: a figure that cannot be read is None.
+- A limit may be set at any level from the top of the cgroup tree down to our own group; the tightest one applies. Both
+  cgroup versions are read, also side by side. A missing or unreadable file sets no limit.
+- Limits rarely change, and finding them costs more than all other figures: they are read every 10 s.
+- CPU load is the difference of two readings. Under a CPU quota it is the fraction of the quota that the group uses.
 """
 
 import os
@@ -24,7 +24,7 @@ from gpuyard.probes.common.kernel_files import read_text
 
 T = TypeVar("T")
 
-LOOK_FOR_LIMITS_AFTER_S = 10.0
+REREAD_LIMITS_AFTER_S = 10.0
 _FIRST_WINDOW_S = 0.1
 _SHORTEST_WINDOW_S = 0.05  # the kernel counts CPU time in steps of 10 ms: a shorter window is noise
 _UNLIMITED_BYTES = 2.0**60  # version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes
@@ -67,7 +67,7 @@ class PsutilHost:
 
     def _find_limits(self) -> "_Limits":
         now = self._monotonic()
-        if self._limits is None or now - self._limits_found_at > LOOK_FOR_LIMITS_AFTER_S:
+        if self._limits is None or now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
             self._limits, self._limits_found_at = _Groups.of(self._root).limits(), now
         return self._limits
 
@@ -114,7 +114,7 @@ class _Memory(Struct, frozen=True, kw_only=True):
 
 
 class _CpuQuota(Struct, frozen=True, kw_only=True):
-    """So many CPUs' worth of time; `usage` is the file that counts the time used, in `unit_s`."""
+    """A quota of CPU time, in CPUs. The file `usage` counts the used time in `unit_s`."""
 
     cpus: float
     usage: Path
@@ -127,7 +127,7 @@ class _CpuQuota(Struct, frozen=True, kw_only=True):
 
 
 class _MemoryLimit(Struct, frozen=True, kw_only=True):
-    """So many bytes for the group at `folder`; `usage` is the file that counts those in use."""
+    """A memory limit in bytes of the group at `folder`. The file `usage` counts the bytes in use."""
 
     size: float
     folder: Path
@@ -144,7 +144,7 @@ class _Limits(Struct, frozen=True, kw_only=True):
 
 
 class _Groups(Struct, frozen=True, kw_only=True):
-    """The folders from the top of each hierarchy down to the group we are in: version 2's one, version 1's by name."""
+    """The directories from the top of each cgroup hierarchy down to our group; version 2 has one hierarchy."""
 
     unified: list[Path]
     memory: list[Path]
@@ -155,7 +155,7 @@ class _Groups(Struct, frozen=True, kw_only=True):
     def of(cls, root: Path) -> "_Groups":
         paths = _paths_of_self(root)
         top = root / "sys/fs/cgroup"
-        # Version 2 is the folder itself, or a part of it where it stands beside version 1.
+        # Version 2 is mounted at the top, or in `unified` if version 1 is mounted as well.
         unified = [folder for mount in (top, top / "unified") for folder in _lineage(mount, paths.get("", "/"))]
         legacy = {name: _lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct")}
         return cls(unified=unified, **legacy)
@@ -206,14 +206,14 @@ def _memory(limits: Sequence[_MemoryLimit]) -> _Memory:
 
 
 def _idle_cache(folder: Path) -> float:
-    """Files that were read and are not in use any more: dropped as soon as somebody needs their memory."""
+    """Return the bytes of page cache that the kernel drops first under memory pressure."""
     said = read_text(folder / "memory.stat")
-    below = _field(said, "total_inactive_file")  # version 1 tells the groups below from the group itself
+    below = _field(said, "total_inactive_file")  # version 1 counts child groups separately
     return (below if below is not None else _field(said, "inactive_file")) or 0.0
 
 
 def _paths_of_self(root: Path) -> dict[str, str]:
-    """Our group in the hierarchy of each controller; that of version 2 has no name."""
+    """Return our group in the hierarchy of each controller. Version 2 has the empty name."""
     paths: dict[str, str] = {}
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -223,16 +223,16 @@ def _paths_of_self(root: Path) -> dict[str, str]:
 
 
 def _mount(top: Path, controller: str) -> Path:
-    """Where version 1 keeps `controller`: in a folder of its name, or in one it shares."""
+    """Return the mount of a version 1 controller, which may share its directory with another."""
     joint = (top / name for name in ("cpu,cpuacct", "cpuacct,cpu") if controller in {"cpu", "cpuacct"})
     return next((folder for folder in (top / controller, *joint) if _is_folder(folder)), top / controller)
 
 
 def _lineage(mount: Path, path: str) -> list[Path]:
-    """The folders that exist from `mount` down to `path`.
+    """Return the existing directories from `mount` down to `path`.
 
-    A container often sees its own group as the mount itself, under a path that only its host knows: what cannot be
-    followed is left out.
+    A container often sees its own group at the mount itself, while `path` is valid only on the host. Missing parts are
+    left out.
     """
     folders = [mount]
     for part in path.split("/"):
@@ -251,7 +251,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _field(text: str | None, name: str) -> float | None:
-    """The number behind `name` in lines of `name number`."""
+    """Return the number of the line `name number`, or None."""
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -276,7 +276,7 @@ def _usable_cpus() -> float | None:
 
 def _machine_cpu_time(psutil: ModuleType) -> tuple[float, float]:
     times = psutil.cpu_times()._asdict()
-    # A guest's time is part of its host's user time: counting it again would count it twice.
+    # Guest time is part of user time: adding it would count it twice.
     whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
     return whole - times.get("idle", 0.0) - times.get("iowait", 0.0), whole
 

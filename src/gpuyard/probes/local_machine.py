@@ -1,4 +1,4 @@
-"""This machine's own probes, put together: real ones, or simulated ones where GPUYARD_SIMULATE asks for them."""
+"""The probes of this machine: real ones, or simulated ones if GPUYARD_SIMULATE is set."""
 
 import functools
 import importlib
@@ -26,14 +26,14 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> MachineReader:
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
-    """This machine's devices and host, now. The probes stay set up, so that the next call costs little."""
+    """Return the current devices and host of this machine. Probes stay open, so that the next call is cheap."""
     with _guard.lock:
         machine = _machine(deadline_s, simulated_devices(), os.environ.get("GPUYARD_HOME"))
         return machine.snapshot()
 
 
 class _Guard:
-    """A lock that a child process gets anew: its parent's may have been held while it was forked."""
+    """A lock that is replaced after a fork, because the parent may have held it at that moment."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -49,12 +49,12 @@ _guard = _Guard()
 
 @functools.lru_cache(maxsize=4)
 def _machine(deadline_s: float, *_: str | None) -> MachineReader:
-    """One for each simulation and home: what is simulated differs between them."""
+    """Return one reader per simulation and GPUYARD_HOME, since simulated devices differ between them."""
     return local_machine(deadline_s)
 
 
 def local_probes() -> dict[Vendor, Sequence[Probe]]:
-    """Every vendor's probes in their fallback order."""
+    """Return the probes of each vendor in fallback order."""
     if simulated_devices():
         from gpuyard.probes.simulated_devices import SimulatedDevices
 
@@ -77,7 +77,7 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
 
 
 class _ToolProbe:
-    """A command-line probe whose code is loaded only where one of its tools is there: most machines have few."""
+    """A command-line probe that imports its code only if one of its tools is installed."""
 
     may_hang = False
 

@@ -1,20 +1,20 @@
-"""The whole machine in one look: every vendor's chain at once, and the host beside them, within one deadline."""
+"""Read the whole machine: all vendors' chains in parallel, and the host, within one deadline."""
 
 from collections.abc import Callable, Sequence
 
 from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot
 from gpuyard.ports import Clock, HostProbe
-from gpuyard.probes.common.complete_memory import settle_memory
+from gpuyard.probes.common.complete_memory import complete_memory
 from gpuyard.probes.common.deadline import Deadline
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.probes.fallback_chain import FallbackChain
 
-# A snapshot keeps its deadline although ending a tool and its children takes a moment too.
+# The rest of the deadline is for killing tools and their children.
 _CHAIN_SHARE = 0.85
 
 
 class MachineReader:
-    """Not for use by several threads at once."""
+    """Takes snapshots. Not thread-safe."""
 
     def __init__(self, chains: Sequence[FallbackChain], host: HostProbe, clock: Clock, deadline_s: float) -> None:
         self._chains = [(chain, WorkerThread[Reading](f"gpuyard-{chain.vendor}")) for chain in chains]
@@ -25,14 +25,14 @@ class MachineReader:
     def snapshot(self) -> Snapshot:
         deadline = Deadline(self._deadline_s)
         taken_at = self._clock.now()
-        finishing = [self._begin(chain, worker, deadline) for chain, worker in self._chains]
+        finishing = [self._start(chain, worker, deadline) for chain, worker in self._chains]
         host = self._host.read()
         return assemble(taken_at, host, [finish() for finish in finishing])
 
-    def _begin(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Callable[[], Reading]:
+    def _start(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Callable[[], Reading]:
         if chain.is_resting():
-            standing = chain.standing()
-            return lambda: standing
+            last_known = chain.last_known()
+            return lambda: last_known
         if not worker.start(lambda: chain.read(self._deadline_s * _CHAIN_SHARE)):
             return chain.overdue
         return lambda: self._finish(chain, worker, deadline)
@@ -45,18 +45,18 @@ class MachineReader:
 
 
 def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
-    """Return one snapshot of several readings; unhealthy devices are problems too."""
-    devices = tuple(settle_memory(device, host) for reading in readings for device in reading.devices)
+    """Return one snapshot of several readings, with a problem for each unhealthy device."""
+    devices = tuple(complete_memory(device, host) for reading in readings for device in reading.devices)
     problems = tuple(problem for reading in readings for problem in reading.problems)
     return Snapshot(
         taken_at=taken_at,
         host=host,
         devices=devices,
-        problems=(*problems, *(_illness(device) for device in devices if not device.healthy)),
+        problems=(*problems, *(_health_problem(device) for device in devices if not device.healthy)),
     )
 
 
-def _illness(device: Device) -> Problem:
+def _health_problem(device: Device) -> Problem:
     return Problem(
         source=device.id,
         kind="unhealthy",

@@ -1,4 +1,4 @@
-"""A saved output of a vendor's tool, read the way the probe would read it."""
+"""Parse a saved output of a vendor's tool as the probe would."""
 
 import codecs
 import importlib
@@ -20,19 +20,19 @@ _PARSERS = {
     "ioreg": ("gpuyard.probes.apple.ioreg", "parse"),
 }
 TOOLS = tuple(_PARSERS)
-# How files begin that were written with `>` in PowerShell, or saved by a Windows editor.
+# Byte order marks of files written with `>` in PowerShell, or saved by a Windows editor.
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
-def parser_of(tool: str) -> Callable[[str], Reading]:
+def find_parser(tool: str) -> Callable[[str], Reading]:
     module, function = _PARSERS[tool]
     parser: Callable[[str], Reading] = getattr(importlib.import_module(module), function)
     return parser
 
 
 def replay(tool: str, output: bytes) -> Snapshot:
-    """Raises a ProbeError where `output` is none of the tool's."""
-    return assemble(None, Host(), [parser_of(tool)(_decode(output))])
+    """Return the snapshot in the output. Raise a ProbeError if it is not an output of this tool."""
+    return assemble(None, Host(), [find_parser(tool)(_decode(output))])
 
 
 def _decode(output: bytes) -> str:

@@ -1,8 +1,7 @@
-"""Samples in a file, as CSV or JSON Lines by the file's ending: one row for the host and one for each device.
+"""Log samples to a file, as CSV or JSON Lines by its suffix: one row for the host and one for each device.
 
-Unknown is an empty cell in CSV and `null` in JSON Lines. What belongs together is appended in one write, so a reader
-never sees half of it. A full file is moved aside (`usage.csv.1`, then `.2`, …), and so is a CSV file with other
-columns.
+Unknown is an empty cell in CSV and `null` in JSON Lines. All rows of a sample are appended in one write, so a reader
+never sees half a sample. A full file is rotated (`usage.csv.1`, then `.2`, …), and so is a CSV file with other columns.
 """
 
 import csv
@@ -43,7 +42,7 @@ DEFAULT_KEPT_FILES = 3
 
 
 class RowLog:
-    """Rows of the same columns, in a file of a bounded size."""
+    """A log file of rows with fixed columns, rotated at a maximum size."""
 
     def __init__(
         self,
@@ -60,14 +59,14 @@ class RowLog:
         self._is_csv = path.suffix == ".csv"
         self._max_bytes = max_bytes
         self._kept_files = kept_files
-        self._guard(self._prepare)
+        self._translate_errors(self._prepare)
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         text = _as_csv(rows, self._columns) if self._is_csv else "".join(f"{json.dumps(row)}\n" for row in rows)
-        self._guard(lambda: self._append(text.encode()))
+        self._translate_errors(lambda: self._append(text.encode()))
 
     def _prepare(self) -> None:
-        """Makes sure that the file can be written, and that a CSV file has our columns."""
+        """Check that the file is writable, and rotate a CSV file with other columns."""
         with self._path.open("ab"):
             pass
         if self._is_csv and self._path.stat().st_size:
@@ -85,7 +84,7 @@ class RowLog:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if os.write(descriptor, encoded) < len(encoded):
-                os.ftruncate(descriptor, size)  # half a row would spoil the next one
+                os.ftruncate(descriptor, size)  # a partial row would corrupt the next one
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
@@ -97,7 +96,7 @@ class RowLog:
             if newer.exists():
                 newer.replace(older)
 
-    def _guard(self, action: Any) -> None:
+    def _translate_errors(self, action: Any) -> None:
         try:
             action()
         except OSError as error:

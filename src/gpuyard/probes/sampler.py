@@ -1,8 +1,7 @@
-"""Follows the machine over time: raw and smoothed figures, no more often than somebody needs them.
+"""Sample the machine over time: raw and smoothed figures, as often as the most demanding consumer asks.
 
-Whoever needs samples says how often with `want`, for as long as it needs them. The sampler goes by the most demanding
-of those who want something now, and rests while nobody does. It has no thread: the one who drives it asks `due_in`
-and calls `sample`.
+A consumer asks for an interval with `want`, for the duration of a block. The shortest interval counts, and without a
+consumer no sample is due. The sampler has no thread: its owner calls `due_in` and `sample`.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def want(self, interval_s: float) -> Iterator[None]:
-        """Asks for a sample at least that often until the block is left."""
+        """Ask for a sample at least every `interval_s` until the block ends."""
         demand = object()
         self._wanted[demand] = max(SHORTEST_INTERVAL_S, interval_s)
         try:
@@ -59,7 +58,7 @@ class Sampler:
         return min(self._wanted.values(), default=None)
 
     def due_in(self) -> float | None:
-        """Seconds until the next sample is due, `None` while nobody wants one."""
+        """Return the seconds until the next sample is due, or None while no consumer asks for samples."""
         interval = self.interval_s
         if interval is None:
             return None
@@ -68,7 +67,7 @@ class Sampler:
         return max(0.0, self._last_started + interval - self._clock.monotonic())
 
     def sample(self) -> Sample:
-        """Looks now, whether it is due or not."""
+        """Take a sample now, whether it is due or not."""
         now = self._last_started = self._clock.monotonic()
         snapshot = self._machine.snapshot()
         raw = {

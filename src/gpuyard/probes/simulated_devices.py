@@ -1,8 +1,8 @@
-"""Devices that are not there, used by processes that are.
+"""Simulated devices, used by real processes.
 
-`GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices. A real process says how much of their
-memory and time it takes with a `Usage`; what it takes is its own for as long as it lives, and not a moment longer
-(`gpuyard/simulated_usage.py`). A suspended process waits at its next call, as a program that calls a driver does.
+`GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices. A real process declares the memory
+and load it uses with a `SimulatedUse`, which ends with the process at the latest (`gpuyard/simulated_usage.py`).
+A suspended process waits at its next call, as a program that calls a driver does.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
-_LOOK_AGAIN_S = 0.01
+_POLL_S = 0.01
 
 
 class SimulatedDevices:
-    """The simulated devices of this machine, as all processes that share the folder see them."""
+    """The probe of simulated devices; all processes with the same folder see the same devices."""
 
     name = "simulated"
     vendor = Vendor.SIMULATED
@@ -35,12 +35,12 @@ class SimulatedDevices:
     def __init__(self, spec: str | None = None, folder: Path | None = None) -> None:
         spec = spec or simulated_devices()
         if spec is None:
-            raise UserError("there are no simulated devices", hint="set GPUYARD_SIMULATE=2x24GB")
+            raise UserError("no simulated devices are configured", hint="set GPUYARD_SIMULATE=2x24GB")
         self.devices = parse_devices(spec)
         self.folder = folder or state_dir() / "simulated"
         self.shares = SharesFolder(self.folder)
 
-    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - the caller bounds it
+    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - the caller has a timeout
         try:
             with self.shares.locked():
                 taken = list(self.shares.live().values())
@@ -49,7 +49,7 @@ class SimulatedDevices:
         return Reading(devices=tuple(_loaded(device, taken) for device in self.devices))
 
     def idle_seconds(self, device_id: str) -> dict[int, float]:
-        """How long ago the processes that put no load on the device last changed what they take."""
+        """Return for each process without load on the device the seconds since its last change of use."""
         with self.shares.locked():
             changed = {path: path.stat().st_mtime for path in self.folder.glob("*.share")}
             taken = self.shares.live().values()
@@ -62,7 +62,7 @@ class SimulatedDevices:
 
 
 class SimulatedUse:
-    """What this process takes of the simulated devices, until it is closed or the process ends."""
+    """The simulated memory and load that this process uses, until it is closed or the process ends."""
 
     def __init__(self, devices: SimulatedDevices | None = None) -> None:
         self._devices = devices or SimulatedDevices()
@@ -77,9 +77,9 @@ class SimulatedUse:
             ) from error
 
     def allocate(self, device_id: str, megabytes: float) -> None:
-        """Takes that much more memory, or raises SimulatedOutOfMemory and takes nothing."""
+        """Allocate memory, or raise SimulatedOutOfMemory and allocate nothing."""
         device = self._find(device_id)
-        with self._turn() as share:
+        with self._locked_use() as share:
             free_mb = simulated_usage.free_mb(device, self._devices.shares.live().values())
             if megabytes > free_mb + simulated_usage.ROUNDING_MB:
                 raise SimulatedOutOfMemory(_out_of_memory(device, megabytes, free_mb))
@@ -88,13 +88,13 @@ class SimulatedUse:
 
     def set_load(self, device_id: str, percent: float) -> None:
         self._find(device_id)
-        with self._turn() as share:
+        with self._locked_use() as share:
             load = {**share.load_percent, device_id: percent}
             simulated_usage.write(self._descriptor, msgspec.structs.replace(share, load_percent=load))
 
     def work(self) -> None:
-        """Uses the devices for a moment: returns at once, or when the process is no longer suspended."""
-        with self._turn():
+        """Return when the process is not suspended, as a driver call would."""
+        with self._locked_use():
             pass
 
     def close(self) -> None:
@@ -107,15 +107,15 @@ class SimulatedUse:
         self.close()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[SimulatedShare]:
-        """What it takes by now, with nobody else at it."""
+    def _locked_use(self) -> Iterator[SimulatedShare]:
+        """Yield the current use, locked, once the process is not suspended."""
         while True:
             with self._devices.shares.locked():
                 share = simulated_usage.read(self._descriptor)
                 if not share.is_locked:
                     yield share
                     return
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_S)
 
     def _find(self, device_id: str) -> Device:
         for device in self._devices.devices:
@@ -126,7 +126,7 @@ class SimulatedUse:
 
 
 def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that CUDA_VISIBLE_DEVICES lets a program see, in its order; all of them where it is not set."""
+    """Return the ids in CUDA_VISIBLE_DEVICES, in its order; all ids if it is not set."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     ids = [device.id for device in devices.devices]
     if visible is None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuyard.core.snapshot import Reading
 from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.errors import ProbeError
-from gpuyard.probes.replay_output import TOOLS, parser_of, replay
+from gpuyard.probes.replay_output import TOOLS, find_parser, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
 
@@ -53,7 +53,7 @@ def mutated(draw: st.DrawFn, tool: str) -> str:
 
 def check(tool: str, text: str) -> None:
     try:
-        reading = parser_of(tool)(text)
+        reading = find_parser(tool)(text)
     except ProbeError:
         return
     assert isinstance(reading, Reading)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from gpuyard.core.snapshot import Host
-from gpuyard.probes.host import LOOK_FOR_LIMITS_AFTER_S, PsutilHost
+from gpuyard.probes.host import REREAD_LIMITS_AFTER_S, PsutilHost
 
 GB = 1024**3
 CpuTimes = namedtuple("CpuTimes", "user system idle iowait guest")  # noqa: PYI024
@@ -285,7 +285,7 @@ def test_a_quota_that_changes_begins_a_new_measurement(machine: Machine) -> None
     machine.busy_cpus, machine.group_cpus = 4.0, 0.5
     assert machine.read().cpu_percent == 50.0
     machine.write("sys/fs/cgroup/job/cpu.max", "200000 100000")
-    machine.pass_time(LOOK_FOR_LIMITS_AFTER_S + 1.0)
+    machine.pass_time(REREAD_LIMITS_AFTER_S + 1.0)
     assert machine.read().cpu_percent == 25.0
     assert len(machine.slept) == 2
 

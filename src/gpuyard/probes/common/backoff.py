@@ -1,8 +1,8 @@
-"""How long something that failed is left alone: for a second at first, twice as long each time, a minute at most."""
+"""Exponential backoff after failures: one second, doubled with each failure, at most a minute."""
 
 _MISSING_S = 60.0
 _LONGEST_S = 60.0
-_MOST_DOUBLINGS = 10  # a thousand would be too large a number
+_MOST_DOUBLINGS = 10  # 2.0 ** 1024 overflows
 
 
 class Backoff:
@@ -14,7 +14,7 @@ class Backoff:
         return self._failures > 0 and now < self._until
 
     def fail(self, kind: str, now: float) -> None:
-        """`kind` as of a ProbeError: what is not installed will not appear within a second."""
+        """Record a failure of this kind of ProbeError. A missing tool is not looked for again within a minute."""
         self._failures += 1
         doublings = min(self._failures - 1, _MOST_DOUBLINGS)
         self._until = now + (_MISSING_S if kind == "missing" else min(_LONGEST_S, 2.0**doublings))

@@ -1,11 +1,11 @@
-"""What no probe can tell by itself about a device's memory, for every vendor.
+"""Correct the memory figures of a device by what is known about its host and its vendor.
 
 Rules:
 - A total of zero means that the memory was not read: all three figures are unknown.
 - NVIDIA's integrated GPUs (GB10, Jetson) have no memory of their own: NVML answers "not supported" and `nvidia-smi`
   prints "[N/A]". Such a device has the host's memory, within the host's limits: what is available to the host is free.
-- A process cannot hold more than its device has. A larger figure is of something else, such as all devices together,
-  and nobody can tell how much of it is here: it is unknown.
+- A process cannot hold more than its device has. A larger figure covers something else, such as all devices
+  together, so the process's memory on this device is unknown.
 """
 
 import re
@@ -18,8 +18,8 @@ from gpuyard.core.snapshot import Device, Host, Process, Vendor
 _INTEGRATED = re.compile(r"\b(?:GB10|Thor|Orin|Xavier|Jetson|Tegra)\b", re.IGNORECASE)
 
 
-def settle_memory(device: Device, host: Host) -> Device:
-    """Return the device with the memory figures that can be right, given the host it is in."""
+def complete_memory(device: Device, host: Host) -> Device:
+    """Return the device with host memory filled in and impossible figures removed."""
     if device.memory_total_mb == 0:
         device = replace(device, memory_total_mb=None, memory_used_mb=None, memory_free_mb=None)
     if _uses_host_memory(device):

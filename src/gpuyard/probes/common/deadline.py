@@ -1,4 +1,4 @@
-"""The end of the time that several steps share."""
+"""A deadline that several calls share."""
 
 import time
 
@@ -8,7 +8,7 @@ class Deadline:
         self._at = time.monotonic() + timeout_s
 
     def left(self) -> float:
-        """Seconds until then, and never less than none."""
+        """Return the seconds until the deadline, at least 0."""
         return max(0.0, self._at - time.monotonic())
 
     def is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""Ids that name one device each, and PCI bus ids in one spelling."""
+"""Unique device ids, and PCI bus ids in one spelling."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", r
 
 
 def pci_bus_id(raw: object) -> str | None:
-    """As the kernel spells it, such as `0000:3b:00.0`; tools differ in the width of the domain and in case."""
+    """Return the bus id as the kernel spells it (`0000:3b:00.0`), or None. Tools differ in domain width and case."""
     match = _BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None:
         return None
@@ -21,9 +21,9 @@ def pci_bus_id(raw: object) -> str | None:
 
 
 def with_distinct_ids(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The same devices, with "#0", "#1", ... behind an id that several share, as partitions and masked outputs do.
+    """Return the devices with "#0", "#1", ... appended to ids that several share, as partitions and masked outputs do.
 
-    The first gets its number too: none of them may pass for the whole.
+    The first gets a number too, so that no partition passes for the whole card.
     """
     listed = tuple(devices)
     times = Counter(device.id for device in listed)
@@ -41,5 +41,5 @@ def with_distinct_ids(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 
 def without_number(device_id: str) -> str:
-    """What an id was before it was told apart from others."""
+    """Return the id without the number that `with_distinct_ids` appended."""
     return device_id.partition("#")[0]

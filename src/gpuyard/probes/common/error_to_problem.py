@@ -1,11 +1,11 @@
-"""From an error to the problem that a snapshot carries."""
+"""Convert a ProbeError into a Problem of a snapshot."""
 
 from gpuyard.core.snapshot import Problem, Vendor
 from gpuyard.errors import ProbeError
 
 
 def as_problem(error: ProbeError, vendor: Vendor, about: str | None = None) -> Problem:
-    """`about` says which part of the tool's work it concerns, where the rest went well."""
+    """Return the problem; `about` names the failed part when the rest of the reading succeeded."""
     return Problem(
         source=error.source,
         kind=error.kind,

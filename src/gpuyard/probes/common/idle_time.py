@@ -1,17 +1,17 @@
-"""For how long at least a process has done nothing on its device, where the driver remembers."""
+"""How long a process has been idle on its device, as a lower bound, where the driver records it."""
 
 import time
 from collections.abc import Callable, Iterable
 
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 
-# NVML gives each process's mean use from a moment until now, in whole percent: over more than a minute, what a process
-# did in a second would be rounded away.
+# NVML reports the mean load of each process since a given time in whole percent: over more than a minute, a busy second
+# would be rounded to zero.
 WINDOWS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 
 
 def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
-    """By device and pid; those of which nothing is known are left out."""
+    """Return idle seconds by (device id, pid). Processes without a known idle time are left out."""
     found: dict[tuple[str, int], float] = {}
     for device in snapshot.devices:
         if device.processes:
@@ -21,15 +21,15 @@ def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
 
 
 def longest_idle(pids: Iterable[int], active_within: Callable[[float], set[int] | None]) -> dict[int, float]:
-    """For each the longest window in which it was not active; nothing where the driver does not tell."""
+    """Return for each pid the longest window without activity; empty if the driver reports no activity."""
     idle = dict.fromkeys(pids, 0.0)
-    resting = set(idle)
+    idle_pids = set(idle)
     for window in WINDOWS_S:
         active = active_within(window)
         if active is None:
             return {}
-        resting -= active
-        idle.update(dict.fromkeys(resting, window))
+        idle_pids -= active
+        idle.update(dict.fromkeys(idle_pids, window))
     return idle
 
 
@@ -45,7 +45,7 @@ def _nvidia(device: Device) -> dict[int, float]:
     def active_within(window_s: float) -> set[int] | None:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, int((time.time() - window_s) * 1e6))
-        except pynvml.NVMLError_NotFound:  # nobody did anything
+        except pynvml.NVMLError_NotFound:  # no process was active
             return set()
         except pynvml.NVMLError:
             return None

@@ -1,4 +1,4 @@
-"""Several calls that make up one reading: they share its time, and some of them it can do without."""
+"""Several tool calls that make up one reading: they share a deadline, and some are optional."""
 
 import re
 import time
@@ -17,23 +17,23 @@ _TIME_GIVEN = re.compile(r" within \d+(?:\.\d+)? s\b")
 
 
 def run_until(argv: Sequence[str], deadline: Deadline, *, enough: Callable[[bytes], bool] | None = None) -> ToolOutput:
-    """`run_tool` within what is left of the time; a tool for which nothing is left is not started."""
+    """Run the tool within the remaining time. Raise ProbeTimeout without starting it if none remains."""
     if deadline.is_over():
         raise ProbeTimeout(argv[0], f"no time was left for `{' '.join(argv)}`")
     return run_tool(argv, deadline.left(), enough=enough)
 
 
 def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) -> Problem:
-    """The problem of a reading that went well otherwise.
+    """Return the problem of one failed call in a reading that otherwise succeeded.
 
-    What was left of the time differs from reading to reading: a message that told it would look new each time.
+    The remaining time differs between readings, so the message leaves it out: otherwise it would look new each time.
     """
     problem = as_problem(error, vendor, about)
     return replace(problem, message=_TIME_GIVEN.sub(" in time", problem.message))
 
 
 class OptionalCall:
-    """A call that a reading can do without; while it rests after a failure, its problem is told again unchanged."""
+    """An optional call of a reading. While it backs off after a failure, it returns the same problem again."""
 
     def __init__(self, source: str, vendor: Vendor, about: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -44,11 +44,11 @@ class OptionalCall:
         self._failed = Reading()
 
     def ask(self, call: Callable[[], Reading], deadline: Deadline) -> Reading:
-        """What `call` answers, or a reading of nothing but the problem with it."""
+        """Return the reading of `call`, or a reading that has only the problem with it."""
         if self._backoff.is_resting(self._clock()):
             return self._failed
         if deadline.is_over():
-            # The others used up the time: were this call to rest with them, they would wake up together for ever.
+            # The other calls used up the time. Backing off here would retry it in step with them.
             return self._without(ProbeTimeout(self._source, "no time was left for it"))
         try:
             answer = call()

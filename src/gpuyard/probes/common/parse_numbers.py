@@ -1,7 +1,6 @@
-"""Figures as vendors' tools print them: with and without units, in brackets, as sentinels, as JSON objects.
+"""Parse numbers as vendors' tools print them: with and without units, in brackets, as sentinels, as JSON objects.
 
-Each function takes whatever stood in the output and answers with a plain number or, where it says nothing, `None`.
-None of them raises.
+Each function takes any value from the output and returns a plain number, or None if it holds none. None of them raises.
 """
 
 import math
@@ -25,12 +24,12 @@ _NO_NAMES = frozenset(
 )
 _W_PER_UNIT = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "": 1.0}
 
-# Registers that read all ones mean "not there": 16 and 32 bits wide in AMD's metrics tables, 64 in NVML.
+# Registers that read all ones mean "not available": 16 and 32 bits wide in AMD's metrics tables, 64 in NVML.
 _SENTINELS = frozenset({65535.0, 4294967295.0, 18446744073709551615.0})
 
 
 def quantity(raw: Any) -> tuple[float, str] | None:
-    """The number and the unit in `raw`: text, a number, or an object such as `{"value": 91, "unit": "%"}`."""
+    """Return number and unit of `raw`: text, a number, or an object such as `{"value": 91, "unit": "%"}`."""
     if isinstance(raw, dict):
         value, unit = raw.get("value"), raw.get("unit")
         inner = None if isinstance(value, dict) else quantity(value)
@@ -53,13 +52,13 @@ def number(raw: Any) -> float | None:
 
 
 def whole(raw: Any) -> int | None:
-    """A number without a fraction that is not negative: an index, a pid."""
+    """Return a non-negative integer, such as an index or a pid, or None."""
     value = number(raw)
     return int(value) if value is not None and 0 <= value < 2**53 and value == int(value) else None
 
 
 def megabytes(raw: Any, unit: str = "MiB") -> float | None:
-    """Memory in MB; `unit` is what a bare number counts in."""
+    """Return memory in MB. `unit` is the unit of a bare number."""
     return _scaled(raw, unit, _MB_PER_UNIT, 2)
 
 
@@ -68,7 +67,7 @@ def watts(raw: Any, unit: str = "W") -> float | None:
 
 
 def percent(raw: Any) -> float | None:
-    """A share from 0 to 100; sampling noise a little beyond 100 counts as 100."""
+    """Return a percentage from 0 to 100; sampling noise beyond 100 counts as 100."""
     value = number(raw)
     if value is None or value < 0 or value > 1000:
         return None
@@ -81,7 +80,7 @@ def celsius(raw: Any) -> float | None:
 
 
 def words(raw: Any) -> str | None:
-    """A name, or `None` for an empty one or one of the vendors' ways of saying that there is none."""
+    """Return a name, or None for an empty one and for placeholders such as "N/A"."""
     if not isinstance(raw, str):
         return None
     text = " ".join(raw.split())

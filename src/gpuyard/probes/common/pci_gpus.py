@@ -1,4 +1,4 @@
-"""Which vendors' GPUs the PCI bus shows, whether or not any probe can read them (Linux only)."""
+"""GPUs on the PCI bus by vendor, whether or not a probe can read them (Linux only)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from gpuyard.probes.common.kernel_files import read_text
 _VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
 _DISPLAYS = ("0x03",)
 _DISPLAYS_AND_ACCELERATORS = ("0x03", "0x12")
-# Intel's accelerators are NPUs and FPGAs: its GPUs are displays, also those that no screen fits on.
+# Intel's accelerators are NPUs and FPGAs; its GPUs have the display class, even those without a display output.
 _GPU_CLASSES = {
     Vendor.NVIDIA: _DISPLAYS_AND_ACCELERATORS,
     Vendor.AMD: _DISPLAYS_AND_ACCELERATORS,
@@ -17,7 +17,7 @@ _GPU_CLASSES = {
 
 
 def gpus_on_pci(root: Path = Path("/")) -> dict[str, Vendor]:
-    """Vendors by bus id."""
+    """Return the vendor of each GPU by PCI bus id."""
     found = {}
     try:
         slots = sorted((root / "sys/bus/pci/devices").iterdir())

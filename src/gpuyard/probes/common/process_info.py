@@ -1,4 +1,4 @@
-"""Who the processes on a device are: their users and commands, as far as this user may see them."""
+"""Users and commands of the processes on a device, as far as this user may see them."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ class ProcessInfo(Struct, frozen=True, kw_only=True):
 
 
 def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
-    """One entry for each that is alive. A driver may tell pids of another container's, which are not here."""
+    """Return an entry for each live pid. A driver may report pids of another container, which do not exist here."""
     import psutil
 
     found = {}
@@ -26,7 +26,7 @@ def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
     return found
 
 
-def _command(words: list[str], name: str) -> str:
-    """In one line, without the program's folder, and without the control characters that anybody may put into it."""
-    text = " ".join([os.path.basename(words[0]), *words[1:]]) if words and words[0] else name
+def _command(argv: list[str], name: str) -> str:
+    """Return the command on one line, without the program's directory and without control characters."""
+    text = " ".join([os.path.basename(argv[0]), *argv[1:]]) if argv and argv[0] else name
     return "".join(letter if letter.isprintable() else " " for letter in text)

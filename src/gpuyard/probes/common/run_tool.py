@@ -1,7 +1,7 @@
-"""Runs a vendor's command-line tool, and is never held up by it.
+"""Run a vendor's command-line tool with a timeout that always holds.
 
-A tool gets a session of its own, no input, the C locale, and a time limit; past that it is killed with its children.
-A tool stuck in a driver call cannot even be killed: it is left behind, and not started a second time while it is.
+A tool gets its own session, no input, the C locale, and a timeout, after which it is killed with its children.
+A tool that hangs in a driver call cannot be killed. It is left behind, and not started again while it exists.
 """
 
 import contextlib
@@ -37,34 +37,36 @@ class ToolOutput(Struct, frozen=True, kw_only=True):
     status: int | None
 
     def require_success(self) -> str:
-        """The standard output of a tool that ended well; `status` is `None` where we had enough and ended it."""
+        """Return the standard output, or raise if the tool failed. `status` is None if we ended the tool."""
         if self.status not in (0, None):
             raise self.failure()
         return self.stdout
 
     def failure(self) -> ProbeCrashed | ProbeDenied:
         said = f"{self.stderr}\n{self.stdout}"
-        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "nothing was printed")
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it printed nothing")
         if _DENIED.search(said):
-            return ProbeDenied(self.name, f"it may not be used by this user: {last[:200]}", hint="try it as root")
+            return ProbeDenied(self.name, f"permission denied: {last[:200]}", hint="run it as root")
         end = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
-        return ProbeCrashed(self.name, f"it ended with {end}: {last[:200]}", hint=f"run `{self.name}` by hand to see")
+        return ProbeCrashed(
+            self.name, f"it ended with {end}: {last[:200]}", hint=f"run `{self.name}` yourself to see why"
+        )
 
 
 def find_tool(name: str) -> str:
-    """The path of the tool, or ProbeMissing or ProbeDenied."""
+    """Return the path of the tool; raise ProbeMissing or ProbeDenied."""
     path = shutil.which(name)
     if path is not None:
         return path
     for folder in os.get_exec_path():
         candidate = os.path.join(folder, name)
         if os.path.isfile(candidate):
-            raise ProbeDenied(name, f"{candidate} may not be executed", hint=f"chmod +x {candidate}")
+            raise ProbeDenied(name, f"{candidate} is not executable", hint=f"chmod +x {candidate}")
     raise ProbeMissing(name, "not installed, or not on PATH")
 
 
 def find_any_tool(names: Sequence[str]) -> None:
-    """ProbeMissing where none of the tools is there; one that may not be executed is there."""
+    """Raise ProbeMissing if none of the tools is installed. A tool that is not executable counts as installed."""
     for name in names:
         try:
             find_tool(name)
@@ -83,7 +85,7 @@ def run_tool(
     enough: Callable[[bytes], bool] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> ToolOutput:
-    """Runs `argv` until it ends, `enough(output so far)` says so, or the time is up (ProbeTimeout)."""
+    """Run `argv` until it exits, `enough(output so far)` returns True, or the timeout passes (ProbeTimeout)."""
     name = argv[0]
     path = find_tool(name)
     _refuse_while_stuck(name)
@@ -94,7 +96,9 @@ def run_tool(
     finally:
         _end(name, process)
     if not finished:
-        raise ProbeTimeout(name, f"no answer within {timeout_s:.1f} s", hint=f"run `{' '.join(argv)}` by hand to see")
+        raise ProbeTimeout(
+            name, f"no answer within {timeout_s:.1f} s", hint=f"run `{' '.join(argv)}` yourself to see why"
+        )
     stopped = enough is not None and enough(stdout)
     return ToolOutput(
         name=name,
@@ -115,7 +119,7 @@ def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | N
             env={**os.environ, "LC_ALL": "C", **(env or {})},
         )
     except PermissionError as error:
-        raise ProbeDenied(name, f"{path} may not be executed: {error.strerror}") from error
+        raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error
     except FileNotFoundError as error:
         raise ProbeCrashed(name, f"{path} cannot start: its interpreter is missing") from error
     except OSError as error:
@@ -125,7 +129,7 @@ def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | N
 def _collect(
     process: subprocess.Popen[bytes], deadline: float, enough: Callable[[bytes], bool] | None
 ) -> tuple[bytes, bytes, bool]:
-    """Standard output, standard error, and whether we need not have waited longer."""
+    """Return standard output, standard error, and whether the tool finished or printed enough."""
     assert process.stdout is not None
     assert process.stderr is not None
     chunks: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
@@ -158,7 +162,7 @@ def _ended_by(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
 
 def _end(name: str, process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of the tool's family, and remembers a tool that even SIGKILL does not end."""
+    """Kill the remaining processes of the tool, and remember a tool that survives SIGKILL."""
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -171,7 +175,7 @@ def _end(name: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_descendants(pid: int) -> None:
-    """Those that left the tool's session are not reached through its process group."""
+    """Kill descendants that left the tool's session, which killpg does not reach."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

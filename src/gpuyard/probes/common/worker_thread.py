@@ -1,7 +1,7 @@
-"""A thread that makes one call at a time, for callers who will not wait longer than they said.
+"""A thread that makes one call at a time, so that the caller can wait with a timeout.
 
-A call into a stuck driver cannot be interrupted. Its thread is left waiting, nothing new is given to it, and since it
-is a daemon thread it does not keep the program from ending.
+A call into a stuck driver cannot be interrupted. Its thread is left waiting and gets no new call. It is a daemon
+thread, so it does not keep the program from exiting.
 """
 
 import os
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class NoAnswerYet(Exception):
-    """The call is still under way."""
+    """The call has not returned yet."""
 
 
 class WorkerThread(Generic[T]):
@@ -29,7 +29,7 @@ class WorkerThread(Generic[T]):
         self._pid: int | None = None
 
     def start(self, call: Callable[[], T]) -> bool:
-        """Begins the call, or answers False: the one before it has not come back, or there can be no more threads."""
+        """Start the call. Return False if the previous call has not returned, or no thread can be started."""
         if self._pid != os.getpid() and not self._start_thread():
             return False
         if self._is_waiting and self._answers.empty():
@@ -41,7 +41,7 @@ class WorkerThread(Generic[T]):
         return True
 
     def _start_thread(self) -> bool:
-        """Also after a fork, which threads do not survive."""
+        """Start the thread; also needed after a fork, which threads do not survive."""
         self._reset()
         try:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
@@ -51,7 +51,7 @@ class WorkerThread(Generic[T]):
         return True
 
     def finish(self, timeout_s: float) -> T:
-        """What the call returned or raised; NoAnswerYet where it takes longer, and then it may be asked for again."""
+        """Return or raise what the call did. Raise NoAnswerYet on a timeout; `finish` may be called again then."""
         try:
             answer = self._answers.get(timeout=max(0.0, timeout_s))
         except Empty:
@@ -67,5 +67,5 @@ class WorkerThread(Generic[T]):
             call = calls.get()
             try:
                 answers.put(call())
-            except BaseException as error:  # noqa: BLE001 - it is raised again where the answer is taken
+            except BaseException as error:  # noqa: BLE001 - `finish` raises it again
                 answers.put(error)

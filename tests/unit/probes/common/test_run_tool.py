@@ -31,7 +31,7 @@ def test_a_missing_tool_is_named() -> None:
 
 def test_a_file_that_may_not_be_executed_is_a_matter_of_permission(tools: Tools) -> None:
     tools("smi", "").chmod(0o644)
-    with pytest.raises(ProbeDenied, match="may not be executed"):
+    with pytest.raises(ProbeDenied, match="is not executable"):
         run_tool(["smi"], 1)
 
 
@@ -63,7 +63,7 @@ def test_words_about_permission_make_a_refusal(tools: Tools) -> None:
     tools("smi", "import sys; sys.exit('Failed to open the PMU (Permission denied)')")
     with pytest.raises(ProbeDenied, match="PMU") as refusal:
         run_tool(["smi"], 10).require_success()
-    assert refusal.value.hint == "try it as root"
+    assert refusal.value.hint == "run it as root"
 
 
 def become_shell(path: Path, script: str) -> None:
