@@ -63,8 +63,12 @@ class Launch(Struct, frozen=True, kw_only=True):
     engine: str = ""
     terms: ClusterTerms | None = None
 
+    @property
+    def key(self) -> str:
+        return f"{self.job_id}.{self.attempt}"
+
     def __repr__(self) -> str:
-        return f"Launch({self.job_id}.{self.attempt})"
+        return f"Launch({self.key})"
 
 
 class Prepared(Struct, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         id="engines-finished-task-runs-again",
         file=f"{_ENGINES}/session/runner.py",
-        old="        if self._has_marker():\n            return self._leave_out()\n",
+        old="        if self._has_marker():\n            return self._skip()\n",
         new="",
         breaks="A task whose marker is there is run again after a crash.",
         near=(f"{_TESTS}/test_session.py::test_a_task_whose_marker_is_there_already_is_completed_and_not_run",),

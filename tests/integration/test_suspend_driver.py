@@ -74,7 +74,7 @@ def test_asking_twice_changes_nothing(engine: LocalEngine, folder: Path, suspend
     [
         ("Lock", "600", "did not pause in time"),
         ("Checkpoint", "801", "managed memory"),
-        ("Checkpoint", "304", "would not let it"),
+        ("Checkpoint", "304", "did not allow it"),
         ("Checkpoint", "999", "error 999"),
     ],
 )
@@ -102,7 +102,7 @@ def test_without_room_nothing_is_touched_and_with_room_it_goes_on(
     before = card.cuda.calls()
     moved = resumed(suspender, attempt, 4096)
     assert (moved.is_done, moved.is_ruined) == (False, False)
-    assert "no room" in moved.text
+    assert "not enough memory" in moved.text
     assert card.cuda.calls() == before
     assert is_stopped(pid)
     card.set_free(5000)
@@ -213,7 +213,7 @@ def test_a_suspended_job_that_was_woken_by_hand_is_still_suspended(
         wait_for(lambda pid=pid: not is_stopped(pid), "one that runs")  # type: ignore[misc]
     if resumes:
         card.set_free(10)
-        assert "no room" in resumed(suspender, attempt, 1000).text
+        assert "not enough memory" in resumed(suspender, attempt, 1000).text
     else:
         assert suspended(suspender, attempt).is_done
     assert all(is_stopped(pid) for pid in (shell, *users))
@@ -237,7 +237,7 @@ def test_a_job_without_processes_is_not_suspended(engine: LocalEngine, suspender
     outcomes(engine)
     for moved in (suspended(suspender, attempt), resumed(suspender, attempt, 0)):
         assert (moved.is_done, moved.is_ruined) == (False, False)
-        assert "none of its processes is there" in moved.text
+        assert "it has no processes" in moved.text
 
 
 def test_processes_that_share_memory_are_left_alone(

@@ -36,15 +36,15 @@ unmeasured = pytest.mark.usefixtures("unmeasured")
 def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[LocalSuspender, SuspendResult]:
     """With the least patience that suffices to come as far as the checkpoint, at which the driver hangs; on a slow
     machine one that has less gives up before it."""
-    lock, patience_s = folder / "suspending" / f"{attempt.key}.lock", 0.5
+    lock, limit_s = folder / "suspending" / f"{attempt.key}.lock", 0.5
     while True:
-        impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=patience_s)
+        impatient = LocalSuspender(folder / "suspending", str(folder), limit_s=limit_s)
         moved = suspended(impatient, attempt)
         wait_for(lambda: card.cuda.is_paused_at("Checkpoint") or not lock.exists(), "the driver, or the helper's end")
         if card.cuda.is_paused_at("Checkpoint"):
             return impatient, moved
         impatient.close()
-        patience_s *= 2
+        limit_s *= 2
 
 
 def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
@@ -58,7 +58,7 @@ def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
     assert "the driver did not answer" in moved.text
     second = suspended(impatient, attempt)
     assert not second.is_done
-    assert "somebody else" in second.text
+    assert "another helper" in second.text
     card.cuda.let_go("Checkpoint")
     works_on(card, pid)
     wait_for(lambda: card.cuda.calls()[-2:] == [f"Restore {pid} 0", f"Unlock {pid} 0"], "the undoing to be over")
@@ -71,7 +71,7 @@ def test_a_resumption_that_hangs_is_told_and_undone_when_the_driver_comes_back(
 ) -> None:
     attempt, pid = one_user(engine, folder)
     assert suspended(suspender, attempt).is_done
-    impatient = LocalSuspender(folder / "suspending", str(folder), patience_s=0.5)
+    impatient = LocalSuspender(folder / "suspending", str(folder), limit_s=0.5)
     card.set_free(81920)
     card.cuda.rule("Restore * pause-after")
     moved = resumed(impatient, attempt, 0)
@@ -181,7 +181,7 @@ def test_what_was_half_resumed_is_not_ruined_where_there_is_no_room_by_now(
     new = LocalSuspender(folder / "suspending", str(folder))
     moved = resumed(new, attempt, 1000)
     assert (moved.is_done, moved.is_ruined) == (False, False)
-    assert "no room" in moved.text
+    assert "not enough memory" in moved.text
     assert card.states(users) == ["checkpointed", "checkpointed"], "none of it is left in the way of others"
     card.set_free(2000)
     assert resumed(new, attempt, 1000).is_done

@@ -83,7 +83,7 @@ def test_a_part_of_a_card_is_a_hindrance(suspender: LocalSuspender) -> None:
 
 
 def test_a_device_that_is_not_seen_is_a_hindrance(suspender: LocalSuspender) -> None:
-    assert refusal(suspender, CARD, seen=()) == "GPU-1 is not seen now"
+    assert refusal(suspender, CARD, seen=()) == "GPU-1 is not visible now"
 
 
 def test_a_job_without_devices_has_nothing_to_move(suspender: LocalSuspender) -> None:

@@ -117,7 +117,7 @@ def test_without_tmux_it_is_not_there(tmp_path: Path) -> None:
 
 def test_a_viewer_of_a_task_that_is_over_says_so(tmp_path: Path) -> None:
     done = subprocess.run(viewer.command(str(tmp_path), "1.1"), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "this task is not to be seen: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (1, "cannot show this task: No such file or directory\n")
 
 
 def test_a_viewer_whose_terminal_closes_outside_of_tmux_does_not_end_the_task(tasks: Tasks, pipe: Path) -> None:

@@ -26,7 +26,7 @@ class SimulatedSuspender:
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         unseen = [device_id for device_id in attempt.devices if snapshot.device(device_id) is None]
-        return f"{unseen[0]} is not seen now" if unseen else None
+        return f"{unseen[0]} is not visible now" if unseen else None
 
     def suspend(self, attempt: Attempt) -> None:
         self._order(attempt, _Suspension, is_resumed=False)
@@ -67,7 +67,7 @@ class SimulatedSuspender:
 
         program = self._find(attempt)
         if program is None:
-            tell(is_done=False, text="none of its processes is there")
+            tell(is_done=False, text="it has no processes")
             return
         program.orders.append(kind(self._world, program, self._trouble, tell).begin)
         if len(program.orders) == 1:

@@ -28,7 +28,7 @@ from gpuyard.engines.cluster.site import (
 from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, SubmissionDirs
 from gpuyard.engines.local import oom_evidence
 from gpuyard.engines.local.keeper_journal import StartContext
-from gpuyard.engines.session.runner_command import words_of
+from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, SiteStatus
 
@@ -383,7 +383,7 @@ def _on_node(launch: Launch) -> Launch:
     if launch.task is None:
         return launch
     task = replace(launch.task, session=None)
-    return replace(launch, command=words_of(replace(launch, task=task), ""), task=None)
+    return replace(launch, command=start_command(replace(launch, task=task), ""), task=None)
 
 
 def _seen(element: InFlightElement) -> SiteStatus | None:

@@ -31,7 +31,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.engines.argument_checks import refuse_unpassable
 from gpuyard.engines.local import job_logs, keeper, keeper_journal, oom_evidence, process_tree
 from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
-from gpuyard.engines.session.runner_command import forget_sockets, words_of
+from gpuyard.engines.session.runner_command import remove_socket, start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 
@@ -135,7 +135,7 @@ class LocalEngine(PlacesNothing):
                 os.mkdir(launch.folder)
         content = keeper.frame(
             (
-                f"{launch.job_id}.{launch.attempt}", lease_descriptor is not None, words_of(launch, self._sessions_at),
+                launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
                 environment, launch.cwd, log, launch.stdin or "",
             )
         )  # fmt: skip
@@ -301,7 +301,7 @@ class LocalEngine(PlacesNothing):
 
     def _tell(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._words.pop(name, None)
-        forget_sockets(self._sessions_at, name[0])
+        remove_socket(self._sessions_at, name[0])
         outcome = keeper_journal.outcome_of(entry.word if entry is not None else None, watched.things)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
         shortage = oom_evidence.shortage_of(outcome, watched.log, watched.kills)

@@ -47,7 +47,7 @@ def start_time(pid: int) -> float | None:
     return None if process is None else process.started
 
 
-def look_again(process: TrackedProcess) -> TrackedProcess | None:
+def read_again(process: TrackedProcess) -> TrackedProcess | None:
     """The same one as it is now; `None` where it has ended."""
     now = _look_at(process.pid)
     return now if now is not None and now.started == process.started and not now.is_dead else None

@@ -1,4 +1,4 @@
-"""A task's program on a terminal of its own, which the runner holds the other end of."""
+"""A program on a pseudo-terminal, with the runner at the other end."""
 
 import contextlib
 import errno
@@ -16,22 +16,25 @@ from typing import NoReturn
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 _ROWS, _COLUMNS = 24, 80
 _EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-_TERMINALS_THAT_CANNOT = ("", "dumb")
-_MOST_UNTYPED = 1 << 16
+_INCAPABLE_TERMINALS = ("", "dumb")
+_MOST_PENDING_KEYS = 1 << 16
 _CHUNK = 1 << 16
 _DRAINED_WITHIN_S = 2.0
 
 
 class PtyProgram:
-    """`fileno()` is readable while there is output. The other end is held open here too: so what the program wrote is
-    there to be read after its end, and one that closes its terminal is not taken for one that has ended."""
+    """`fileno()` is readable while there is output.
+
+    The program's end of the terminal stays open here too. So its last output can be read after it has ended, and a
+    program that closes its terminal does not look as if it had ended.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
-        self._environment = {**environment, "TERM": _terminal_of(environment.get("TERM", ""))}
-        self._ours, self._its = pty.openpty()
+        self._environment = {**environment, "TERM": _capable_terminal(environment.get("TERM", ""))}
+        self._ours, self._terminal = pty.openpty()
         os.set_blocking(self._ours, False)
-        self._untyped = bytearray()
+        self._pending_keys = bytearray()
         self.resize(_ROWS, _COLUMNS)
         self.pid: int | None = None
         self._has_ended = False
@@ -40,47 +43,47 @@ class PtyProgram:
         return self._ours
 
     def start(self) -> None:
-        """Signals wait meanwhile, and find the program: the child of a fork would take them for the runner's."""
+        """Start the program. Blocks signals meanwhile, because the forked child would handle them like the runner."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _EVERY_SIGNAL)
         pid = os.fork()
         if not pid:
             status = CANNOT_EXECUTE
             try:
-                status = _become(self._command, self._environment, self._its)
+                status = _become(self._command, self._environment, self._terminal)
             finally:
                 os._exit(status)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = pid
 
     def read(self) -> bytes:
-        """Empty where there is nothing now."""
+        """Return the output that is available, empty if there is none."""
         try:
             return os.read(self._ours, _CHUNK)
         except OSError:
             return b""
 
-    def rest(self) -> Iterator[bytes]:
-        """What it wrote last; not what somebody it left behind may write forever."""
+    def remaining_output(self) -> Iterator[bytes]:
+        """Yield what is left to read, for at most 2 s: processes that the program left behind may write forever."""
         deadline = time.monotonic() + _DRAINED_WITHIN_S
         while time.monotonic() < deadline and (output := self.read()):
             yield output
 
     def type(self, keys: bytes = b"") -> bool:
-        """True where some of what was typed has to wait until the program reads."""
-        if len(self._untyped) + len(keys) <= _MOST_UNTYPED:
-            self._untyped += keys
+        """Write keys to the terminal. Return True if some have to wait until the program reads."""
+        if len(self._pending_keys) + len(keys) <= _MOST_PENDING_KEYS:
+            self._pending_keys += keys
         with contextlib.suppress(OSError):
-            del self._untyped[: os.write(self._ours, self._untyped)]
-        return bool(self._untyped)
+            del self._pending_keys[: os.write(self._ours, self._pending_keys)]
+        return bool(self._pending_keys)
 
     def resize(self, rows: int, columns: int) -> None:
-        """The kernel tells the program in the foreground."""
+        """Set the terminal's size. The kernel sends SIGWINCH to the foreground group."""
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def signal(self, signum: int) -> None:
-        """To its group, and to the one that has the terminal's foreground, as when a terminal is closed."""
-        if self._has_ended:  # its number may be another's by now
+        """Send the signal to the program's group and to the terminal's foreground group, as closing a terminal does."""
+        if self._has_ended:  # the pid may belong to another process by now
             return
         groups = {self.pid}
         with contextlib.suppress(OSError):
@@ -91,7 +94,7 @@ class PtyProgram:
                     os.killpg(group, signum)
 
     def status(self) -> int | None:
-        """Once it has ended; 128 and more for a signal."""
+        """Return the exit status (128 + the number for a signal), or None while the program runs."""
         if self.pid is None:
             return None
         ended, status = os.waitpid(self.pid, os.WNOHANG)
@@ -102,29 +105,29 @@ class PtyProgram:
         return code if code >= 0 else BY_SIGNAL - code
 
 
-def _terminal_of(name: str) -> str:
-    return "screen-256color" if name in _TERMINALS_THAT_CANNOT else name
+def _capable_terminal(name: str) -> str:
+    return "screen-256color" if name in _INCAPABLE_TERMINALS else name
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str], terminal: int) -> int:
     os.login_tty(terminal)
     signal.set_wakeup_fd(-1)
     for signum in _EVERY_SIGNAL:
-        with contextlib.suppress(OSError):  # the C library keeps some to itself
+        with contextlib.suppress(OSError):  # the C library reserves some
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     path = _find(command[0], environment.get("PATH", os.defpath))
     if path is None:
-        return _complain(f"there is no program {command[0]}", NOT_FOUND)
+        return _report(f"there is no program {command[0]}", NOT_FOUND)
     try:
         _execute(path, command, environment)
     except OSError as error:
-        return _complain(f"{path} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
+        return _report(f"{path} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
 
 
-def _find(name: str, places: str) -> str | None:
-    """One that can be executed, else one that cannot: so that it can be said why."""
-    return shutil.which(name, path=places) or shutil.which(name, os.F_OK, places)
+def _find(name: str, search_path: str) -> str | None:
+    """Return an executable file, else a file that is not executable, so that the error can say why."""
+    return shutil.which(name, path=search_path) or shutil.which(name, os.F_OK, search_path)
 
 
 def _execute(path: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -136,6 +139,6 @@ def _execute(path: str, command: Sequence[str], environment: Mapping[str, str]) 
     os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], environment)  # noqa: S606 - as shells do
 
 
-def _complain(text: str, status: int) -> int:
+def _report(text: str, status: int) -> int:
     os.write(2, os.fsencode(f"gpuyard: {text}\n"))
     return status

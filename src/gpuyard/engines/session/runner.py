@@ -1,18 +1,18 @@
-"""The runner: it is started in place of a task's program, runs it on a terminal of its own, and minds its marker.
+"""The runner: starts in place of a task's program, runs it on a terminal of its own, and watches for its marker.
 
     the keeper ── the runner ── the program            tmux ── a viewer (`viewer.py`)
                       └──────────── a socket ──────────────────────┘
 
-- The program is the runner's child: its lease, its status, signals to it and its log are as safe as any other job's.
-  A session of tmux's is a window onto it. tmux may be missing, fail or be killed: the program goes on.
-- The runner ends when the program has, with a status that tells the queue what it amounts to (`session_end.py`). No
-  signal but SIGKILL ends it before: what is meant for the task reaches the program too.
-- A session that is closed by hand ends the task, as people expect. One that vanishes is opened again, a few times.
-- A program that goes on after its marker is left alone for `grace_s`, and is then ended.
-- The workspace's hook (`session_hook.py`) runs before and after the program. If it fails before, the program is not
-  started and the attempt has failed; if it fails after, that is noted and changes nothing.
-- The record of its end, a file, is written at the beginning and at the end; whoever finds no result in it asks the
-  queue.
+- The program is the runner's child, so its lease, status, signals and log work as for any other job. A tmux session
+  only displays it: the program continues if tmux is missing, fails or is killed.
+- The runner exits after the program, with a status that `task_outcome.py` decides for the queue. No signal but SIGKILL
+  ends it earlier; the program gets signals to the attempt too.
+- Closing the session by hand ends the task, as people expect. A session that vanishes is reopened, up to 3 times.
+- A program that keeps running after its marker is ended after `grace_s`.
+- The workspace's hook (`task_hook.py`) runs before and after the program. If it fails before, the program does not
+  start and the attempt has failed. If it fails after, the record notes that, and the result stays.
+- The record is a file that the runner writes at the start and at the end. A record without a result means that the
+  queue knows more.
 """
 
 import json
@@ -27,23 +27,24 @@ from typing import NamedTuple
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
 from gpuyard.engines.session.pty_program import PtyProgram
-from gpuyard.engines.session.task_files import Output, open_log, owner_line, printable, tell, write_whole
-from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, facts
+from gpuyard.engines.session.task_files import Output, append_event, open_log, owner_line, printable, write_whole
+from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, hook_variables
 from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer_sockets import Listeners, ViewerSockets
 from gpuyard.system.private_files import PrivateFileError
+from gpuyard.system.signal_pipe import open_signal_pipe
 
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session.runner import main; main()"
 _KILL_AFTER_S = 10.0
-_OPEN_AGAIN_AFTER_S = 1.0
+_REOPEN_AFTER_S = 1.0
 _FIRST_VIEWER_WITHIN_S = 20.0
-_MOST_OPENED_AGAIN = 3
-# A viewer is there in a tenth of a second; a server that dies before that leaves nobody to miss.
-_SEEN_WITHIN_S = 10.0
+_MOST_REOPENED = 3
+# A viewer connects in about 0.1 s. Without this timer, a tmux server that dies earlier would go unnoticed.
+_VIEWER_EXPECTED_WITHIN_S = 10.0
 _LEAST_CHECK_S = 0.01
-# Signals to all processes of an attempt are meant for the program, but for those that stop all of them. And faults are
-# our own.
+# The runner ignores signals to the attempt's processes, which are for the program. It does not ignore job control,
+# which has to stop both, nor its own faults.
 _SURVIVED = signal.valid_signals() - {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
@@ -51,8 +52,7 @@ _SURVIVED = signal.valid_signals() - {
 
 
 class RunnerSpec(NamedTuple):
-    """The task and its attempt. All paths are absolute; `variable` names its devices in place of
-    CUDA_VISIBLE_DEVICES."""
+    """The task and its attempt. All paths are absolute. `variable` replaces CUDA_VISIBLE_DEVICES."""
 
     command: list[str]
     key: str
@@ -79,7 +79,7 @@ class RunnerSpec(NamedTuple):
 
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
-    """The words that start a runner; `spec` has the fields of a Spec."""
+    """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
     return viewer.isolated(_CODE, json.dumps(spec))
 
 
@@ -88,18 +88,18 @@ class TaskRunner:
         self._spec = spec
         self._loop = Loop()
         self._signals: set[int] = set()
-        self._wire = _lay_wire(self._signals)
-        self._loop.watch(self._wire, self._heed)
+        self._signal_pipe = _catch_signals(self._signals)
+        self._loop.watch(self._signal_pipe, self._handle_signals)
         self._environment = environment
         self._program = PtyProgram(spec.command, environment)
         self._hook: Hook | None = None
         self._hook_problem: str | None = None
         self._tmux = Tmux(environment, hidden=spec.variable)
         self._outputs = [Output(1, "the job's log")]
-        self._audience: ViewerSockets | None = None
+        self._viewers: ViewerSockets | None = None
         self._log: str | None = None
         self._session: str | None = None
-        self._times_opened = 0
+        self._times_reopened = 0
         self._notes: list[str] = []
         self._started_at = time.time()
         self._status: int | None = None
@@ -109,29 +109,29 @@ class TaskRunner:
 
     def run(self) -> int:
         if self._has_marker():
-            return self._leave_out()
+            return self._skip()
         if self._spec.session is not None:
-            self._let_viewers_in()
+            self._accept_viewers()
         if self._spec.log is not None:
             self._open_log(self._spec.log)
-        self._announce()
-        if self._audience is not None:
+        self._write_headline()
+        if self._viewers is not None:
             self._open_session()
-        self._record()
-        self._loop.watch(self._program.fileno(), self._attend)
-        self._loop.after(self._spec.delay_s, self._begin)
+        self._write_record()
+        self._loop.watch(self._program.fileno(), self._serve_program)
+        self._loop.after(self._spec.delay_s, self._start)
         while self._status is None:
             self._loop.turn()
         return self._finish(self._status)
 
-    # Before it starts
+    # Before the program starts
 
-    def _leave_out(self) -> int:
-        """What is done is not done again, though the attempt that did it may not have lived to say so."""
+    def _skip(self) -> int:
+        """Complete a task that has its marker: an earlier attempt may have been killed before it reported success."""
         end = Conclusion(COMPLETED, 0, "its marker was there already, so it was not run")
-        self._tell(end.note or "")
-        self._event(f"completed: {end.note}")
-        self._record(end, marker_by="program")
+        self._note(end.note or "")
+        self._log_event(f"completed: {end.note}")
+        self._write_record(end, marker_by="program")
         self._close_sessions()
         return end.status
 
@@ -140,77 +140,77 @@ class TaskRunner:
             line = owner_line(self._spec.owner.partition("/")[0], self._spec.workspace)
             log, self._log = open_log(path, self._spec.other_log, line)
         except PrivateFileError as error:
-            self._tell(f"no log of its own: {error.message}")
+            self._note(f"no log of its own: {error.message}")
         else:
             self._outputs.append(Output(log, self._log))
 
-    def _announce(self) -> None:
-        """Where several attempts follow each other; the job's log has one alone."""
+    def _write_headline(self) -> None:
+        """Write a line about the attempt where several follow each other. The job's log has only one attempt."""
         spec, when = self._spec, time.strftime("%Y-%m-%d %H:%M:%S")
         about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
         line = os.fsencode(f"--- {printable(about)} ---\r\n")
         for each in self._outputs[1:]:
             each.write(line)
-        if self._audience is not None:
-            self._audience.show(line)
+        if self._viewers is not None:
+            self._viewers.show(line)
 
-    def _let_viewers_in(self) -> None:
-        listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._miss_session)
+    def _accept_viewers(self) -> None:
+        listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._reopen_later)
         try:
-            self._audience = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, listeners)
+            self._viewers = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, listeners)
         except OSError as error:
-            self._tell(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
+            self._note(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
 
     def _open_session(self) -> None:
-        words = viewer.command(self._spec.sockets, self._spec.key)
+        command = viewer.command(self._spec.sockets, self._spec.key)
         try:
-            self._session = self._tmux.open_session(self._spec.session or "", self._spec.owner, words)
+            self._session = self._tmux.open_session(self._spec.session or "", self._spec.owner, command)
         except TmuxError as error:
             self._session = None
-            self._tell(f"no session: {error.message}")
+            self._note(f"no session: {error.message}")
         else:
-            self._loop.after(_SEEN_WITHIN_S, self._expect_viewer)
+            self._loop.after(_VIEWER_EXPECTED_WITHIN_S, self._expect_viewer)
 
     def _expect_viewer(self) -> None:
-        if self._audience is not None and self._audience.is_empty:
-            self._miss_session()
+        if self._viewers is not None and self._viewers.is_empty:
+            self._reopen_later()
 
-    def _begin(self) -> None:
-        """Not where it was told to stop before."""
+    def _start(self) -> None:
+        """Start the hook or the program, unless the task was stopped already."""
         if self._status is not None:
             return
         if self._spec.hook:
-            self._start_hook(facts(BEFORE, self._spec.gpu, self._log))
+            self._start_hook(hook_variables(BEFORE, self._spec.gpu, self._log))
         else:
-            self._start()
+            self._start_program()
 
-    def _start_hook(self, told: Mapping[str, str]) -> None:
-        environment = {**self._environment, **told}
+    def _start_hook(self, variables: Mapping[str, str]) -> None:
+        environment = {**self._environment, **variables}
         self._hook = Hook(self._spec.hook, environment, self._spec.hook_timeout_s, self._loop, self._pass_on)
 
-    def _hear_of_hook(self, hook: Hook) -> None:
-        """It has ended; after the program nothing depends on it."""
+    def _finish_hook(self, hook: Hook) -> None:
+        """Go on after a hook that has ended. If the program has ended already, nothing depends on the hook."""
         self._hook = None
         if self._status is not None:
             if hook.problem is not None:
-                self._tell(f"the hook after it {hook.problem}")
-                self._event(f"the hook after it {hook.problem}")
+                self._note(f"the hook after it {hook.problem}")
+                self._log_event(f"the hook after it {hook.problem}")
         elif self._was_stopped or self._was_closed:
             self._status = TERMINATED if self._was_stopped else HUNG_UP
         elif hook.problem is not None:
             self._hook_problem = f"the hook before it {hook.problem}, so it was not started"
             self._status = hook.status
         else:
-            self._start()
+            self._start_program()
 
-    def _start(self) -> None:
+    def _start_program(self) -> None:
         self._program.start()
-        self._event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
+        self._log_event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
         self._check_marker()
 
     # While it runs
 
-    def _attend(self, event: int) -> None:
+    def _serve_program(self, event: int) -> None:
         if event & select.POLLOUT:
             self._type()
         self._pass_on(self._program.read())
@@ -218,22 +218,22 @@ class TaskRunner:
     def _pass_on(self, output: bytes) -> None:
         for each in self._outputs:
             each.write(output)
-        if self._audience is not None and output:
-            self._audience.show(output)
+        if self._viewers is not None and output:
+            self._viewers.show(output)
 
     def _type(self, keys: bytes = b"") -> None:
         if self._hook is not None:
             self._hook.type(keys)
             return
-        waits = self._program.type(keys)
-        self._loop.want_to_write(self._program.fileno(), wants=waits)
+        has_pending = self._program.type(keys)
+        self._loop.want_to_write(self._program.fileno(), wants=has_pending)
 
-    def _heed(self, _: int) -> None:
-        os.read(self._wire, 4096)
+    def _handle_signals(self, _: int) -> None:
+        os.read(self._signal_pipe, 4096)
         self._was_stopped = signal.SIGTERM in self._signals
         if self._hook is not None:
             if self._hook.has_ended():
-                self._hear_of_hook(self._hook)
+                self._finish_hook(self._hook)
         elif self._program.pid is not None:
             self._status = self._program.status()
         elif self._was_stopped:
@@ -256,13 +256,13 @@ class TaskRunner:
             self._check_marker()
             return
         self._overstayed = True
-        self._say("it goes on after its marker, and is ended")
+        self._print("it goes on after its marker, and is ended")
         self._end_with(signal.SIGTERM)
 
     def _close(self) -> None:
         if self._status is None:
             self._was_closed = True
-            self._say("its session was closed, and it is ended")
+            self._print("its session was closed, and it is ended")
             if self._program.pid is None and self._hook is None:
                 self._status = HUNG_UP
         self._end_with(signal.SIGHUP)
@@ -272,19 +272,19 @@ class TaskRunner:
         running.signal(signum)
         self._loop.after(_KILL_AFTER_S, lambda: running.signal(signal.SIGKILL))
 
-    def _miss_session(self) -> None:
-        if self._times_opened < _MOST_OPENED_AGAIN and not self._was_closed:
-            self._times_opened += 1
-            self._loop.after(_OPEN_AGAIN_AFTER_S, self._open_again)
+    def _reopen_later(self) -> None:
+        if self._times_reopened < _MOST_REOPENED and not self._was_closed:
+            self._times_reopened += 1
+            self._loop.after(_REOPEN_AFTER_S, self._reopen)
 
-    def _open_again(self) -> None:
+    def _reopen(self) -> None:
         self._open_session()
-        self._record()
+        self._write_record()
 
     # After its end
 
     def _finish(self, status: int) -> int:
-        for output in self._program.rest():
+        for output in self._program.remaining_output():
             self._pass_on(output)
         end = conclude(
             status,
@@ -295,20 +295,20 @@ class TaskRunner:
         )
         if self._hook_problem is not None and end.result == FAILED:
             end = end._replace(note=self._hook_problem)
-            self._say(self._hook_problem)
+            self._print(self._hook_problem)
         marker_by = "program" if self._has_marker() else None
         if end.writes_marker and self._write_marker():
             marker_by = "gpuyard"
         if self._spec.hook and self._program.pid is not None:
-            self._record(end, status, marker_by)
-            self._start_hook(facts(AFTER, self._spec.gpu, self._log, end.result, status))
+            self._write_record(end, status, marker_by)
+            self._start_hook(hook_variables(AFTER, self._spec.gpu, self._log, end.result, status))
             while self._hook is not None:
                 self._loop.turn()
         for each in self._outputs:
             each.finish()
         self._notes += [text for text in (end.note, *(each.problem for each in self._outputs)) if text]
-        self._record(end, status, marker_by)
-        self._say_farewell(end, status)
+        self._write_record(end, status, marker_by)
+        self._report_end(end, status)
         return end.status
 
     def _write_marker(self) -> bool:
@@ -317,23 +317,23 @@ class TaskRunner:
         try:
             write_whole(spec.marker, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(spec.config)} {text}\n")
         except OSError as error:
-            self._tell(f"its marker {spec.marker} cannot be written: {error.strerror}")
+            self._note(f"its marker {spec.marker} cannot be written: {error.strerror}")
             return False
         return True
 
-    def _say_farewell(self, end: Conclusion, status: int) -> None:
+    def _report_end(self, end: Conclusion, status: int) -> None:
         how = f" with status {status}" if end.result == FAILED else ""
-        self._event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
+        self._log_event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
         seconds = time.time() - self._started_at
-        if self._audience is not None:
+        if self._viewers is not None:
             text = f"[{self._spec.config} {end.result}, status {status}, after {seconds:.0f} s]"
-            patience_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
-            self._audience.end(status, f"\r\n{printable(text)}\r\n", patience_s)
+            wait_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
+            self._viewers.end(status, f"\r\n{printable(text)}\r\n", wait_s)
         if end.result == COMPLETED:
             self._close_sessions()
 
     def _close_sessions(self) -> None:
-        """Also those of earlier attempts, which may have run on other GPUs and so have other names."""
+        """Close the task's sessions, including those of earlier attempts: on other GPUs they had other names."""
         owner = self._spec.owner
         if not self._spec.closes_session or self._spec.session is None or not self._tmux.is_there():
             return
@@ -341,28 +341,30 @@ class TaskRunner:
             for name in self._tmux.owned_sessions(owner).get(owner, ()):
                 self._tmux.kill_session(name, owner)
         except TmuxError as error:
-            self._tell(f"its session could not be closed: {error.message}")
+            self._note(f"its session could not be closed: {error.message}")
 
-    # What is told
+    # Reports
 
-    def _tell(self, text: str) -> None:
-        if text in self._notes:
-            return
-        self._notes.append(text)
-        self._say(text)
+    def _note(self, text: str) -> None:
+        """Add a note to the record, and print it once."""
+        if text not in self._notes:
+            self._notes.append(text)
+            self._print(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
 
-    def _event(self, text: str) -> None:
+    def _log_event(self, text: str) -> None:
         if self._spec.scheduler_log is None:
             return
         try:
-            tell(self._spec.scheduler_log, f"{self._spec.config} {text}")
+            append_event(self._spec.scheduler_log, f"{self._spec.config} {text}")
         except PrivateFileError as error:
-            self._tell(error.message)
+            self._note(error.message)
 
-    def _record(self, end: Conclusion | None = None, status: int | None = None, marker_by: str | None = None) -> None:
+    def _write_record(
+        self, end: Conclusion | None = None, status: int | None = None, marker_by: str | None = None
+    ) -> None:
         content = {
             "job": self._spec.job,
             "attempt": self._spec.attempt,
@@ -379,21 +381,17 @@ class TaskRunner:
         try:
             write_whole(self._spec.record, json.dumps(content) + "\n")
         except OSError as error:
-            self._tell(f"{self._spec.record} cannot be written: {error.strerror}")
+            self._note(f"{self._spec.record} cannot be written: {error.strerror}")
 
 
-def _lay_wire(signals: set[int]) -> int:
-    """A descriptor that is readable when a signal has come; which ones did is noted."""
-    reading, writing = os.pipe()
-    for end in (reading, writing):
-        os.set_blocking(end, False)
+def _catch_signals(caught: set[int]) -> int:
+    """Return a descriptor that becomes readable when a signal arrives; add the signal's number to `caught`."""
     for signum in _SURVIVED:
-        signal.signal(signum, lambda number, _: signals.add(number))
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    return reading
+        signal.signal(signum, lambda number, _: caught.add(number))
+    return open_signal_pipe()[0]
 
 
 def main() -> None:
-    said = json.loads(sys.argv[1])
-    spec = RunnerSpec(**{name: said[name] for name in RunnerSpec._fields if name in said})
+    fields = json.loads(sys.argv[1])
+    spec = RunnerSpec(**{name: fields[name] for name in RunnerSpec._fields if name in fields})
     sys.exit(TaskRunner(spec, os.environ).run())

@@ -1,4 +1,4 @@
-"""What the keeper starts in place of a task's program: the runner that shows it in a session and minds its marker."""
+"""The command that starts a task's runner in place of its program."""
 
 import contextlib
 import os
@@ -10,14 +10,17 @@ from gpuyard.engines.session import runner
 from gpuyard.ports import Launch
 
 
-def forget_sockets(sockets: str, key: str) -> None:
-    """A runner that was killed has left its own behind."""
+def remove_socket(sockets: str, key: str) -> None:
+    """Remove the socket that a killed runner left behind."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{sockets}/{key}.sock")
 
 
-def words_of(launch: Launch, sockets: str) -> tuple[str, ...]:
-    """`sockets` is a folder for what the runner and those who look at it have to say to each other."""
+def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
+    """Return the launch's command, or for a task the command of its runner.
+
+    `sockets` is the folder for the socket between the runner and its viewers.
+    """
     task = launch.task
     if task is None:
         return launch.command
@@ -25,7 +28,7 @@ def words_of(launch: Launch, sockets: str) -> tuple[str, ...]:
         {
             **to_builtins(task),
             "command": list(launch.command),
-            "key": f"{launch.job_id}.{launch.attempt}",
+            "key": launch.key,
             "job": launch.job_id,
             "attempt": launch.attempt,
             "sockets": sockets,

@@ -1,9 +1,9 @@
-"""What a task leaves in files: its output, its events, its marker and the record of its end.
+"""The files of a task: its log, the scheduler log, its marker and its record.
 
-Nothing here ends a task: a file that cannot be had is told of, and what a full disk does not take is left out.
+A file that cannot be opened or written is reported, and never ends the task; a full disk loses output only.
 
-Several workspaces may write logs of the same name to one folder. There the first line of a log says which workspace it
-belongs to; another one never writes to it, and takes a name of its own.
+Several workspaces may write logs of the same name to one folder. The first line of such a log names the workspace that
+owns it. Other workspaces never write to it and use another name.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_
 
 
 class Output:
-    """A file that a task's output goes to; lines end in it as they do in files, not as on terminals."""
+    """A file for a task's terminal output; CR LF becomes LF."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
@@ -24,7 +24,7 @@ class Output:
         self.problem: str | None = None
 
     def write(self, output: bytes) -> None:
-        """A carriage return at its end waits: it may be the first half of a line's end."""
+        """Write the output, but hold back a final carriage return: a newline may follow in the next chunk."""
         output = self._held_back + output
         self._held_back = b"\r" if output.endswith(b"\r") else b""
         self._write(output[: len(output) - len(self._held_back)].replace(b"\r\n", b"\n"))
@@ -41,15 +41,15 @@ class Output:
 
 
 def owner_line(tag: str, workspace: str) -> str:
-    """The first line of a log in a folder that workspaces share, whatever link led to the workspace."""
+    """Return the first line of a log in a folder that workspaces share. It names the resolved path of the workspace."""
     return f"# log of the workspace {tag}: {printable(os.path.realpath(workspace))}\n"
 
 
 def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
-    """Open the first of both that no other task writes to; it is locked as long as this process lives.
+    """Open the first of `path` and `other` that no other task writes to. Keeps it locked until the process ends.
 
-    `other` is a name of this workspace alone, and given where workspaces share the folder: `path` is used there only if
-    its first line is `line`.
+    `other` is a name that only this workspace uses. It is given where workspaces share the folder; then `path` is used
+    only if its first line is `line`.
     """
     for each in filter(None, (path, other)):
         log = open_private(each)
@@ -68,7 +68,7 @@ def _is_locked(log: int) -> bool:
 
 
 def claim_in_shared(path: str, line: str) -> bool:
-    """Return whether the log belongs to the workspace that `line` names. A new or empty one does from now on."""
+    """Return whether the log belongs to the workspace that `line` names. Claims a new or empty log for it."""
     log = open_in_shared(path)
     try:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -86,8 +86,8 @@ def _belongs_to(line: str, log: int) -> bool:
     return first in (b"", wanted)
 
 
-def tell(path: str, text: str) -> None:
-    """A line for people, with the time; one write, as others append to the same file."""
+def append_event(path: str, text: str) -> None:
+    """Append a line with the time, in one write, because other processes append to the same file."""
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n"
     log = open_in_shared(path)
     with contextlib.suppress(OSError):
@@ -96,15 +96,15 @@ def tell(path: str, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """On one line, whatever the names in it contain."""
+    """Replace control characters by `?`, so that the text stays on one line. Undecodable bytes stay."""
     return "".join(letter if letter.isprintable() or "\udc80" <= letter <= "\udcff" else "?" for letter in text)
 
 
 def write_whole(path: str, content: str) -> None:
-    """All of it or nothing, also for those who look in the same moment. OSError where it cannot be."""
+    """Replace the file atomically, and make its folder. Raises OSError."""
     place = os.path.dirname(path)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(place)  # not what it is in: a workspace that was moved away is not to be made anew
+        os.mkdir(place)  # without parents: a workspace that was moved away must not be created again
     draft = f"{place}/.{os.urandom(8).hex()}.gpuyard"
     try:
         with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,8 +1,8 @@
 """The hook of a workspace: a user's command that the runner runs before and after a task's program.
 
-- It is the runner's child, as the program is: it outlives the daemon, and what it writes is in the task's session and
-  log.
-- A hook that does not end within its time is ended: SIGTERM, and SIGKILL 10 s later.
+- The hook is a child of the runner, like the program. It outlives the daemon, and its output goes to the task's session
+  and log.
+- A hook that exceeds its time limit gets SIGTERM, and SIGKILL 10 s later.
 """
 
 import re
@@ -13,14 +13,14 @@ from gpuyard.engines.session.poll_loop import Loop
 from gpuyard.engines.session.pty_program import PtyProgram
 
 BEFORE, AFTER = "before", "after"
-# As timeout(1) has it.
+# The exit status of timeout(1).
 TIMED_OUT = 124
 _KILL_AFTER_S = 10.0
 _GPU_PLACE = re.compile(r"gpu((?:x|[0-9]+)(?:_(?:x|[0-9]+))*)", re.ASCII)
 
 
 class Hook:
-    """One run of the command. `pass_on` is given what it writes."""
+    """One run of the hook. Starts it, and calls `on_output` with its output."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class Hook:
         environment: Mapping[str, str],
         timeout_s: float,
         loop: Loop,
-        pass_on: Callable[[bytes], object],
+        on_output: Callable[[bytes], object],
     ) -> None:
-        self._loop, self._pass_on = loop, pass_on
+        self._loop, self._on_output = loop, on_output
         self._timeout_s = timeout_s
         self._program = PtyProgram(command, environment)
         self._status: int | None = None
         self._is_late = False
-        loop.watch(self._program.fileno(), lambda _: pass_on(self._program.read()))
+        loop.watch(self._program.fileno(), lambda _: on_output(self._program.read()))
         self._program.start()
         loop.after(timeout_s, self._end_late)
 
@@ -43,18 +43,18 @@ class Hook:
         if self._status is None:
             self._status = self._program.status()
             if self._status is not None:
-                for output in self._program.rest():
-                    self._pass_on(output)
+                for output in self._program.remaining_output():
+                    self._on_output(output)
         return self._status is not None
 
     @property
     def status(self) -> int:
-        """Of a hook that has ended; other than 0 where it failed."""
+        """The exit status of a hook that has ended, 0 if it succeeded."""
         return TIMED_OUT if self._is_late else self._status or 0
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with a hook that has ended, to follow its name."""
+        """Why a hook that has ended failed, as the rest of a sentence about it; None if it succeeded."""
         if self._is_late:
             return f"did not end within {self._timeout_s:g} s"
         return f"failed with status {self._status}" if self._status else None
@@ -72,16 +72,16 @@ class Hook:
             self._loop.after(_KILL_AFTER_S, lambda: self.signal(signal.SIGKILL))
 
 
-def facts(
+def hook_variables(
     phase: str, place: str, log: str | None, outcome: str | None = None, status: int | None = None
 ) -> dict[str, str]:
-    """What a hook finds in its environment, beside all that the program does."""
+    """Return the environment variables that a hook gets in addition to those of the program."""
     found = _GPU_PLACE.fullmatch(place)
-    told = {
+    variables = {
         "GPUYARD_PHASE": phase,
         "GPUYARD_GPUS": found[1].replace("_", ",") if found else "",
         "GPUYARD_LOG": log,
         "GPUYARD_OUTCOME": outcome,
         "GPUYARD_EXIT_STATUS": None if status is None else str(status),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in variables.items() if value is not None}

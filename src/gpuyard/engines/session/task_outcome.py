@@ -1,4 +1,4 @@
-"""What a task's end amounts to. Pure: the marker comes first, then how the program ended and why."""
+"""Decides the result of a task. Pure: the marker counts first, then how and why the program ended."""
 
 import signal
 from typing import NamedTuple
@@ -8,7 +8,7 @@ TERMINATED, HUNG_UP = 128 + signal.SIGTERM, 128 + signal.SIGHUP
 
 
 class Conclusion(NamedTuple):
-    """`status` is what the queue is told, so that it does with it as with any other job's."""
+    """The result of a task. The runner exits with `status`, so the queue treats a task like any other job."""
 
     result: str
     status: int
@@ -17,10 +17,11 @@ class Conclusion(NamedTuple):
 
 
 def conclude(status: int, *, has_marker: bool, overstayed: bool, was_stopped: bool, was_closed: bool) -> Conclusion:
-    """`status` is the program's own.
+    """Return the result of a program that exited with `status`.
 
-    `overstayed`: it went on after its marker, and was ended for that. `was_stopped`: it was told to end, as by
-    `gpuyard cancel`; a program that then ends without complaint is not done. `was_closed`: its session was, by hand.
+    overstayed: it kept running after its marker, and the runner ended it.
+    was_stopped: it got SIGTERM, as from `gpuyard cancel`. Exit status 0 after that does not mean completed.
+    was_closed: a person closed its session.
     """
     if has_marker and overstayed:
         return Conclusion(COMPLETED, 0, "ended by gpuyard: it went on after its marker")
@@ -32,4 +33,4 @@ def conclude(status: int, *, has_marker: bool, overstayed: bool, was_stopped: bo
         return Conclusion(FAILED, status or HUNG_UP, "its session was closed")
     if status:
         return Conclusion(FAILED, status)
-    return Conclusion(COMPLETED, 0, writes_marker=True)  # the marker itself says who wrote it
+    return Conclusion(COMPLETED, 0, writes_marker=True)  # the marker's text says that gpuyard wrote it

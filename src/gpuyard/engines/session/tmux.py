@@ -1,11 +1,11 @@
-"""The user's tmux: sessions that are opened, found again and closed there, each marked with whose it is.
+"""Opens, finds and closes sessions in the user's tmux. Each is marked with its owner.
 
-- A session is marked with the option `@gpuyard`. One without our mark is somebody else's, whatever its name: it is
-  neither used nor closed, and ours gets the next name that is free.
-- What lives in a session is never killed for the sake of something new: only a pane that is dead is used again.
-- The server that this may start is the user's from then on: it inherits nothing that marks a job.
-- The user's own settings hold, but for what a session of ours cannot do without: it stays when nobody looks at it and
-  when what it shows has ended, and has a long history.
+- The option `@gpuyard` of a session names its owner. A session without it is not ours, even if the name matches: we
+  neither use nor close it, and take the next free name.
+- A running pane is never killed to show something new; only a dead pane is used again.
+- The tmux server may be started here and outlives us, so it inherits no variables of a job.
+- The user's settings apply, except for three that our sessions need: they stay when no client is attached and when
+  their program has ended, and have a long history.
 """
 
 import os
@@ -20,17 +20,19 @@ from gpuyard.errors import EnvironmentFault
 _MARK = "@gpuyard"
 _HISTORY_LINES = "50000"
 _ANSWERS_WITHIN_S = 20.0
-_MOST_NAMESAKES = 100
-_OF_A_JOB = ("GPUYARD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-             "ZE_AFFINITY_MASK", "TMUX=", "TMUX_PANE=")  # fmt: skip
-# A history is as long as its session says when its window is made, and a session comes with a window: so there is one
-# that is replaced at once. It ends by itself, should nobody come to do so.
+_MOST_SAME_NAMES = 100
+_JOB_VARIABLES = (
+    "GPUYARD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK", "TMUX=", "TMUX_PANE=",
+)  # fmt: skip
+# tmux fixes the length of a window's history when it creates the window, and creates a session with a window. So the
+# first window is a placeholder that is replaced at once; it ends by itself if that fails.
 _FIRST_WINDOW = ("sleep", "60")
 _NO_SERVER = re.compile(r"no server running|error connecting|no sessions|server exited")
 
 
 class TmuxError(EnvironmentFault):
-    """There is no tmux, or it would not do what it was told."""
+    """tmux is not installed, or a command of it failed."""
 
 
 class _TmuxSession(NamedTuple):
@@ -44,24 +46,25 @@ class _TmuxSession(NamedTuple):
 
 class Tmux:
     def __init__(self, environment: Mapping[str, str], *, hidden: str | None = None) -> None:
-        """`hidden` is one more variable that a server must not inherit."""
+        """`hidden` is one more variable that the server must not inherit."""
         self._program = shutil.which("tmux", path=environment.get("PATH"))
         self._environment = {
             name: value
             for name, value in environment.items()
-            if not f"{name}=".startswith(_OF_A_JOB) and name != hidden
+            if not f"{name}=".startswith(_JOB_VARIABLES) and name != hidden
         }
 
     def is_there(self) -> bool:
         return self._program is not None
 
     def open_session(self, name: str, owner: str, command: Sequence[str]) -> str:
-        """Runs the command, of at least two words, in a session of that name or one like it, and says which.
+        """Run the command in a session of that name, or of that name with a number. Return the session's name.
 
-        A session that has this owner's mark is used again, and whoever is attached to it stays.
+        The command needs at least two arguments; tmux passes a single one to a shell. A session that this owner has
+        already is used again, and its clients stay attached.
         """
         sessions = self._sessions()
-        for candidate in _namesakes(speakable(name)):
+        for candidate in _numbered_names(session_name(name)):
             there = sessions.get(candidate)
             if there is None:
                 try:
@@ -70,23 +73,23 @@ class Tmux:
                     sessions = self._sessions()
                     if candidate not in sessions:
                         raise
-                    continue  # somebody else was faster
+                    continue  # another process was faster
             elif there.is_of(owner):
                 self._use_again(there, command)
             else:
                 continue
             return candidate
-        raise TmuxError(f"there are {_MOST_NAMESAKES} sessions named {name} already", hint="close some of them")
+        raise TmuxError(f"there are {_MOST_SAME_NAMES} sessions named {name} already", hint="close some of them")
 
-    def showing(self, owner: str) -> str | None:
-        """The name of a session of that owner's in which something lives."""
+    def live_session(self, owner: str) -> str | None:
+        """Return the name of a session of this owner that has a running pane, or None."""
         for session in self._sessions().values():
             if session.is_of(owner) and "0" in self._do(["list-panes", "-s", "-t", session.id, "-F", "#{pane_dead}"]):
                 return session.name
         return None
 
     def kill_session(self, name: str, owner: str) -> bool:
-        """False where that owner has no such session."""
+        """Close the session. Return False if this owner has none of that name."""
         there = self._sessions().get(name)
         if there is None or not there.is_of(owner):
             return False
@@ -95,11 +98,11 @@ class Tmux:
         except TmuxError:
             if name in self._sessions():
                 raise
-            return False  # it has ended by itself since
+            return False  # it has ended in the meantime
         return True
 
     def owned_sessions(self, prefix: str) -> dict[str, list[str]]:
-        """The names of sessions by their owners' marks that begin so."""
+        """Return session names by owner, for all owners that start with `prefix`."""
         found: dict[str, list[str]] = {}
         for each in self._sessions().values():
             if each.owner and each.owner.startswith(prefix):
@@ -117,15 +120,15 @@ class Tmux:
         return {each.name: each for each in sessions}
 
     def _create(self, name: str, owner: str, command: Sequence[str]) -> None:
-        """In one go: a session that the user's settings destroy while nobody looks at it would be gone before."""
-        its = f"={name}:"
+        """Use one call of tmux: with `destroy-unattached` in the user's settings, the session would end in between."""
+        target = f"={name}:"
         self._do(
             ["new-session", "-d", "-s", name, "-c", _here(), *_FIRST_WINDOW],
-            ["set-option", "-t", its, "destroy-unattached", "off"],
-            ["set-option", "-t", its, _MARK, owner],
-            ["set-option", "-t", its, "history-limit", _HISTORY_LINES],
-            ["new-window", "-k", "-t", f"{its}^", "-c", _here(), *command],
-            ["set-option", "-w", "-t", its, "remain-on-exit", "on"],
+            ["set-option", "-t", target, "destroy-unattached", "off"],
+            ["set-option", "-t", target, _MARK, owner],
+            ["set-option", "-t", target, "history-limit", _HISTORY_LINES],
+            ["new-window", "-k", "-t", f"{target}^", "-c", _here(), *command],
+            ["set-option", "-w", "-t", target, "remain-on-exit", "on"],
         )
 
     def _use_again(self, session: _TmuxSession, command: Sequence[str]) -> None:
@@ -134,25 +137,25 @@ class Tmux:
         if dead:
             self._do(["respawn-pane", "-t", dead[0], "-c", _here(), *command])
         else:
-            its = f"{session.id}:"
+            target = f"{session.id}:"
             self._do(
-                ["new-window", "-t", its, "-c", _here(), *command],
-                ["set-option", "-w", "-t", its, "remain-on-exit", "on"],
+                ["new-window", "-t", target, "-c", _here(), *command],
+                ["set-option", "-w", "-t", target, "remain-on-exit", "on"],
             )
 
     def _do(self, *commands: Sequence[str]) -> str:
         if self._program is None:
             raise TmuxError("tmux is not installed", hint="install it to look at sessions")
-        words = [word for command in commands for word in [";", *map(_escaped, command)]]
+        arguments = [argument for command in commands for argument in [";", *map(_escaped, command)]]
         try:
             done = subprocess.run(
-                [self._program, "-u", *words[1:]],
+                [self._program, "-u", *arguments[1:]],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
                 env=self._environment,
-                cwd="/",  # a server stays where it was started, and no folder must be in use for that
+                cwd="/",  # the server keeps its working directory, and must not keep a file system busy
                 timeout=_ANSWERS_WITHIN_S,
                 check=False,
             )
@@ -168,24 +171,24 @@ class Tmux:
 _HINT = "see whether `tmux new-session` works in a shell"
 
 
-def speakable(name: str) -> str:
-    """As tmux can hold and find it: it has a meaning of its own for colons, dots, `#` and others."""
+def session_name(name: str) -> str:
+    """Replace all characters but letters, digits, `_` and `-`: tmux gives colons, dots, `#` and others a meaning."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name) or "_"
 
 
-def _namesakes(name: str) -> Iterator[str]:
+def _numbered_names(name: str) -> Iterator[str]:
     yield name
-    for number in range(2, _MOST_NAMESAKES + 1):
+    for number in range(2, _MOST_SAME_NAMES + 1):
         yield f"{name}-{number}"
 
 
-def _escaped(word: str) -> str:
-    """A semicolon at its end would end the command."""
-    return f"{word[:-1]}\\;" if word.endswith(";") else word
+def _escaped(argument: str) -> str:
+    """Escape a semicolon at the end, which would end the command."""
+    return f"{argument[:-1]}\\;" if argument.endswith(";") else argument
 
 
 def _here() -> str:
     try:
-        return os.getcwd().replace("#", "##")  # else tmux would run what it reads as #(…)
+        return os.getcwd().replace("#", "##")  # tmux would run a command in #(…)
     except OSError:
         return "/"

@@ -1,7 +1,7 @@
-"""Those who look at a task: viewers that connect to its socket. None of them ever holds it up.
+"""Serves the viewers that connect to a task's socket. A slow viewer never blocks the task.
 
-A new one is shown the last of what the task wrote, and so is one that has fallen far behind, when it has taken what it
-was sent: what lies between is left out, and it is told so.
+A new viewer gets the last part of the task's output. A viewer that falls more than 1 MB behind skips output: when it
+has received what was sent, it gets a line that says so and the last part again.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from gpuyard.engines.session.poll_loop import Loop
 _REMEMBERED = 1 << 18
 _FAR_BEHIND = 1 << 20
 _CHUNK = 1 << 16
-_LAST_WORDS_WITHIN_S = 2.0
+_END_SENT_WITHIN_S = 2.0
 _LEFT_OUT = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
 
 
 class Listeners(NamedTuple):
-    """Who is told of what viewers do. `gone`: the last one is, without having said that it was closed by hand."""
+    """Callbacks for what viewers send. `gone`: the last viewer disconnected without a report that it was closed."""
 
     keys: Callable[[bytes], object]
     size: Callable[[int, int], object]
@@ -34,76 +34,76 @@ class Listeners(NamedTuple):
 
 class ViewerSockets:
     def __init__(self, loop: Loop, folder: str, key: str, listeners: Listeners) -> None:
-        """OSError where there can be no socket."""
+        """Raises OSError if the socket cannot be created."""
         self._loop = loop
         self._listeners = listeners
         self._path = f"{folder}/{key}.sock"
-        self._door = _listen(folder, f"{key}.sock")
-        self._viewers: dict[int, _Viewer] = {}
-        self._last = bytearray()
-        self._is_awaited = True
-        loop.watch(self._door.fileno(), self._let_in)
+        self._listener = _listen(folder, f"{key}.sock")
+        self._viewers: dict[int, _ViewerConnection] = {}
+        self._recent = bytearray()
+        self._had_viewer = False
+        loop.watch(self._listener.fileno(), self._accept)
 
     @property
     def is_empty(self) -> bool:
         return not self._viewers
 
     def show(self, output: bytes) -> None:
-        self._last += output
-        if len(self._last) > 2 * _REMEMBERED:
-            del self._last[:-_REMEMBERED]
+        self._recent += output
+        if len(self._recent) > 2 * _REMEMBERED:
+            del self._recent[:-_REMEMBERED]
         for each in list(self._viewers.values()):
             each.send(viewer.OUTPUT, output)
             self._push(each)
 
-    def end(self, status: int, text: str, patience_s: float) -> None:
-        """Waits so long for the first one to come: a task may end before its session can show it."""
-        if self._is_awaited:
-            select.select([self._door.fileno()], [], [], patience_s)
-        self._let_in(select.POLLIN)
-        deadline = time.monotonic() + _LAST_WORDS_WITHIN_S
+    def end(self, status: int, text: str, wait_s: float) -> None:
+        """Send the end to all viewers. Wait up to `wait_s` for the first: a task may end before its session is up."""
+        if not self._had_viewer:
+            select.select([self._listener.fileno()], [], [], wait_s)
+        self._accept(select.POLLIN)
+        deadline = time.monotonic() + _END_SENT_WITHIN_S
         for each in self._viewers.values():
-            each.end(bytes([status]) + os.fsencode(text), self._remembered(), deadline)
+            each.end(bytes([status]) + os.fsencode(text), self._recent_output(), deadline)
         self._viewers.clear()
-        self._door.close()
+        self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def _let_in(self, _: int) -> None:
+    def _accept(self, _: int) -> None:
         try:
-            link, _ = self._door.accept()
-        except OSError:  # nobody waits any more, or no more files can be opened
+            link, _ = self._listener.accept()
+        except OSError:  # the viewer is gone already, or the limit on open files is reached
             return
-        self._is_awaited = False
-        newcomer = _Viewer(link)
-        self._viewers[link.fileno()] = newcomer
-        self._loop.watch(link.fileno(), lambda event: self._attend(newcomer, event))
-        newcomer.send(viewer.OUTPUT, self._remembered())
-        self._push(newcomer)
+        self._had_viewer = True
+        connection = _ViewerConnection(link)
+        self._viewers[link.fileno()] = connection
+        self._loop.watch(link.fileno(), lambda event: self._serve(connection, event))
+        connection.send(viewer.OUTPUT, self._recent_output())
+        self._push(connection)
 
-    def _attend(self, one: "_Viewer", event: int) -> None:
+    def _serve(self, connection: "_ViewerConnection", event: int) -> None:
         if event & select.POLLOUT:
-            self._push(one)
+            self._push(connection)
         if event & ~select.POLLOUT:
-            self._hear(one)
+            self._receive(connection)
 
-    def _hear(self, one: "_Viewer") -> None:
+    def _receive(self, connection: "_ViewerConnection") -> None:
         try:
-            news = one.link.recv(_CHUNK)
+            received = connection.link.recv(_CHUNK)
         except BlockingIOError:
             return
         except OSError:
-            news = b""
+            received = b""
         is_closed = False
-        for kind, content in one.frames.take(news):
+        for kind, content in connection.frames.feed(received):
             is_closed = is_closed or kind == viewer.CLOSED
-            self._pass_on(kind, content)
-        if is_closed or not news:
-            self._part_with(one)
-        if not news and not self._viewers:
+            self._dispatch(kind, content)
+        if is_closed or not received:
+            self._drop(connection)
+        if not received and not self._viewers:
             self._listeners.gone()
 
-    def _pass_on(self, kind: int, content: bytes) -> None:
+    def _dispatch(self, kind: int, content: bytes) -> None:
         if kind == viewer.KEYS:
             self._listeners.keys(content)
         elif kind == viewer.SIZE:
@@ -111,28 +111,27 @@ class ViewerSockets:
         elif kind == viewer.CLOSED:
             self._listeners.closed()
 
-    def _push(self, one: "_Viewer") -> None:
-        """Of one that is gone we hear when it is read from."""
-        with contextlib.suppress(OSError):
-            one.push(self._remembered)
-        self._loop.want_to_write(one.link.fileno(), wants=bool(one.unsent))
+    def _push(self, connection: "_ViewerConnection") -> None:
+        with contextlib.suppress(OSError):  # reading notices when the viewer is gone
+            connection.push(self._recent_output)
+        self._loop.want_to_write(connection.link.fileno(), wants=bool(connection.unsent))
 
-    def _part_with(self, one: "_Viewer") -> None:
-        self._loop.forget(one.link.fileno())
-        del self._viewers[one.link.fileno()]
-        one.link.close()
+    def _drop(self, connection: "_ViewerConnection") -> None:
+        self._loop.forget(connection.link.fileno())
+        del self._viewers[connection.link.fileno()]
+        connection.link.close()
 
-    def _remembered(self) -> bytes:
-        """From the beginning of a line: half a sequence of control characters would be shown as text."""
-        last = bytes(self._last[-_REMEMBERED:])
-        return last if len(last) == len(self._last) else last[last.find(b"\n") + 1 :]
+    def _recent_output(self) -> bytes:
+        """Return the last output from the start of a line: half an escape sequence would be shown as text."""
+        last = bytes(self._recent[-_REMEMBERED:])
+        return last if len(last) == len(self._recent) else last[last.find(b"\n") + 1 :]
 
 
-class _Viewer:
+class _ViewerConnection:
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(0)
         self.link = link
-        self.frames = viewer.Unframed()
+        self.frames = viewer.FrameDecoder()
         self.unsent = bytearray()
         self._is_behind = False
 
@@ -141,41 +140,41 @@ class _Viewer:
             self.unsent += viewer.frame(kind, content)
             self._is_behind = len(self.unsent) > _FAR_BEHIND
 
-    def push(self, remembered: Callable[[], bytes]) -> None:
+    def push(self, recent_output: Callable[[], bytes]) -> None:
         with contextlib.suppress(BlockingIOError):
             del self.unsent[: self.link.send(self.unsent)]
         if self._is_behind and not self.unsent:
-            self._catch_up(remembered())
+            self._catch_up(recent_output())
 
-    def end(self, content: bytes, remembered: bytes, deadline: float) -> None:
+    def end(self, content: bytes, recent_output: bytes, deadline: float) -> None:
         if self._is_behind:
-            self._catch_up(remembered)
+            self._catch_up(recent_output)
         self.unsent += viewer.frame(viewer.END, content)
         with contextlib.suppress(OSError):
             self.link.settimeout(max(0.01, deadline - time.monotonic()))
             self.link.sendall(self.unsent)
         self.link.close()
 
-    def _catch_up(self, remembered: bytes) -> None:
+    def _catch_up(self, recent_output: bytes) -> None:
         self._is_behind = False
-        self.unsent += viewer.frame(viewer.OUTPUT, _LEFT_OUT + remembered)
+        self.unsent += viewer.frame(viewer.OUTPUT, _LEFT_OUT + recent_output)
 
 
 def _listen(folder: str, name: str) -> socket.socket:
-    """By a relative name: a socket's address has no room for a long path."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Listen by a relative name, because a socket's address cannot hold a long path."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
     try:
         os.chdir(folder)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
-        door.bind(name)
-        door.listen(8)
-        door.settimeout(0)
+        listener.bind(name)
+        listener.listen(8)
+        listener.settimeout(0)
     except OSError:
-        door.close()
+        listener.close()
         raise
     finally:
         os.fchdir(here)
         os.close(here)
-    return door
+    return listener

@@ -1,6 +1,6 @@
-"""NVIDIA's driver, as far as it moves a process's device memory to host memory and back. It came with driver 570.
+"""The checkpoint functions of NVIDIA's driver (570 and newer), which move a process's device memory to RAM and back.
 
-Only ever used in a process that may hang: a call waits for as long as the process it is about does not answer.
+Call them only in a process that may hang: a call blocks until the process in question answers.
 """
 
 import ctypes
@@ -10,32 +10,31 @@ from collections.abc import Collection
 from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
 
 LIBRARY = "libcuda.so.1"
-# A program of its own: it prints why the driver cannot, and nothing where it can.
-ASK = f"""
+# Python code for a separate process: prints why the driver cannot suspend, or nothing if it can.
+CHECK_SUPPORT = f"""
 import ctypes
 try:
     if not hasattr(ctypes.CDLL("{LIBRARY}"), "cuCheckpointProcessLock"):
-        print("the NVIDIA driver cannot move a program's memory away: that came with 570")
+        print("the NVIDIA driver cannot suspend programs: that needs driver 570 or newer")
 except OSError:
     print("{LIBRARY} of the NVIDIA driver cannot be loaded")
 """
-_NO_CONTEXT = 3  # CUDA_ERROR_NOT_INITIALIZED: of a shell, a data loader, a program that has not used its device yet
-_NOBODY = 304  # CUDA_ERROR_OPERATING_SYSTEM
-_WORDS = {
-    1: "the driver takes its device memory for invalid, as it does where processes share some",
+_NO_CONTEXT = 3  # CUDA_ERROR_NOT_INITIALIZED: a shell, a data loader, a program that has not used its device yet
+_ERRORS = {
+    1: "the driver calls its device memory invalid, as it does when processes share some",
     2: "the device has not enough free memory",
-    _NOBODY: "the system would not let it, as with another user's process or one that was ruined before",
-    401: "it is in another state than was thought",
+    304: "the system did not allow it, as for another user's process or one that failed to resume before",
+    401: "it is in an unexpected state",
     600: "its work on the device did not pause in time",
-    801: "the driver cannot do that with what it uses, such as managed memory",
+    801: "the driver does not support something that it uses, such as managed memory",
 }
-_UNDER_WAY = (4, 5)  # newer drivers tell that they are at work; older ones answer when it is done
-_LOOK_AGAIN_S = 0.05
+_IN_PROGRESS = (4, 5)  # only newer drivers report these; older ones answer when they are done
+_POLL_S = 0.05
 _MB = 1048576
 
 
 class _Arguments(ctypes.Structure):
-    """Whatever the call, its arguments take 64 bytes; the first word of a lock's is its timeout."""
+    """The arguments of each function take 64 bytes; for a lock the first field is the timeout."""
 
     _fields_ = (("timeout_ms", ctypes.c_uint32), ("reserved", ctypes.c_uint32 * 15))
 
@@ -48,7 +47,7 @@ class Cuda:
         except OSError as error:
             raise DriverError(f"{LIBRARY} cannot be loaded: {error}") from None
         if not hasattr(self._library, "cuCheckpointProcessLock"):
-            raise DriverError("the driver cannot move device memory: that came with 570")
+            raise DriverError("the driver cannot suspend programs: that needs driver 570 or newer")
 
     def state(self, pid: int) -> CudaProcessState | None:
         state = ctypes.c_int(-1)
@@ -57,9 +56,9 @@ class Cuda:
             if code == _NO_CONTEXT:
                 return None
             _check(code)
-            if state.value not in _UNDER_WAY:
+            if state.value not in _IN_PROGRESS:
                 return CudaProcessState(state.value)
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_S)
 
     def lock(self, pid: int) -> None:
         self._call("Lock", pid, self._lock_timeout_ms)
@@ -68,7 +67,7 @@ class Cuda:
         self._call("Checkpoint", pid)
 
     def restore(self, pid: int) -> None:
-        # Without persistence mode a card that nobody uses sleeps, and a restore does not wake it.
+        # Without persistence mode an unused card powers down, and a restore does not wake it.
         self._library.cuInit(0)
         self._call("Restore", pid)
 
@@ -89,7 +88,7 @@ class Cuda:
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(device_id))
         except pynvml.NVMLError as error:
             raise DriverError(f"NVML: {error}") from None
-        return float(sum(one.usedGpuMemory or 0 for one in running if one.pid in pids)) / _MB
+        return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / _MB
 
     def _call(self, name: str, pid: int, timeout_ms: int = 0) -> None:
         arguments = _Arguments(timeout_ms=timeout_ms)
@@ -99,11 +98,11 @@ class Cuda:
 
 def _check(code: int) -> None:
     if code:
-        raise DriverError(f"{_WORDS.get(code, 'the driver refused')} (error {code})")
+        raise DriverError(f"{_ERRORS.get(code, 'the driver refused')} (error {code})")
 
 
 def _memory_mb(device_id: str) -> tuple[float, float]:
-    """Free and used."""
+    """Return free and used memory."""
     import pynvml
 
     try:

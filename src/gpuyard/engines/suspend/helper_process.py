@@ -2,11 +2,11 @@
 
 It has a session of its own, because it calls drivers, which may hang.
 
-- It holds a lock file of the attempt's for as long as it lives, so that a helper that a dead daemon left behind and a
-  new one never work on the same attempt at once.
-- It answers with one line, even where the driver does not: after its patience is over it says so, and undoes what it
-  did when the driver comes back, so that nothing happens to an attempt that nobody was told of.
-- It outlives whoever started it, and finishes. Killed at any moment it leaves nothing that the next one cannot finish.
+- It holds the attempt's lock file as long as it lives. So a helper that a dead daemon left behind and a new helper
+  never work on the same attempt at once.
+- It answers with one line, even if the driver hangs: after its time limit it reports a failure. When the driver returns
+  later, it undoes the change, so that the attempt is in the state that was reported.
+- It outlives the daemon and finishes. If it is killed at any moment, the next helper can finish its work.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -26,12 +26,13 @@ from gpuyard.engines.suspend.cuda_driver import Cuda
 from gpuyard.engines.suspend.move_memory import DriverError, MemoryMover, Trouble
 from gpuyard.engines.suspend.simulated_driver import Simulated
 
-# A checkpoint made 1,500 MB/s on an H200; where the host's memory is slow or swaps, less.
+# A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
 _SLOWEST_MB_PER_S = 200.0
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """`daemon` is who gives it, and no part of the attempt even where the attempt started it."""
+    """What the helper shall do. `daemon` is the pid of the sender, which never counts as a process of the attempt, even
+    if the attempt started it."""
 
     attempt: Attempt
     queue: str
@@ -41,7 +42,7 @@ class Order(Struct, frozen=True, kw_only=True):
     needs_mb: dict[str, float] = {}
     is_simulated: bool = False
     mutexes: tuple[str, ...] = ()
-    patience_s: float
+    limit_s: float
     lock_timeout_s: float
 
 
@@ -53,24 +54,24 @@ class Answer(Struct, frozen=True, kw_only=True):
     held_mb: dict[str, float] = {}
 
 
-class _Mouth:
-    """Speaks once: at the end of the work or at that of its patience, whatever comes first."""
+class _Reply:
+    """Sends one answer: the result, or a failure at the time limit, whatever comes first."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._began = time.monotonic()
-        self._turn = threading.Lock()
-        self._is_silent = False
-        self._is_at_work = False
-        self._timer = self._timer_for(patience_s)
+    def __init__(self, limit_s: float) -> None:
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._is_sent = False
+        self._is_working = False
+        self._timer = self._timer_for(limit_s)
 
-    def say(
+    def send(
         self, *, is_done: bool, is_ruined: bool = False, text: str = "", held_mb: dict[str, float] | None = None
     ) -> bool:
-        """False where it is too late for that."""
-        with self._turn:
-            if self._is_silent:
+        """Return False if the time limit was reported already."""
+        with self._lock:
+            if self._is_sent:
                 return False
-            self._is_silent = True
+            self._is_sent = True
         self._timer.cancel()
         self._write(is_done=is_done, is_ruined=is_ruined, text=text, held_mb=held_mb)
         return True
@@ -78,22 +79,22 @@ class _Mouth:
     def _write(
         self, *, is_done: bool, is_ruined: bool = False, text: str, held_mb: dict[str, float] | None = None
     ) -> None:
-        seconds = round(time.monotonic() - self._began, 3)
+        seconds = round(time.monotonic() - self._started, 3)
         answer = Answer(is_done=is_done, is_ruined=is_ruined, text=text, seconds=seconds, held_mb=held_mb or {})
-        with contextlib.suppress(OSError):  # nobody is there any more
+        with contextlib.suppress(OSError):  # the daemon is gone
             os.write(1, msgspec.json.encode(answer) + b"\n")
 
-    def begin(self) -> None:
-        """From now on there is something to undo."""
-        with self._turn:
+    def start_work(self) -> None:
+        """Note that from now on there is something to undo."""
+        with self._lock:
             self.check()
-            self._is_at_work = True
+            self._is_working = True
 
     def check(self) -> None:
-        if self._is_silent:
+        if self._is_sent:
             raise Trouble("it took too long")
 
-    def wait_longer(self, seconds: float) -> None:
+    def set_limit(self, seconds: float) -> None:
         self._timer.cancel()
         self._timer = self._timer_for(seconds)
 
@@ -104,56 +105,55 @@ class _Mouth:
         return timer
 
     def _give_up(self) -> None:
-        with self._turn:
-            if self._is_silent:
+        with self._lock:
+            if self._is_sent:
                 return
-            self._is_silent = True
-        waited = f"{time.monotonic() - self._began:.0f} s"
-        if self._is_at_work:
-            self._write(is_done=False, text=f"the driver did not answer for {waited}: it is undone as soon as it does")
+            self._is_sent = True
+        waited = f"{time.monotonic() - self._started:.0f} s"
+        if self._is_working:
+            self._write(is_done=False, text=f"the driver did not answer for {waited}; undone as soon as it answers")
         else:
-            self._write(is_done=False, text=f"somebody else has been at work on it for {waited}")
+            self._write(is_done=False, text=f"another helper has been working on it for {waited}")
             os._exit(0)
 
 
-def main(words: list[str]) -> None:
-    order = msgspec.json.decode(words[0], type=Order)
-    mouth = _Mouth(order.patience_s)
+def main(arguments: list[str]) -> None:
+    order = msgspec.json.decode(arguments[0], type=Order)
+    reply = _Reply(order.limit_s)
     with _held(order.lock):
         try:
-            mouth.begin()
-            mover = _mover(order, mouth)
+            reply.start_work()
+            mover = _mover(order, reply)
             if order.is_resumption:
                 mover.resume(order.needs_mb)
             else:
                 mover.suspend()
         except Trouble as trouble:
-            mouth.say(is_done=False, is_ruined=trouble.is_ruined, text=trouble.text)
+            reply.send(is_done=False, is_ruined=trouble.is_ruined, text=trouble.text)
             return
         except DriverError as error:
-            mouth.say(is_done=False, text=str(error))
+            reply.send(is_done=False, text=str(error))
             return
-        if not mouth.say(is_done=True, held_mb=mover.held_mb):
-            with contextlib.suppress(Trouble):  # nobody listens by now, and whoever asks next will be told
-                _undo(order, mover)()
+        if not reply.send(is_done=True, held_mb=mover.held_mb):
+            with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
+                if order.is_resumption:
+                    mover.undo_resume()
+                else:
+                    mover.undo_suspend()
 
 
-def _mover(order: Order, mouth: _Mouth) -> MemoryMover:
+def _mover(order: Order, reply: _Reply) -> MemoryMover:
     driver = Simulated() if order.is_simulated else Cuda(order.lock_timeout_s)
     used_mb = sum(driver.used_mb(device_id) for device_id in order.attempt.devices)
-    mouth.wait_longer(order.patience_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
+    reply.set_limit(order.limit_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
     mutexes = (*order.mutexes, str(driver.mutex)) if isinstance(driver, Simulated) else order.mutexes
     return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
         devices=order.attempt.devices,
         mutexes=mutexes,
-        check=mouth.check,
+        check=reply.check,
     )
-
-
-def _undo(order: Order, mover: MemoryMover) -> Callable[[], None]:
-    return mover.take_away if order.is_resumption else mover.put_back
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def _held(path: str) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # removed while we waited for it: others lock a new one by now
+        os.close(descriptor)  # its last holder removed the file: other helpers lock a new one by now
     try:
         yield
     finally:

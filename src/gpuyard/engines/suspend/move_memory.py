@@ -1,15 +1,15 @@
-"""Moves what the processes of an attempt hold on devices to host memory, and back: all of them, or none.
+"""Moves the device memory of an attempt's processes to host memory, and back: of all processes, or of none.
 
-Rules, from what the driver was seen to do:
-- It answers for a process through a thread of that process. One that is stopped (SIGSTOP) leaves the asker waiting, so
-  whoever is asked about is made to go on first, and what is suspended is stopped last.
-- What was begun is finished by the process itself even if the asker dies. So every step asks how things stand and does
-  what is left: a half-suspended tree can be suspended or resumed as any other.
+Rules, from how the driver behaves:
+- It answers for a process through a thread of that process. A stopped process (SIGSTOP) blocks the caller. So processes
+  are continued before the driver is asked about them, and stopped after they are suspended.
+- The process itself finishes a step that was started, even if the caller dies. So every step asks for the state first
+  and does what is left: a half-suspended tree can be suspended or resumed like any other.
 - A process without a context on a device has nothing to move. It is stopped before the others are moved, so that it
-  starts nothing meanwhile, and nobody is stopped who might hold one of the `mutexes`.
-- Where two of the processes share memory with each other, they may share device memory too, and that can be taken away
-  but not put back: nothing is tried.
-- To put back what does not fit ruins the process for ever. So the room is looked at last of all.
+  starts nothing meanwhile. No process is stopped while it may hold one of the `mutexes`.
+- Two processes that share memory may share device memory too, which the driver can take away but not put back. Then
+  nothing is tried.
+- Putting back more than fits destroys the process. So free memory is checked last of all.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from gpuyard.engines.local.process_tree import TrackedProcess
 _MOST_ROUNDS = 50
 _STOPS_WITHIN_S = 1.0
 _MUTEX_WITHIN_S = 2.0
-_LOOK_AGAIN_S = 0.002
+_POLL_S = 0.002
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
 class CudaProcessState(IntEnum):
-    """As the CUDA driver numbers them."""
+    """The numbers are the CUDA driver's."""
 
     RUNNING = 0
     LOCKED = 1
@@ -43,11 +43,11 @@ class CudaProcessState(IntEnum):
 
 
 class DriverError(Exception):
-    """The driver's refusal, in words."""
+    """Why the driver refused."""
 
 
 class Trouble(Exception):
-    """Why it could not be; all is as it was before, unless it `is_ruined`."""
+    """Why a move failed. The attempt is as it was before, unless `is_ruined`: then it can never continue."""
 
     def __init__(self, text: str, *, is_ruined: bool = False) -> None:
         super().__init__(text)
@@ -56,10 +56,10 @@ class Trouble(Exception):
 
 
 class Driver(Protocol):
-    """What a vendor's driver does with one process. All but `state` raise a DriverError where it refuses."""
+    """What a vendor's driver does with one process. Each method raises DriverError if the driver refuses."""
 
     def state(self, pid: int) -> CudaProcessState | None:
-        """`None` where it has nothing on any device."""
+        """Return None if the process uses no device."""
 
     def lock(self, pid: int) -> None: ...
 
@@ -72,11 +72,11 @@ class Driver(Protocol):
     def free_mb(self, device_id: str) -> float: ...
 
     def held_mb(self, device_id: str, pids: Collection[int]) -> float:
-        """What these hold on it, as far as it tells."""
+        """Return how much memory these processes hold on the device, as far as the driver reports it."""
 
 
 class MemoryMover:
-    """One use for one attempt. `find` lists its processes, `check` raises Trouble where it shall go no further."""
+    """Suspends or resumes one attempt, once. `find` lists its processes; `check` raises Trouble to stop the move."""
 
     def __init__(
         self,
@@ -101,35 +101,35 @@ class MemoryMover:
             self._take_away()
         except Trouble as trouble:
             if not trouble.is_ruined:
-                self.put_back()
+                self.undo_suspend()
             raise
 
     def resume(self, needs_mb: Mapping[str, float]) -> None:
-        """What does not fit is left as it is."""
+        """Resume the attempt. Raises Trouble and leaves it suspended if `needs_mb` is not free on each device."""
         found = self._find()
         if not found:
-            raise _nobody()
-        if not all(one.is_stopped for one in found):
-            self._meet(found)
+            raise _no_processes()
+        if not all(process.is_stopped for process in found):
+            self._read_states(found)
             if CudaProcessState.SUSPENDED not in self._states.values():
-                self.put_back()
+                self.undo_suspend()
                 return
-            self.take_away()  # it was half put back: the room can be told only with all of it out of the way
-        self._look_for_room(needs_mb)
+            self.undo_resume()  # it was half put back: free memory is known only when all of it is away
+        self._check_free_memory(needs_mb)
         try:
             self._put_back()
         except Trouble as trouble:
             if not trouble.is_ruined:
-                self.take_away()
+                self.undo_resume()
             raise
 
-    def put_back(self) -> None:
-        """Whatever came of a suspension, undone."""
+    def undo_suspend(self) -> None:
+        """Put everything back, however far the suspension came."""
         self._is_undoing = True
         self._put_back()
 
-    def take_away(self) -> None:
-        """Whatever came of a resumption, undone."""
+    def undo_resume(self) -> None:
+        """Take everything away, however far the resumption came."""
         self._is_undoing = True
         self._known.clear()
         self._states.clear()
@@ -141,49 +141,49 @@ class MemoryMover:
     def _take_away(self) -> None:
         while self._lock_all():
             if not self._is_undoing:
-                self._refuse_shared()
-            self._weigh(self._those(CudaProcessState.LOCKED))
-            for one in self._those(CudaProcessState.LOCKED):
-                self._ask(one, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
+                self._refuse_shared_memory()
+            self._measure(self._in_state(CudaProcessState.LOCKED))
+            for process in self._in_state(CudaProcessState.LOCKED):
+                self._call_driver(process, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
         if not self._known:
-            raise _nobody()
+            raise _no_processes()
 
     def _lock_all(self) -> bool:
-        """Whether there was anybody new; goes on until there is not."""
-        is_anybody_new = False
+        """Lock processes until no new ones appear. Return whether there were any new ones."""
+        has_new = False
         for _ in range(_MOST_ROUNDS):
-            fresh = [one for one in self._find() if (one.pid, one.started) not in self._known]
-            if not fresh:
+            new = [process for process in self._find() if (process.pid, process.started) not in self._known]
+            if not new:
                 break
-            is_anybody_new = True
-            self._meet(fresh)
-            self._stop([one for one in fresh if one not in self._states])
-            for one in self._those(CudaProcessState.RUNNING):
-                self._ask(one, self._driver.lock, CudaProcessState.LOCKED, "be made to pause")
-        return is_anybody_new
+            has_new = True
+            self._read_states(new)
+            self._stop([process for process in new if process not in self._states])
+            for process in self._in_state(CudaProcessState.RUNNING):
+                self._call_driver(process, self._driver.lock, CudaProcessState.LOCKED, "be paused")
+        return has_new
 
-    def _weigh(self, processes: Sequence[TrackedProcess]) -> None:
-        """They pause, so what they hold now is what has to fit when they are put back."""
-        pids = {one.pid for one in processes}
+    def _measure(self, processes: Sequence[TrackedProcess]) -> None:
+        """Add up what these locked processes hold: it has to fit when they are put back."""
+        pids = {process.pid for process in processes}
         for device_id in self.held_mb:
             with contextlib.suppress(DriverError):
                 self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
 
-    def _refuse_shared(self) -> None:
+    def _refuse_shared_memory(self) -> None:
         seen: dict[str, TrackedProcess] = {}
-        for one in self._states:
-            for segment in _shared_memory(one.pid):
-                other = seen.setdefault(segment, one)
-                if other is not one:
+        for process in self._states:
+            for segment in _shared_memory(process.pid):
+                other = seen.setdefault(segment, process)
+                if other is not process:
                     raise Trouble(
-                        f"the processes {other.pid} and {one.pid} share memory, and perhaps device memory, which the"
-                        " driver cannot put back"
+                        f"the processes {other.pid} and {process.pid} share memory, and perhaps device memory, which"
+                        " the driver cannot put back"
                     )
 
     # Back
 
-    def _look_for_room(self, needs_mb: Mapping[str, float]) -> None:
+    def _check_free_memory(self, needs_mb: Mapping[str, float]) -> None:
         for device_id, need_mb in needs_mb.items():
             try:
                 free_mb = self._driver.free_mb(device_id)
@@ -191,82 +191,83 @@ class MemoryMover:
                 raise Trouble(f"{device_id} cannot be read: {error}") from None
             if free_mb < need_mb:
                 raise Trouble(
-                    f"no room on {device_id}: {format_size(need_mb)} are needed, {format_size(free_mb)} are free"
+                    f"not enough memory on {device_id}: {format_size(need_mb)} needed, {format_size(free_mb)} free"
                 )
 
     def _put_back(self) -> None:
         self._known.clear()
         self._states.clear()
-        self._meet(self._find())
-        for one in self._those(CudaProcessState.SUSPENDED):
-            self._ask(one, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
-        for one in self._those(CudaProcessState.LOCKED):
-            self._ask(one, self._driver.unlock, CudaProcessState.RUNNING, "be let go on", is_fatal=True)
+        self._read_states(self._find())
+        for process in self._in_state(CudaProcessState.SUSPENDED):
+            self._call_driver(process, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
+        for process in self._in_state(CudaProcessState.LOCKED):
+            self._call_driver(process, self._driver.unlock, CudaProcessState.RUNNING, "be unlocked", is_fatal=True)
 
     # Each process
 
-    def _those(self, state: CudaProcessState) -> list[TrackedProcess]:
-        return [one for one, stands in self._states.items() if stands is state]
+    def _in_state(self, state: CudaProcessState) -> list[TrackedProcess]:
+        return [process for process, current in self._states.items() if current is state]
 
-    def _meet(self, processes: Sequence[TrackedProcess]) -> None:
-        """Asks how they stand, awake."""
-        for one in processes:
-            process_tree.send(one, signal.SIGCONT)
-        for one in processes:
-            self._known[one.pid, one.started] = one
-            state = self._state(one)
+    def _read_states(self, processes: Sequence[TrackedProcess]) -> None:
+        """Continue the processes and read their states."""
+        for process in processes:
+            process_tree.send(process, signal.SIGCONT)
+        for process in processes:
+            self._known[process.pid, process.started] = process
+            state = self._read_state(process)
             if state is CudaProcessState.FAILED:
-                raise self._ruin(f"process {one.pid} has failed in the driver")
+                raise self._ruin(f"process {process.pid} has failed in the driver")
             if state is not None:
-                self._states[one] = state
+                self._states[process] = state
 
-    def _state(self, one: TrackedProcess) -> CudaProcessState | None:
+    def _read_state(self, process: TrackedProcess) -> CudaProcessState | None:
         try:
-            return self._driver.state(one.pid)
+            return self._driver.state(process.pid)
         except DriverError as error:
-            if self._is_undoing or process_tree.look_again(one) is None:
+            if self._is_undoing or process_tree.read_again(process) is None:
                 return None
-            raise Trouble(f"process {one.pid} cannot be asked for: {error}") from None
+            raise Trouble(f"the driver does not tell the state of process {process.pid}: {error}") from None
 
-    def _ask(
+    def _call_driver(
         self,
-        one: TrackedProcess,
-        act: Callable[[int], None],
-        then: CudaProcessState,
-        what: str,
+        process: TrackedProcess,
+        call: Callable[[int], None],
+        new_state: CudaProcessState,
+        action: str,
         *,
         is_fatal: bool = False,
     ) -> None:
+        """Call the driver for a process that still lives. `action` completes "process N could not …"."""
         if not self._is_undoing:
             self._check()
         try:
-            if process_tree.look_again(one) is not None:
-                act(one.pid)
+            if process_tree.read_again(process) is not None:
+                call(process.pid)
         except DriverError as error:
-            text = f"process {one.pid} could not {what}: {error}"
-            if process_tree.look_again(one) is not None:
+            text = f"process {process.pid} could not {action}: {error}"
+            if process_tree.read_again(process) is not None:
                 raise (self._ruin(text) if is_fatal else Trouble(text)) from None
-        self._states[one] = then
+        self._states[process] = new_state
 
     def _ruin(self, text: str) -> Trouble:
-        """All of it is awake, so that it can be ended as any other."""
-        for one in self._known.values():
-            process_tree.send(one, signal.SIGCONT)
+        """Continue all processes, so that the attempt can be ended like any other."""
+        for process in self._known.values():
+            process_tree.send(process, signal.SIGCONT)
         return Trouble(text, is_ruined=True)
 
     def _stop(self, processes: Sequence[TrackedProcess]) -> None:
-        with self._nobody_holds():
-            waited_for = [one for one in processes if process_tree.send(one, signal.SIGSTOP)]
+        with self._hold_mutexes():
+            running = [process for process in processes if process_tree.send(process, signal.SIGSTOP)]
             deadline = time.monotonic() + _STOPS_WITHIN_S
             while time.monotonic() < deadline:
-                waited_for = [now for one in waited_for if (now := process_tree.look_again(one)) and not now.is_stopped]
-                if not waited_for:
+                running = [now for each in running if (now := process_tree.read_again(each)) and not now.is_stopped]
+                if not running:
                     break
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_POLL_S)
 
     @contextlib.contextmanager
-    def _nobody_holds(self) -> Iterator[None]:
-        """A mutex that a stopped process holds would stop everybody else who needs it."""
+    def _hold_mutexes(self) -> Iterator[None]:
+        """Hold the mutexes while processes are stopped: a stopped holder would block everything that needs them."""
         with contextlib.ExitStack() as held:
             for path in self._mutexes:
                 with contextlib.suppress(FileNotFoundError):
@@ -276,8 +277,8 @@ class MemoryMover:
             yield
 
 
-def _nobody() -> Trouble:
-    return Trouble("none of its processes is there: it may just have ended")
+def _no_processes() -> Trouble:
+    return Trouble("it has no processes: it may just have ended")
 
 
 def _lock(descriptor: int, path: str) -> None:
@@ -287,14 +288,14 @@ def _lock(descriptor: int, path: str) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise Trouble(f"{path} was held by somebody for {_MUTEX_WITHIN_S:g} s") from None
-            time.sleep(_LOOK_AGAIN_S)
+                raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s") from None
+            time.sleep(_POLL_S)
         else:
             return
 
 
 def _shared_memory(pid: int) -> set[str]:
-    """The segments that it could share with others, by device and inode."""
+    """Return the segments that the process could share with others, by device and inode."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
             return set(_SHARED.findall(file.read()))

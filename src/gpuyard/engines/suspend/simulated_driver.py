@@ -1,4 +1,4 @@
-"""What a driver does with processes, for simulated devices: it changes their shares (`gpuyard/simulated_usage.py`)."""
+"""A driver for simulated devices: it changes the processes' shares (`gpuyard/simulated_usage.py`)."""
 
 import contextlib
 import os

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gpuyard.engines.session.task_files import claim_in_shared, owner_line, tell
+from gpuyard.engines.session.task_files import append_event, claim_in_shared, owner_line
 from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.task_names import tag_of
 from gpuyard.system.private_files import PrivateFileError
@@ -33,7 +33,7 @@ def note(path: str | None, text: str) -> str | None:
     """Return why it could not be written, or None: nothing else depends on it."""
     try:
         if path is not None:
-            tell(path, text)
+            append_event(path, text)
     except PrivateFileError as error:
         return f"no log of the scheduler: {error}"
     return None

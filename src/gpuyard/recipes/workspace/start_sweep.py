@@ -282,7 +282,7 @@ class _Sweep:
             words = ["/bin/sh", "-c", '"$@"; exec tmux kill-session -t "$TMUX_PANE"', "sh", *words]
         name = scheduler_session(settings.task_name, settings.scheduler_session_suffix)
         try:
-            return self._tmux.showing(owner) or self._tmux.open_session(name, owner, words)
+            return self._tmux.live_session(owner) or self._tmux.open_session(name, owner, words)
         except TmuxError as error:
             note(self._scheduler_log, f"no session for the view: {error}")
             return None

@@ -1,4 +1,4 @@
-"""A task's output in a file, and files that are written whole or not at all."""
+"""A task's output in a file, and files that are written atomically."""
 
 import errno
 import os
@@ -24,19 +24,19 @@ def written(path: Path, chunks: list[bytes]) -> bytes:
 
 
 @given(chunks=st.lists(st.lists(st.sampled_from([b"\r", b"\n", b"a"]), max_size=6).map(b"".join)))
-def test_lines_end_as_in_files_wherever_the_output_was_cut(
+def test_cr_lf_becomes_lf_wherever_the_output_was_cut(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "output"
     assert written(path, chunks) == b"".join(chunks).replace(b"\r\n", b"\n")
 
 
-def test_progress_that_goes_back_to_the_beginning_of_its_line_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_progress_line_keeps_its_carriage_returns(tmp_path: Path) -> None:
     assert written(tmp_path / "log", [b"10%\r", b"20%\r", b"done\r\n"]) == b"10%\r20%\rdone\n"
 
 
 @pytest.mark.linux("/dev/full")
-def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_path(tmp_path: Path) -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     output = Output(descriptor, "/logs/exp1.log")
     output.write(b"text")
@@ -44,25 +44,25 @@ def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:
     assert output.problem == "some of the output is missing in /logs/exp1.log: No space left on device"
 
 
-def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     write_whole(str(tmp_path / "new/marker.txt"), "first")
     write_whole(str(tmp_path / "new/marker.txt"), "second \udcff")
     assert (tmp_path / "new/marker.txt").read_bytes() == b"second \xff"
     assert os.listdir(tmp_path / "new") == ["marker.txt"]
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "marker.txt").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         write_whole(str(tmp_path / "marker.txt"), "text")
     assert os.listdir(tmp_path) == ["marker.txt"]
 
 
-def test_a_name_with_line_breaks_makes_no_lines_of_its_own() -> None:
+def test_printable_replaces_line_breaks_and_control_characters() -> None:
     assert printable("a\nb\x1b[2Jc ä\udcff") == "a?b?[2Jc ä\udcff"
 
 
-def test_what_a_full_disk_does_not_take_leaves_the_file_of_before(
+def test_a_write_that_fails_on_a_full_disk_keeps_the_previous_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: int) -> None:

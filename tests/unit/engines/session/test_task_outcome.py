@@ -1,4 +1,4 @@
-"""What a task's end amounts to."""
+"""The result of a task."""
 
 import pytest
 
@@ -25,26 +25,26 @@ def test_a_status_after_the_marker_is_flagged() -> None:
 
 
 @pytest.mark.parametrize("status", [0, SIGTERM, SIGKILL])
-def test_one_that_went_on_after_its_marker_is_completed_and_flagged(status: int) -> None:
+def test_a_program_that_went_on_after_its_marker_is_completed_and_flagged(status: int) -> None:
     end = ended(status, has_marker=True, overstayed=True)
     assert end == Conclusion("completed", 0, "ended by gpuyard: it went on after its marker")
 
 
-def test_without_a_marker_status_0_is_completed_and_the_marker_is_written_for_it() -> None:
+def test_without_a_marker_status_0_is_completed_and_gpuyard_writes_the_marker() -> None:
     end = ended(0)
     assert (end.result, end.status, end.writes_marker) == ("completed", 0, True)
 
 
 @pytest.mark.parametrize("status", [1, 127, SIGKILL])
-def test_without_a_marker_any_other_status_is_a_failure_that_the_queue_is_told(status: int) -> None:
+def test_without_a_marker_any_other_status_is_a_failure_with_that_status(status: int) -> None:
     assert ended(status) == Conclusion("failed", status)
 
 
-@pytest.mark.parametrize(("status", "told"), [(0, SIGTERM), (3, 3), (SIGTERM, SIGTERM), (SIGKILL, SIGKILL)])
-def test_one_that_was_told_to_stop_is_not_completed_even_if_it_ends_without_complaint(status: int, told: int) -> None:
-    assert ended(status, was_stopped=True) == Conclusion("stopped", told)
+@pytest.mark.parametrize(("status", "reported"), [(0, SIGTERM), (3, 3), (SIGTERM, SIGTERM), (SIGKILL, SIGKILL)])
+def test_a_stopped_task_is_not_completed_even_if_it_exits_with_status_0(status: int, reported: int) -> None:
+    assert ended(status, was_stopped=True) == Conclusion("stopped", reported)
 
 
-@pytest.mark.parametrize(("status", "told"), [(0, SIGHUP), (SIGHUP, SIGHUP), (SIGKILL, SIGKILL)])
-def test_one_whose_session_was_closed_has_failed(status: int, told: int) -> None:
-    assert ended(status, was_closed=True) == Conclusion("failed", told, "its session was closed")
+@pytest.mark.parametrize(("status", "reported"), [(0, SIGHUP), (SIGHUP, SIGHUP), (SIGKILL, SIGKILL)])
+def test_a_task_with_a_closed_session_has_failed(status: int, reported: int) -> None:
+    assert ended(status, was_closed=True) == Conclusion("failed", reported, "its session was closed")

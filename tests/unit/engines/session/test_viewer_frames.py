@@ -1,4 +1,4 @@
-"""What a runner and its viewers say to each other arrives as it was said, however it was cut on the way."""
+"""Frames between a runner and its viewers arrive whole, in whatever chunks their bytes are received."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ FRAMES = st.lists(st.tuples(st.sampled_from([viewer.OUTPUT, viewer.END, viewer.K
 
 
 @given(frames=FRAMES, size=st.integers(min_value=1, max_value=30))
-def test_frames_are_whole_and_in_order_whatever_comes_at_once(frames: list[tuple[int, bytes]], size: int) -> None:
+def test_frames_are_whole_and_in_order_for_any_chunk_size(frames: list[tuple[int, bytes]], size: int) -> None:
     content = b"".join(viewer.frame(kind, text) for kind, text in frames)
-    unframed = viewer.Unframed()
-    pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    assert [one for piece in pieces for one in unframed.take(piece)] == frames
+    decoder = viewer.FrameDecoder()
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    assert [frame for chunk in chunks for frame in decoder.feed(chunk)] == frames
