@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         id="control-half-a-submission-stays",
         file=f"{_CONTROL}/controller.py",
-        old="            self._store.drop_incomplete()\n",
+        old="            self._store.drop_incomplete_submissions()\n",
         new="",
         breaks="Jobs of a submission that was never acknowledged stay in the queue after a crash.",
         near=("tests/simulation/test_crashes.py",),
@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         id="control-rerun-with-the-same-memory",
         file=f"{_CONTROL}/transitions.py",
-        old="            self.store.grow(job.id, verdict.growth)\n",
+        old="            self.store.set_growth(job.id, verdict.growth)\n",
         new="",
         breaks="A job that ran out of memory is run again with the same memory, for ever.",
         near=(_MEMORY,),
@@ -160,7 +160,7 @@ FAULTS = (
     Fault(
         id="control-estimates-not-written-down",
         file=f"{_CONTROL}/learn_estimates.py",
-        old="            self._store.learned.set_profile(fingerprint, profile)\n",
+        old="            self._store.estimates.set_profile(fingerprint, profile)\n",
         new="            pass\n",
         breaks="All that was learned of memory and time is gone when the daemon is started again.",
         near=("tests/unit/control/test_learn_estimates.py",),
@@ -168,7 +168,7 @@ FAULTS = (
     Fault(
         id="control-token-not-looked-up",
         file=f"{_CONTROL}/user_requests.py",
-        old="before = self._store.submitted(submission.token) if submission.token else None",
+        old="before = self._store.find_submission(submission.token) if submission.token else None",
         new="before = None",
         breaks="A submission that a client sends again after a crash is refused, or runs twice.",
         near=("tests/unit/daemon/test_loop.py",),

@@ -203,7 +203,7 @@ FAULTS = (
     Fault(
         id="daemon-new-jobs-get-old-logs",
         file=f"{_DAEMON}/main.py",
-        old="            scheduler.store.begin_ids_after(highest)\n",
+        old="            scheduler.store.reserve_ids_up_to(highest)\n",
         new="            pass\n",
         breaks="After a damaged database was set aside, new jobs append to the logs of older ones.",
         near=(

@@ -1,4 +1,4 @@
-"""Faults of the queue's database: transactions, durability, queries and migrations."""
+"""Faults of the queue's database: transactions, durability, schema and queries."""
 
 from tests.faults.fault import Fault
 
@@ -17,7 +17,7 @@ FAULTS = (
     Fault(
         id="store-failed-transaction-stays-open",
         file=f"{_STORE}/database.py",
-        old="            finally:\n                self.undo()\n                if is_synced:\n",
+        old="            finally:\n                self.rollback()\n                if is_synced:\n",
         new="            finally:\n                if is_synced:\n",
         breaks="After one failed change every later one fails until the daemon is started again.",
         near=(f"{_TESTS}/test_database.py",),
@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         id="store-damaged-log-is-left-beside-the-new-database",
         file=f"{_STORE}/database.py",
-        old='_COMPANIONS = ("", "-wal", "-shm")',
-        new='_COMPANIONS = ("",)',
+        old='_FILE_SUFFIXES = ("", "-wal", "-shm")',
+        new='_FILE_SUFFIXES = ("",)',
         breaks="A damaged database is set aside without its log, which then spoils the new one.",
         near=(f"{_TESTS}/test_database.py",),
     ),
@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         id="store-newer-schema-is-used",
         file=f"{_STORE}/database.py",
-        old="    if version > len(steps):\n",
-        new="    if version > len(steps) + 1:\n",
+        old="    elif version > SCHEMA_VERSION:\n",
+        new="    elif version > SCHEMA_VERSION + 1:\n",
         breaks="An older gpuyard writes into the database of a newer one.",
         near=(f"{_TESTS}/test_database.py",),
     ),
@@ -97,8 +97,8 @@ FAULTS = (
     Fault(
         id="store-long-lane-read-in-part",
         file=f"{_STORE}/job_store.py",
-        old="            last, limit = found[-1][0], _MORE\n",
-        new="            last, limit = found[-1][0] + 1, _MORE\n",
+        old="            last, limit = found[-1][0], _NEXT_PAGE\n",
+        new="            last, limit = found[-1][0] + 1, _NEXT_PAGE\n",
         breaks="A job in a long lane is passed over, and starts after those that came later.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
@@ -119,32 +119,32 @@ FAULTS = (
         near=(f"{_TESTS}/test_job_search.py",),
     ),
     Fault(
-        id="store-migration-loses-estimates",
-        file=f"{_STORE}/migrations/0002.sql",
-        old="FROM durations;\n\nDROP",
-        new="FROM durations WHERE 0;\n\nDROP",
-        breaks="An upgrade forgets how long jobs take.",
+        id="store-older-schema-is-used",
+        file=f"{_STORE}/database.py",
+        old="    elif version < SCHEMA_VERSION:\n",
+        new="    elif version < 0:\n",
+        breaks="The daemon uses a database whose tables lack columns, and fails at the first change.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
-        id="store-migration-forgets-a-state",
-        file=f"{_STORE}/migrations/0004.sql",
-        old="INSERT INTO counts VALUES ('pending', 0);\n",
+        id="store-schema-lacks-a-state",
+        file=f"{_STORE}/schema.sql",
+        old=" ('pending', 0),",
         new="",
-        breaks="After an upgrade no job can be handed over to a cluster.",
+        breaks="No job can be handed over to a cluster.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
-        id="store-migration-leaves-commands-out",
-        file=f"{_STORE}/migrations/0005.sql",
-        old="UPDATE specs SET command = coalesce(",
-        new="UPDATE specs SET command = coalesce('', ",
-        breaks="After an upgrade a search does not find older jobs by their commands.",
-        near=(f"{_TESTS}/test_database.py",),
+        id="store-array-commands-are-not-searched",
+        file=f"{_STORE}/job_store.py",
+        old="                    row_codec.own_command_text(spec, element),\n",
+        new="                    None,\n",
+        breaks="A search does not find the jobs of an array by their own commands.",
+        near=(f"{_TESTS}/test_job_search.py",),
     ),
     Fault(
         id="store-two-live-attempts",
-        file=f"{_STORE}/migrations/0001.sql",
+        file=f"{_STORE}/schema.sql",
         old="CREATE UNIQUE INDEX one_live_attempt",
         new="CREATE INDEX one_live_attempt",
         breaks="The database lets a job run twice at once.",

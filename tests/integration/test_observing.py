@@ -42,9 +42,9 @@ def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
     like = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)
     lane = Lane(id=0, priority=0, user="me", tag="", need=Need())
     with store.transaction():
-        store.add_jobs(like, store.add_spec(spec), store.lane_id(lane), 1, [ArrayElement()] * len(lease_ids))
+        store.add_jobs(like, store.add_spec(spec), store.ensure_lane(lane), 1, [ArrayElement()] * len(lease_ids))
         for number, lease_id in enumerate(lease_ids, 1):
-            store.begin_attempt(
+            store.start_attempt(
                 Attempt(
                     job_id=number,
                     number=1,

@@ -68,7 +68,7 @@ ANY_TIME, WITH_WORK, GO_ON = "True", "self._prepared", "whole(self, *arguments, 
 MOMENTS = {
     "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),
     "between two supervisors": (ENGINE, "prepare", WITH_WORK, "pass"),
-    "before an attempt is recorded": (STORE, "begin_attempt", ANY_TIME, "pass"),
+    "before an attempt is recorded": (STORE, "start_attempt", ANY_TIME, "pass"),
     "when attempts are recorded and not begun": (ENGINE, "begin", WITH_WORK, "pass"),
     "when attempts are begun": (ENGINE, "begin", WITH_WORK, GO_ON),
     "before an end is recorded": (STORE, "end_attempt", ANY_TIME, "pass"),

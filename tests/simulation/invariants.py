@@ -70,7 +70,7 @@ class Checker:
         self._check_blocked(store, states)
         if transitions is not None:
             on_desk = [(live.job, live.attempt) for live in transitions.live.values()]
-            assert _essence(on_desk) == _essence(store.live()), "the transitions is not in step with the store"
+            assert _essence(on_desk) == _essence(store.live_attempts()), "the transitions is not in step with the store"
 
     def _check_counts(self, states: dict[int, JobState]) -> None:
         counted = Counter(states.values())
@@ -78,7 +78,7 @@ class Checker:
         assert told == {state: counted.get(JobState(state), 0) for state in told}, "jobs are not counted right"
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
-        live = store.live()
+        live = store.live_attempts()
         memory_invariants.check_live(live)
         memory_invariants.check_shares(self._world)
         alive = {job_id for job_id, state in states.items() if state in LIVE}

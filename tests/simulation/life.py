@@ -103,6 +103,6 @@ class Life:
     def die(self) -> None:
         """As by kill -9: what the kernel lets go of is let go of, and nothing else is done."""
         self.thread.is_cut = True
-        self._database.undo()
+        self._database.rollback()
         self._book.die()
         self._engine.die()

@@ -45,7 +45,7 @@ def check_after_step(
     """Whoever is on the way out or back is being moved, and whoever is out takes nothing up."""
     queued = {queue.lane.id for queue in controller.suspend_control.queues(float("inf"))}
     running = {program.name: program for program in world.programs if program.is_running}
-    for job, attempt in store.live():
+    for job, attempt in store.live_attempts():
         program, granted = running.get((job.id, attempt.number)), world.granted.get(attempt.lease_id or "")
         # A new daemon has to hear from the ledger first what was granted.
         may_move = job.state is JobState.SUSPENDING or (job.state is JobState.RESUMING and asked_ledger)

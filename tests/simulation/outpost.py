@@ -131,7 +131,7 @@ class HandingChecker(Checker):
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
         super()._check_live(store, states)
-        for job, attempt in store.live():
+        for job, attempt in store.live_attempts():
             if job.state in (JobState.PENDING, JobState.RUNNING):
                 has_started = job.state is JobState.RUNNING
                 assert attempt.has_started is has_started, f"job {job.id} is {job.state}, and at {attempt.place}"

@@ -146,7 +146,7 @@ class PaceWatch:
             assert apart >= pace.stagger_s - _ROUNDING, f"job {job.id} began {apart} s after another of its batch"
             assert seen.taken_at is not None
             assert seen.taken_at > last, f"job {job.id} began by a look that is older than the last launch"
-        for other, attempt in self._store.live():
+        for other, attempt in self._store.live_attempts():
             is_later = other.spec.pace is not None and attempt.started_at >= (seen.taken_at or 0.0)
             assert other.id == job.id or not is_later, (
                 f"job {job.id} and {other.id}, of whatever batch, began by one look"
@@ -169,7 +169,7 @@ class PaceWatch:
         """RAM that runs which had begun before have not taken by then, and that of this one, unless it is the first of
         its batch: as far as they said how much that is."""
         spoken_for, is_first = 0.0, True
-        for job_of, attempt in self._store.live():
+        for job_of, attempt in self._store.live_attempts():
             pace, name = job_of.spec.pace, (job_of.id, attempt.number)
             if pace is None or job_of.id == job.id:
                 continue

@@ -16,7 +16,7 @@ from tests.simulation.test_batches import play_paced
 
 
 def _forget_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobStore, "last_start", lambda self, group: None)
+    monkeypatch.setattr(JobStore, "last_start_in_batch", lambda self, group: None)
 
 
 def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:

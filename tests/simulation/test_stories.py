@@ -286,7 +286,7 @@ def _never_wake_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobStore, "drop_incomplete", lambda self, token=None: None)
+    monkeypatch.setattr(JobStore, "drop_incomplete_submissions", lambda self, token=None: None)
 
 
 @pytest.mark.parametrize(

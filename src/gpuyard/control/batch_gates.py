@@ -185,17 +185,17 @@ class BatchGates:
         self._rows.clear()
 
     def _take_up(self, group: int, pace: BatchPace, now: float) -> _Kept:
-        standing = PaceState(launched_at=self._transitions.store.last_start(group))
+        standing = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
         kept = self._kept[group] = _Kept(pace, standing, self._read(group))
         kept.told_at = kept.noted_at = now
         return kept
 
     def _read(self, group: int) -> BatchGateState:
-        body = self._transitions.store.batch(group)
+        body = self._transitions.store.batch_state(group)
         return BatchGateState() if body is None else msgspec.json.decode(body, type=BatchGateState)
 
     def _write(self, group: int, kept: _Kept) -> None:
-        self._transitions.store.set_batch(group, msgspec.json.encode(kept.batch).decode())
+        self._transitions.store.set_batch_state(group, msgspec.json.encode(kept.batch).decode())
 
     def _count_wait(self, kept: _Kept, now: float) -> None:
         assert kept.gate is not None

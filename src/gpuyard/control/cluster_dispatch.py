@@ -108,7 +108,7 @@ class ClusterDispatch:
         return Explanation(
             reasons=hold.reasons if hold is not None else (),
             first_id=hold.job_id if hold is not None else job.id,
-            ahead=self._store.place_in_lane(lane, job.id),
+            ahead=self._store.count_ahead(lane, job.id),
             starts_at=None,
         )
 

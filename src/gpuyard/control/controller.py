@@ -88,7 +88,7 @@ class Controller:
         """Takes over what an earlier daemon left: to be called once, before the first step."""
         now = self._clock.now()
         with self._store.transaction():
-            self._store.drop_incomplete()
+            self._store.drop_incomplete_submissions()
             self.transitions.reload()
         attempts = [live.attempt for live in self.transitions.live.values()]
         self.engines.adopt(attempts)
@@ -146,7 +146,7 @@ class Controller:
         self._observer.note(sample, self._clock.now())
 
     def _requeue_due(self, now: float) -> None:
-        for job_id in self._store.due(now):
+        for job_id in self._store.due_jobs(now):
             job = self._store.job(job_id)
             if job is not None:
                 self.transitions.apply(job, JobEvent.DUE, now)
@@ -369,7 +369,7 @@ class Controller:
         waits_to_go_on = next((queue.lane for queue in view.queues if queue.lane.id == -job.id), None)
         lane = waits_to_go_on or self._store.lane_of(job.id)
         plan = decide(view, about=lane.id)
-        ahead = 0 if waits_to_go_on else self._store.place_in_lane(lane, job.id)
+        ahead = 0 if waits_to_go_on else self._store.count_ahead(lane, job.id)
         hold = next((hold for hold in plan.holds if hold.lane.id == lane.id), None)
         likely_s = self.transitions.estimates.estimate(job).likely_s
         return Explanation(

@@ -91,11 +91,11 @@ class LearnedEstimates:
             self._learned[fingerprint] = learn(before, run)
         said = declared_far_off(job.spec.need.memory_mb, attempt.usage)
         if said is not None and outcome.kind is OutcomeKind.SUCCEEDED:
-            self._store.tell(job.id, now, "declared", said)
+            self._store.add_event(job.id, now, "declared", said)
 
     def write_down(self) -> None:
         for fingerprint, profile in self._learned.items():
-            self._store.learned.set_profile(fingerprint, profile)
+            self._store.estimates.set_profile(fingerprint, profile)
         self._written.update(self._learned)
         self._learned.clear()
 
@@ -121,7 +121,7 @@ class LearnedEstimates:
         if fingerprint not in self._written:
             if len(self._written) >= _REMEMBERED:
                 self._written.clear()
-            self._written[fingerprint] = self._store.learned.profile(fingerprint)
+            self._written[fingerprint] = self._store.estimates.profile(fingerprint)
         return self._written[fingerprint]
 
 

@@ -75,7 +75,7 @@ class SuspendControl:
             if live is None or live.attempt.number != moved.attempt or live.attempt.stopping is not None:
                 continue
             if moved.is_ruined:
-                self._transitions.store.tell(moved.job_id, now, "not-restored", moved.text)
+                self._transitions.store.add_event(moved.job_id, now, "not-restored", moved.text)
                 self._transitions.stop(moved.job_id, OutcomeKind.NOT_RESTORED, now)
             elif moved.is_resumed and live.job.state is JobState.RESUMING:
                 self._record_resumption(live, moved, now)
@@ -161,7 +161,7 @@ class SuspendControl:
             why_not = None if is_asked_to_stop else self._why_not(live, sample, rules)
             if is_asked_to_stop or why_not is not None:
                 note = f"for job {preempt.for_job}" + (f"; it cannot be suspended: {why_not}" if why_not else "")
-                self._transitions.store.tell(preempt.job_id, now, "preempted", note)
+                self._transitions.store.add_event(preempt.job_id, now, "preempted", note)
                 self._transitions.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
             else:
                 self._transitions.park(

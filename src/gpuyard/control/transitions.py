@@ -50,8 +50,8 @@ class JobTransitions:
         self._last_starts: dict[str, float | None] = {}
 
     def reload(self) -> None:
-        self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live())
-        self.uses = self.store.learned.uses()
+        self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
+        self.uses = self.store.estimates.recent_use()
         self._last_starts.clear()
         self.estimates.forget_job()
 
@@ -75,7 +75,7 @@ class JobTransitions:
     # Attempts
 
     def begin(self, job: Job, attempt: Attempt) -> None:
-        self.store.begin_attempt(attempt)
+        self.store.start_attempt(attempt)
         self.begun_at = attempt.started_at
         if job.spec.crew is not None:
             self._last_starts[job.spec.tag] = attempt.started_at
@@ -102,7 +102,7 @@ class JobTransitions:
         if can(job.state, JobEvent.BEGIN) and (attempt.has_started or reason != job.reason):
             state = advance(job.state, JobEvent.BEGIN) if attempt.has_started else job.state
             job = replace(job, state=state, reason=None if attempt.has_started else reason)
-            self.store.change(job.id, job.state, reason=job.reason)
+            self.store.change_state(job.id, job.state, reason=job.reason)
             if attempt.has_started:
                 self.events.append(
                     PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
@@ -115,7 +115,7 @@ class JobTransitions:
         grace_s = 0.0 if kind is OutcomeKind.NOT_RESTORED else live.job.spec.grace_s
         attempt = replace(live.attempt, stopping=kind, kill_at=now + grace_s)
         self._change(live, attempt, JobEvent.STOP, f"stopping: {_STATE_AFTER_STOP[kind]}")
-        self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[kind])
+        self.store.add_event(job_id, now, "stopping", _STATE_AFTER_STOP[kind])
 
     def cancel_instead(self, job_id: int, now: float) -> bool:
         """One that stops only to make room, or for want of time, is not to begin anew; false where it would not."""
@@ -123,8 +123,8 @@ class JobTransitions:
         if live.attempt.stopping is OutcomeKind.CANCELLED:
             return False
         self._keep(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED))
-        self.store.change(job_id, live.job.state, reason=f"stopping: {_STATE_AFTER_STOP[OutcomeKind.CANCELLED]}")
-        self.store.tell(job_id, now, "stopping", _STATE_AFTER_STOP[OutcomeKind.CANCELLED])
+        self.store.change_state(job_id, live.job.state, reason=f"stopping: {_STATE_AFTER_STOP[OutcomeKind.CANCELLED]}")
+        self.store.add_event(job_id, now, "stopping", _STATE_AFTER_STOP[OutcomeKind.CANCELLED])
         return True
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
@@ -136,7 +136,7 @@ class JobTransitions:
         live = self.live[job_id]
         attempt = replace(live.attempt, parked=why, suspended_at=now)
         self._change(live, attempt, JobEvent.SUSPEND, text)
-        self.store.tell(job_id, now, JobState.SUSPENDING, text)
+        self.store.add_event(job_id, now, JobState.SUSPENDING, text)
 
     def move(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
         """One step further on the way to being suspended, or back; when it goes on, it has its time back."""
@@ -152,23 +152,23 @@ class JobTransitions:
                 stop_at=None if attempt.stop_at is None else attempt.stop_at + paused,
             )
         state = self._change(live, attempt, event, None if event is JobEvent.GO_ON else text)
-        self.store.tell(job_id, now, "resumed" if event is JobEvent.GO_ON else state, text)
+        self.store.add_event(job_id, now, "resumed" if event is JobEvent.GO_ON else state, text)
 
     def stay_suspended(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, parked=SuspendedBy.BY_PERSON))
-        self.store.change(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
-        self.store.tell(job_id, now, "suspend", "by hand: it stays so")
+        self.store.change_state(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
+        self.store.add_event(job_id, now, "suspend", "by hand: it stays so")
 
     def resume_when_there_is_room(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, parked=SuspendedBy.FOR_ROOM))
-        self.store.change(job_id, live.job.state, reason="it goes on when there is room")
-        self.store.tell(job_id, now, "resume", "asked for")
+        self.store.change_state(job_id, live.job.state, reason="it goes on when there is room")
+        self.store.add_event(job_id, now, "resume", "asked for")
 
     def _change(self, live: Live, attempt: Attempt, event: JobEvent, reason: str | None) -> JobState:
         state = advance(live.job.state, event)
-        self.store.change(live.job.id, state, reason=reason)
+        self.store.change_state(live.job.id, state, reason=reason)
         self._keep(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
         return state
 
@@ -183,8 +183,8 @@ class JobTransitions:
         self._keep(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
 
     def prioritise(self, job: Job, priority: int, now: float) -> None:
-        self.store.move(job.id, priority)
-        self.store.tell(job.id, now, "priority", f"{job.priority} -> {priority}")
+        self.store.set_priority(job.id, priority)
+        self.store.add_event(job.id, now, "priority", f"{job.priority} -> {priority}")
         if job.id in self.live:
             live = self.live[job.id]
             self.live[job.id] = Live(job=replace(live.job, priority=priority), attempt=live.attempt)
@@ -227,7 +227,7 @@ class JobTransitions:
             text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so it is not run again"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
-        self.store.change(
+        self.store.change_state(
             job.id,
             state,
             reason=None if state is JobState.SUCCEEDED else verdict.text,
@@ -238,10 +238,10 @@ class JobTransitions:
             queued_at=now if state is JobState.QUEUED else None,
         )
         if verdict.growth is not None:
-            self.store.grow(job.id, verdict.growth)
+            self.store.set_growth(job.id, verdict.growth)
             self.estimates.forget_job()
         if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
-            self.store.tell(job.id, now, state, verdict.text)
+            self.store.add_event(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
             self.events.append(
@@ -267,8 +267,8 @@ class JobTransitions:
         state = advance(job.state, event)
         is_over = state in FINISHED
         queued_at = now if state is JobState.QUEUED else None
-        self.store.change(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
-        self.store.tell(job.id, now, state, reason)
+        self.store.change_state(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
+        self.store.add_event(job.id, now, state, reason)
         if is_over:
             self.finished += 1
             self.events.append(
@@ -304,7 +304,7 @@ class JobTransitions:
             dependant = self.store.job(dependant_id)
             if dependant is None or not can(dependant.state, JobEvent.REJECT):
                 continue
-            if self.store.waits_for_more(dependant_id, job_id):
+            if self.store.still_waits_after(dependant_id, job_id):
                 continue
             found, why = prospect_of_all(self.store.dependencies(dependant_id))
             if found is DependencyOutlook.NEVER:
@@ -327,7 +327,7 @@ class JobTransitions:
     def last_start(self, tag: str) -> float | None:
         """When the last job of the tag started."""
         if tag not in self._last_starts:
-            self._last_starts[tag] = self.store.last_start_of(tag)
+            self._last_starts[tag] = self.store.last_start_with_tag(tag)
         return self._last_starts[tag]
 
     def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
@@ -376,7 +376,7 @@ class JobTransitions:
             return
         self._noted_at = now
         for party, use in self.uses.items():
-            self.store.learned.set_use(party, use)
+            self.store.estimates.set_recent_use(party, use)
         self.estimates.write_down()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now

@@ -73,7 +73,7 @@ class UserRequests:
 
     def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         """The first and the last id, once all of them are on disk."""
-        before = self._store.submitted(submission.token) if submission.token else None
+        before = self._store.find_submission(submission.token) if submission.token else None
         if before is not None:
             return before
         try:
@@ -85,21 +85,21 @@ class UserRequests:
     def _forget(self, token: str) -> None:
         """Of a submission that failed half-way nothing is to stay, or it could not be sent again."""
         with contextlib.suppress(StoreFault), self._store.transaction():
-            self._store.drop_incomplete(token)
+            self._store.drop_incomplete_submissions(token)
 
     def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         like, on = self._first_job(submission, user)
         is_small = submission.count * (1 + len(on)) <= _SMALL
         with self._store.transaction(is_synced=is_small):
             if not is_small:
-                self._store.drop_incomplete(submission.token)
-            number, first = self._store.begin_submission(submission.token, submission.count)
+                self._store.drop_incomplete_submissions(submission.token)
+            number, first = self._store.start_submission(submission.token, submission.count)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
             batch = _Batch(
                 like=like,
                 on=tuple(on),
                 spec_id=self._store.add_spec(submission.spec),
-                lane_id=self._store.lane_id(lane_of(like, None if is_small else number)),
+                lane_id=self._store.ensure_lane(lane_of(like, None if is_small else number)),
             )
             pieces = _pieces(iter(submission.elements), first, max(1, _PIECE // (1 + len(on))))
             for start, piece in pieces if is_small else itertools.islice(pieces, 1):
@@ -216,14 +216,14 @@ class UserRequests:
         elif job.state in FINISHED:
             self._refuse_second(job)
             self._transitions.queue_or_block(job, JobEvent.REQUEUE, now)
-            self._store.forgive(job.id)
+            self._store.reset_failures(job.id)
             self._transitions.estimates.forget_job()
         else:
             raise UserError(f"it is {job.state}: only what has ended can be run again")
 
     def _refuse_second(self, job: Job) -> None:
         """A config of a workspace runs once at a time."""
-        if job.spec.task is not None and (other := self._store.unfinished_namesake(job.spec.tag, job.spec.name or "")):
+        if job.spec.task is not None and (other := self._store.find_unfinished(job.spec.tag, job.spec.name or "")):
             raise UserError(f"job {other} does the same already")
 
     def _suspend(self, job: Job, now: float, sample: Sample) -> None:
@@ -297,19 +297,19 @@ class UserRequests:
         with self._store.transaction():
             self._transitions.estimates.write_down()
             self._transitions.estimates.forget_job()
-            return self._catalogue.forget_profiles(fingerprints)
+            return self._catalogue.delete_profiles(fingerprints)
 
     def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:
         """The jobs that were forgotten, and how many attempts each had; their logs are the caller's to remove."""
         before = self._clock.now() - older_than_s
         gone: list[tuple[int, int]] = []
-        while piece := self._catalogue.forgettable(before, _PIECE):
+        while piece := self._catalogue.deletable(before, _PIECE):
             with self._store.transaction():
-                self._catalogue.forget([job_id for job_id, _ in piece])
+                self._catalogue.delete_jobs([job_id for job_id, _ in piece])
             gone += piece
             yield
         with self._store.transaction():
-            self._catalogue.tidy()
+            self._catalogue.delete_unreferenced()
         return gone
 
 

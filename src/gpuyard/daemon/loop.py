@@ -33,7 +33,7 @@ from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
-from gpuyard.store.database import Database, faults_told
+from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 
@@ -145,7 +145,7 @@ class SchedulerLoop:
             self._soon = None
         began = time.perf_counter()
         try:
-            with faults_told():
+            with convert_sqlite_errors():
                 step = self._step_controller()
         except StoreFault as error:
             self._suffer(error)
@@ -241,7 +241,7 @@ class SchedulerLoop:
     def _look(self) -> None:
         self._timer = None
         try:
-            with faults_told():
+            with convert_sqlite_errors():
                 has_ready = self.store.has_ready()
         except StoreFault as error:
             self._suffer(error)

@@ -155,4 +155,4 @@ def _begin_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None
         found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
         highest = max((int(match[1]) for match in found), default=0)
         with scheduler.store.transaction():
-            scheduler.store.begin_ids_after(highest)
+            scheduler.store.reserve_ids_up_to(highest)

@@ -1,4 +1,4 @@
-"""Learned: what users and tags have used of late, and what was learned under each fingerprint."""
+"""EstimateStore: the recent device time of users and tags, and what was learned under each fingerprint."""
 
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.scheduling.queue_order import Party, WeightedUse
@@ -6,15 +6,15 @@ from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 
 
-class Learned:
+class EstimateStore:
     def __init__(self, database: Database) -> None:
         self._execute = database.execute
 
-    def uses(self) -> dict[Party, WeightedUse]:
-        found = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
-        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in found}
+    def recent_use(self) -> dict[Party, WeightedUse]:
+        rows = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
+        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in rows}
 
-    def set_use(self, party: Party, use: WeightedUse) -> None:
+    def set_recent_use(self, party: Party, use: WeightedUse) -> None:
         self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
 
     def profile(self, fingerprint: str) -> Profile | None:

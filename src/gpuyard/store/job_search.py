@@ -1,13 +1,12 @@
-"""Search: which jobs are meant, and a page of them in their order, however many there are.
+"""Search: find jobs by state, text, tag, user or id, and return one page of them in listing order.
 
-It reads over a connection of its own, from a thread of its own. Nearly all of it is SQL, in which Python's lock is let
-go: what takes SQLite a while holds up nobody. The order of those that wait in several lanes is not for SQL to find; it
-is found once for many pages, and kept in a table of this connection's own.
+A search runs on a connection and in a thread of its own. Nearly all of its work is done by SQLite, which releases
+Python's global lock meanwhile, so a slow search does not block the daemon. SQL cannot compute the queue order over
+several lanes: it is computed once for many pages and kept in a temporary table of this connection.
 """
 
 import contextlib
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,44 +22,38 @@ from gpuyard.store.job_store import JobStore
 LIVE_IN_ORDER = (
     JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
 )  # fmt: skip
-APART = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
+NOT_READY = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
 RECENTLY_FINISHED = 10
-# Levels rise with time, so an order is kept for so long; one that took long is kept a few times as long in any case.
-_SAME_S, _LONG_S, _RESTS = 5.0, 0.05, 4.0
-_PIECE, _PAUSE_S = 200, 0.0005
+# The queue order changes with time, so it is computed again after _MAX_AGE_S. If computing it took longer than _SLOW_S,
+# it is kept for _KEEP_FACTOR times as long as that took, even if the queue changes.
+_MAX_AGE_S, _SLOW_S, _KEEP_FACTOR = 5.0, 0.05, 4.0
+_JOBS_PER_PAUSE, _PAUSE_S = 200, 0.0005
 
-# A job's words are its own, or those of its spec with its index and its values filled in.
-_SAID = r"""(
-    name LIKE :part ESCAPE '\' OR tag LIKE :part ESCAPE '\' OR jobs.id = :id OR CASE
-        WHEN details LIKE '{{"command"%' THEN {own} LIKE :written ESCAPE '\' OR {own} LIKE :written_bare ESCAPE '\'
-        WHEN (details IS NOT NULL OR array_index IS NOT NULL) AND spec IN (SELECT spec FROM templates)
-            THEN {filled} LIKE :part ESCAPE '\' OR {filled} LIKE :bare ESCAPE '\'
-        ELSE spec IN (SELECT id FROM specs WHERE command LIKE :part ESCAPE '\' OR command LIKE :bare ESCAPE '\')
-    END
+_MATCHES_TEXT = r"""(
+    name LIKE :text ESCAPE '\' OR tag LIKE :text ESCAPE '\' OR jobs.id = :id
+    OR jobs.command LIKE :text ESCAPE '\' OR jobs.command LIKE :unquoted ESCAPE '\'
+    OR jobs.command IS NULL AND spec IN (
+        SELECT id FROM specs WHERE specs.command LIKE :text ESCAPE '\' OR specs.command LIKE :unquoted ESCAPE '\'
+    )
 )"""
-_OWN = """replace(trim(json_extract(details, '$.command'), '[]'), '","', ' ')"""
-_TEMPLATES = "templates (spec, text) AS MATERIALIZED (SELECT id, command FROM specs WHERE instr(command, '{'))"
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}", re.ASCII)
-# SQLite's expressions are only so deep; who has more names than that finds jobs by what is around them.
-_MOST_NAMES = 50
-_ARRIVED = (
+_SUBMISSION_IS_COMPLETE = (
     "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
     "(SELECT id FROM submissions WHERE NOT is_complete))"
 )
 _IN_RANGES = (
-    "jobs.id IN (SELECT meant.id FROM json_each(:ranges) CROSS JOIN jobs AS meant "
-    "ON meant.id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]'))"
+    "jobs.id IN (SELECT selected.id FROM json_each(:ranges) CROSS JOIN jobs AS selected "
+    "ON selected.id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]'))"
 )
-_PLACES = " ".join(f"WHEN '{state}' THEN {place}" for place, state in enumerate((*LIVE_IN_ORDER, "queued", *APART)))
-_LISTED = (
-    f"ORDER BY CASE state {_PLACES} ELSE 100 END, {{}}"
-    "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"
+_STATE_RANKS = " ".join(
+    f"WHEN '{state}' THEN {rank}" for rank, state in enumerate((*LIVE_IN_ORDER, "queued", *NOT_READY))
 )
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
-    """Which jobs are asked for: in these states, with `search` in their name, tag or command, or as their id, and
-    with that tag and user; `ranges` are of ids. `None` and nothing stand for any."""
+    """Conditions that a job must all meet; an empty one is met by every job.
+
+    `search` is part of the name, tag or command, or is the id. `ranges` are first and last ids; None means any id.
+    """
 
     states: tuple[JobState, ...] = ()
     search: str = ""
@@ -70,26 +63,26 @@ class JobFilter(Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to look for but states."""
+        """Whether it has no condition other than states."""
         return not (self.search or self.tag or self.user or self.ranges is not None)
 
 
 class PageRange(Struct, frozen=True, kw_only=True):
-    """Where a page begins, and how long it is."""
+    """The part of a list that a page shows."""
 
     offset: int
     count: int
 
 
 class Section(NamedTuple):
-    """A part of a list: how many there are, and the ids from one place on, so many."""
+    """A part of a list: its size, and a function that returns its ids for an offset and a count."""
 
     size: int
     ids: Callable[[int, int], list[int]]
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
-    """The ids of a page, and how many there are in all."""
+    """The ids of a page, and the number of jobs on all pages."""
 
     ids: list[int]
     total: int
@@ -99,111 +92,102 @@ class Search:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._execute = connection.execute
-        self._line = _WaitingOrder(connection)
+        self._order = _QueueOrder(connection)
 
     def page(
-        self, wanted: JobFilter, used: Mapping[Party, float], now: float, place: PageRange, *, show_all: bool
+        self, job_filter: JobFilter, used: Mapping[Party, float], now: float, page: PageRange, *, show_all: bool
     ) -> SearchResult:
-        """In the order in which they are listed: what runs, what waits in its order, the rest, the last finished."""
-        with self._at_one_moment():
-            if wanted.ranges is not None:
-                return self._matching(wanted, place, "", "ORDER BY jobs.id")
-            has_queued = not wanted.states or JobState.QUEUED in wanted.states
+        """Return a page in listing order: live jobs, queued jobs in queue order, other waiting jobs, finished jobs.
+
+        Finished jobs come last first; without `show_all` and without conditions, only the last RECENTLY_FINISHED.
+        """
+        with self._one_snapshot():
+            if job_filter.ranges is not None:
+                return self._matching(job_filter, page, "", "ORDER BY jobs.id")
+            has_queued = not job_filter.states or JobState.QUEUED in job_filter.states
             if has_queued:
-                self._line.look(JobStore(Database(self._connection)).ready_queues(), used, now)
-            if wanted.is_plain:
-                return _cut(list(self._sections(wanted, show_all=show_all)), place)
-            if not has_queued or self._line.is_single:
-                return self._matching(wanted, place, "", _LISTED.format(""))
-            # Of those that have started since, the line still tells a place.
-            order = _LISTED.format("CASE WHEN state = 'queued' THEN line.place END, ")
-            return self._matching(wanted, place, "LEFT JOIN line USING (id)", order)
+                self._order.update(JobStore(Database(self._connection)).ready_queues(), used, now)
+            if job_filter.is_plain:
+                return _cut(list(self._sections(job_filter, show_all=show_all)), page)
+            by_rank = has_queued and not self._order.is_single_lane
+            joined = "LEFT JOIN queue_order USING (id)" if by_rank else ""
+            return self._matching(job_filter, page, joined, _listing_order(by_rank=by_rank))
 
-    def newest(self, wanted: JobFilter, place: PageRange) -> SearchResult:
-        """The last that was submitted first."""
-        with self._at_one_moment():
-            if not wanted.is_plain:
-                return self._matching(wanted, place, "", "ORDER BY jobs.id DESC")
-            states = wanted.states or tuple(JobState)
-            return _cut([self._section(f"jobs WHERE {_among(states)} ORDER BY id DESC", states)], place)
+    def newest(self, job_filter: JobFilter, page: PageRange) -> SearchResult:
+        """Return a page with the newest submissions first."""
+        with self._one_snapshot():
+            if not job_filter.is_plain:
+                return self._matching(job_filter, page, "", "ORDER BY jobs.id DESC")
+            states = job_filter.states or tuple(JobState)
+            return _cut([self._section(f"jobs WHERE {_among(states)} ORDER BY id DESC", states)], page)
 
-    def ranges(self, wanted: JobFilter) -> list[tuple[int, int]]:
-        """All that match, as first and last of each stretch."""
-        with self._at_one_moment():
-            where, values = self._where(wanted)
+    def ranges(self, job_filter: JobFilter) -> list[tuple[int, int]]:
+        """Return the ids of all matching jobs as pairs of first and last."""
+        with self._one_snapshot():
+            where, values = self._where(job_filter)
             query = (
-                f"WITH {_TEMPLATES} SELECT min(id), max(id) FROM (SELECT jobs.id, "  # noqa: S608
+                "SELECT min(id), max(id) FROM (SELECT jobs.id, "  # noqa: S608
                 f"jobs.id - row_number() OVER (ORDER BY jobs.id) AS island FROM jobs WHERE {where}) "
                 "GROUP BY island ORDER BY 1"
             )
             return [(first, last) for first, last in self._execute(query, values)]
 
     @contextlib.contextmanager
-    def _at_one_moment(self) -> Iterator[None]:
+    def _one_snapshot(self) -> Iterator[None]:
+        """Let all reads of the block see the same state of the database."""
         self._execute("BEGIN")
         try:
             yield
         finally:
             self._execute("COMMIT")
 
-    # Where something is looked for
+    # Searches with conditions
 
-    def _matching(self, wanted: JobFilter, place: PageRange, joined: str, order: str) -> SearchResult:
-        where, values = self._where(wanted)
-        values |= {"count": place.count, "offset": place.offset}
+    def _matching(self, job_filter: JobFilter, page: PageRange, joined: str, order: str) -> SearchResult:
+        where, values = self._where(job_filter)
+        values |= {"count": page.count, "offset": page.offset}
         chosen = f"FROM jobs {joined} WHERE {where}"
-        query = f"WITH {_TEMPLATES} SELECT jobs.id, count(*) OVER () {chosen} {order} LIMIT :count OFFSET :offset"
+        query = f"SELECT jobs.id, count(*) OVER () {chosen} {order} LIMIT :count OFFSET :offset"
         rows = self._execute(query, values).fetchall()
-        if not rows and place.offset:
-            query = f"WITH {_TEMPLATES} SELECT count(*) {chosen}"
-            return SearchResult(ids=[], total=self._execute(query, values).fetchone()[0])
+        if not rows and page.offset:
+            total = self._execute(f"SELECT count(*) {chosen}", values).fetchone()[0]
+            return SearchResult(ids=[], total=total)
         return SearchResult(ids=[job_id for job_id, _ in rows], total=rows[0][1] if rows else 0)
 
-    def _where(self, wanted: JobFilter) -> tuple[str, dict[str, object]]:
-        clauses = [_among(wanted.states)] if wanted.states else []
+    def _where(self, job_filter: JobFilter) -> tuple[str, dict[str, object]]:
+        clauses = [_among(job_filter.states)] if job_filter.states else []
         values: dict[str, object] = {}
-        if wanted.ranges is None:
-            clauses.append(_ARRIVED)
+        if job_filter.ranges is None:
+            clauses.append(_SUBMISSION_IS_COMPLETE)
         else:
             clauses.append(_IN_RANGES)
-            values["ranges"] = json.dumps(wanted.ranges)
-        for column, value in (("tag", wanted.tag), ("user", wanted.user)):
+            values["ranges"] = json.dumps(job_filter.ranges)
+        for column, value in (("tag", job_filter.tag), ("user", job_filter.user)):
             if value:
                 clauses.append(f"jobs.{column} = :{column} AND jobs.{column} <> ''")
                 values[column] = value
-        if wanted.search:
-            clauses.append(_SAID.format(own=_OWN, filled=self._filled()))
-            values |= _needles(wanted.search)
+        if job_filter.search:
+            clauses.append(_MATCHES_TEXT)
+            values |= _text_parameters(job_filter.search)
         return " AND ".join(clauses), values
 
-    def _filled(self) -> str:
-        """A template's text with a job's own values in it."""
-        rows = self._execute("SELECT CAST(command AS BLOB) FROM specs WHERE instr(command, '{')")
-        names = {name for (text,) in rows for name in _PLACEHOLDER.findall(text.decode(errors="replace"))}
-        filled = "(SELECT text FROM templates WHERE templates.spec = jobs.spec)"
-        for name in sorted(names - {"index"})[:_MOST_NAMES]:
-            value = f"""coalesce(json_extract(details, '$.values."{name}"'), '{{{name}}}')"""
-            filled = f"replace({filled}, '{{{name}}}', {value})"
-        index = """coalesce(array_index, json_extract(details, '$.values."index"'), '{index}')"""
-        return f"replace({filled}, '{{index}}', {index})"
+    # Lists of all jobs in some states
 
-    # Where all of some states are listed
-
-    def _sections(self, wanted: JobFilter, *, show_all: bool) -> Iterator[Section]:
-        states = wanted.states or tuple(JobState)
+    def _sections(self, job_filter: JobFilter, *, show_all: bool) -> Iterator[Section]:
+        states = job_filter.states or tuple(JobState)
         for state in LIVE_IN_ORDER:
-            yield self._apart([state] if state in states else [])
+            yield self._not_queued([state] if state in states else [])
         if JobState.QUEUED in states:
-            yield self._line.section()
-        yield self._apart([state for state in APART if state in states])
+            yield self._order.section()
+        yield self._not_queued([state for state in NOT_READY if state in states])
         finished = [state for state in states if state in FINISHED]
         source = f"jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND {_among(finished)}"
         section = self._section(f"{source} ORDER BY ended_at DESC, id DESC", finished)
-        most = section.size if show_all or wanted.states else RECENTLY_FINISHED
+        most = section.size if show_all or job_filter.states else RECENTLY_FINISHED
         yield section._replace(size=min(most, section.size))
 
-    def _apart(self, states: Sequence[JobState]) -> Section:
-        source = f"jobs INDEXED BY jobs_apart WHERE ended_at IS NULL AND state <> 'queued' AND {_among(states)}"
+    def _not_queued(self, states: Sequence[JobState]) -> Section:
+        source = f"jobs INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued' AND {_among(states)}"
         return self._section(f"{source} ORDER BY state DESC, id", states)
 
     def _section(self, source: str, states: Sequence[JobState]) -> Section:
@@ -213,88 +197,96 @@ class Search:
         return Section(size, lambda offset, count: [row[0] for row in self._execute(query, (count, offset))])
 
 
-class _WaitingOrder:
-    """Those that wait, in their order: while nothing changes it stays as it was, for a while."""
+class _QueueOrder:
+    """The queue order of all queued jobs, cached until the database changes or the order is too old."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
         self._insert = connection.executemany
         self._queues: Sequence[LaneQueue] = ()
         self._version: int | None = None
-        self._found_at = self._took_s = 0.0
+        self._computed_at = self._took_s = 0.0
         self._execute("PRAGMA temp_store = MEMORY")
-        self._execute("CREATE TEMP TABLE line (id INTEGER PRIMARY KEY, place INTEGER NOT NULL UNIQUE)")
+        self._execute("CREATE TEMP TABLE queue_order (id INTEGER PRIMARY KEY, rank INTEGER NOT NULL UNIQUE)")
 
-    def look(self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> None:
+    def update(self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> None:
         self._queues = queues
         version = self._execute("PRAGMA data_version").fetchone()[0]
-        age = time.monotonic() - self._found_at
-        is_same = version == self._version and age < _SAME_S
-        if self.is_single or is_same or (self._took_s > _LONG_S and age < _RESTS * self._took_s):
+        age = time.monotonic() - self._computed_at
+        is_current = version == self._version and age < _MAX_AGE_S
+        is_too_slow = self._took_s > _SLOW_S and age < _KEEP_FACTOR * self._took_s
+        if self.is_single_lane or is_current or is_too_slow:
             return
-        self._version, began = None, time.monotonic()
-        self._execute("DELETE FROM line")
-        self._insert("INSERT INTO line VALUES (?, ?)", _with_pauses(whole_order(queues, used, now)))
-        self._version, self._found_at = version, time.monotonic()
-        self._took_s = self._found_at - began
+        self._version, started = None, time.monotonic()
+        self._execute("DELETE FROM queue_order")
+        self._insert("INSERT INTO queue_order VALUES (?, ?)", _with_pauses(whole_order(queues, used, now)))
+        self._version, self._computed_at = version, time.monotonic()
+        self._took_s = self._computed_at - started
 
     @property
-    def is_single(self) -> bool:
-        """Whether there is one lane at most, whose jobs are in the order of their ids."""
+    def is_single_lane(self) -> bool:
+        """Whether all queued jobs are in one lane: the queue order is then the order of ids."""
         return len(self._queues) <= 1
 
     def section(self) -> Section:
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ?"
         size = sum(self._execute(query, (queue.lane.id,)).fetchone()[0] for queue in self._queues)
-        return Section(size, self._in_one if self.is_single else self._in_several)
+        return Section(size, self._ids_of_lane if self.is_single_lane else self._ids_by_rank)
 
-    def _in_one(self, offset: int, count: int) -> list[int]:
+    def _ids_of_lane(self, offset: int, count: int) -> list[int]:
         query = "SELECT id FROM jobs WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ? OFFSET ?"
         return [row[0] for row in self._execute(query, (self._queues[0].lane.id, count, offset))]
 
-    def _in_several(self, offset: int, count: int) -> list[int]:
-        query = "SELECT id FROM line WHERE place >= ? ORDER BY place LIMIT ?"
+    def _ids_by_rank(self, offset: int, count: int) -> list[int]:
+        query = "SELECT id FROM queue_order WHERE rank >= ? ORDER BY rank LIMIT ?"
         return [row[0] for row in self._execute(query, (offset, count))]
 
 
 def _with_pauses(candidates: Iterator[Candidate]) -> Iterator[tuple[int, int]]:
-    """Python's lock goes to whoever waits for it only after 5 ms, unless the one who has it rests."""
-    for place, candidate in enumerate(candidates):
-        if place % _PIECE == _PIECE - 1:
+    """Sleep briefly now and then: other threads wait 5 ms for Python's global lock unless its holder sleeps."""
+    for rank, candidate in enumerate(candidates):
+        if rank % _JOBS_PER_PAUSE == _JOBS_PER_PAUSE - 1:
             time.sleep(_PAUSE_S)
-        yield candidate.job_id, place
+        yield candidate.job_id, rank
 
 
-def _cut(sections: Sequence[Section], place: PageRange) -> SearchResult:
+def _cut(sections: Sequence[Section], page: PageRange) -> SearchResult:
+    """Return the page of the sections one after the other."""
     ids: list[int] = []
-    begins = 0
+    start = 0
     for section in sections:
-        first, last = max(place.offset, begins), min(place.offset + place.count, begins + section.size)
+        first, last = max(page.offset, start), min(page.offset + page.count, start + section.size)
         if first < last:
-            ids += section.ids(first - begins, last - first)
-        begins += section.size
-    return SearchResult(ids=ids, total=begins)
+            ids += section.ids(first - start, last - first)
+        start += section.size
+    return SearchResult(ids=ids, total=start)
+
+
+def _listing_order(*, by_rank: bool) -> str:
+    # A job that has started since the order was computed still has a rank.
+    rank = "CASE WHEN state = 'queued' THEN queue_order.rank END, " if by_rank else ""
+    return (
+        f"ORDER BY CASE state {_STATE_RANKS} ELSE 100 END, {rank}"
+        "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"
+    )
 
 
 def _among(states: Sequence[JobState]) -> str:
     return f"state IN ({', '.join(repr(str(state)) for state in states)})"
 
 
-def _needles(search: str) -> dict[str, object]:
-    """What is looked for. Commands are shown with quotes around some words, which are not theirs; a job's own command
-    stands in JSON."""
-    bare = search.replace("'", "")
-    needles = {
-        "part": search,
-        "bare": bare,
-        "written": json.dumps(search)[1:-1],
-        "written_bare": json.dumps(bare)[1:-1],
-    }
+def _text_parameters(search: str) -> dict[str, object]:
+    """Return the parameters of _MATCHES_TEXT. The user may have copied a command with quotes that only the display
+    added, so commands are also matched without them."""
     is_id = search.isascii() and search.isdecimal() and len(search) < 19
-    return {**{name: _like(text) for name, text in needles.items()}, "id": int(search) if is_id else None}
+    return {
+        "text": _contains(search),
+        "unquoted": _contains(search.replace("'", "")),
+        "id": int(search) if is_id else None,
+    }
 
 
-def _like(text: str) -> str:
-    """As a part of what is looked at; what was typed stands for itself."""
+def _contains(text: str) -> str:
+    """Return the LIKE pattern for values that contain `text`; wildcards in `text` stand for themselves."""
     escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f"%{escaped}%"

@@ -1,6 +1,6 @@
-"""JobStore: what the controller reads and changes, in SQL.
+"""JobStore: the queries and changes of the controller, in SQL.
 
-Reads are cheap however many jobs wait: ready jobs are found lane by lane, the first of each, through one index.
+The cost of a read does not grow with the number of queued jobs: one index finds the first ready jobs of each lane.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
-from gpuyard.store.estimate_store import Learned
+from gpuyard.store.estimate_store import EstimateStore
 
-# From one lane with ready jobs to the next, by the index alone.
+# Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """
 WITH RECURSIVE ready (lane) AS (
     SELECT (SELECT min(lane) FROM jobs WHERE state = 'queued')
@@ -27,17 +27,18 @@ WITH RECURSIVE ready (lane) AS (
 )
 SELECT lane FROM ready WHERE lane IS NOT NULL
 """
-_FIRST_FEW, _MORE = 4, 64
-_PLACES = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
+# Most steps start few jobs of a lane, so the first page of a lane is small.
+_FIRST_PAGE, _NEXT_PAGE = 4, 64
+_ATTEMPT_PARAMETERS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 
 
 class JobStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._execute = database.execute
-        self.learned = Learned(database)
+        self.estimates = EstimateStore(database)
         self._known_arriving: set[int] | None = None
-        self._has_delayed = True  # as far as we know
+        self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
         self._has_dependencies = bool(self._execute("SELECT 1 FROM dependencies LIMIT 1").fetchone())
         self.spec = lru_cache(maxsize=512)(self._read_spec)
@@ -45,12 +46,12 @@ class JobStore:
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
-        """All of it or nothing; `is_synced` as Database has it."""
+        """Commit the block's changes or roll them back, as Database.transaction does."""
         try:
             with self._db.transaction(is_synced=is_synced):
                 yield
         except BaseException:
-            # What was read of rows that are gone again must not be taken for others of the same number.
+            # Later rows may get the ids of the rows that were rolled back.
             self.spec.cache_clear()
             self._lane.cache_clear()
             self._settings = self._known_arriving = None
@@ -69,7 +70,7 @@ class JobStore:
         self._settings = None
 
     def stopped_tags(self) -> frozenset[str]:
-        """Tags of which nothing starts until somebody says so."""
+        """Return the tags whose jobs do not start until the user resumes them."""
         return frozenset(json.loads(self.setting("stopped_tags") or "[]"))
 
     def counts(self) -> dict[JobState, int]:
@@ -78,15 +79,15 @@ class JobStore:
 
     # Submissions
 
-    def submitted(self, token: str) -> tuple[int, int] | None:
-        """The first and last id of a submission that was sent before."""
+    def find_submission(self, token: str) -> tuple[int, int] | None:
+        """Return the first and last job id of the complete submission with this token."""
         query = "SELECT first_id, last_id FROM submissions WHERE token = ? AND is_complete"
         row = self._execute(query, (token,)).fetchone()
         return None if row is None else (row[0], row[1])
 
     @property
     def _arriving(self) -> set[int]:
-        """Submissions that are not complete."""
+        """Ids of submissions that are not complete."""
         if self._known_arriving is None:
             found = self._execute("SELECT id FROM submissions WHERE NOT is_complete").fetchall()
             self._known_arriving = {submission for (submission,) in found}
@@ -94,15 +95,18 @@ class JobStore:
 
     @property
     def has_arriving(self) -> bool:
-        """Whether any jobs are not there yet, as the rest of their submission is still to come."""
+        """Whether any submission is not complete."""
         return bool(self._arriving)
 
     def is_arriving(self, job_id: int) -> bool:
-        """Whether the rest of its submission is still to come."""
+        """Return whether the job's submission is not complete."""
         return bool(self._arriving) and self.lane_of(job_id).batch in self._arriving
 
-    def begin_submission(self, token: str, count: int) -> tuple[int, int]:
-        """Its own id, and the first of `count` job ids. Its jobs are not there until it is completed."""
+    def start_submission(self, token: str, count: int) -> tuple[int, int]:
+        """Return the submission's id and the first of `count` job ids.
+
+        Its jobs are not listed and do not start before `complete_submission`.
+        """
         first = int(self.setting("next_id") or 1)
         self.set_setting("next_id", str(first + count))
         row = (token or None, first, first + count - 1)
@@ -118,12 +122,12 @@ class JobStore:
         self._arriving.discard(submission)
 
     def drop_attempt(self, job_id: int, number: int) -> None:
-        """Forgets one that never began: it was no run of the job's."""
+        """Delete an attempt that never started; it does not count as an attempt of the job."""
         self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
         self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
 
-    def drop_incomplete(self, token: str | None = None) -> None:
-        """Forgets submissions that were never acknowledged: all of them, or the one that was sent with the token."""
+    def drop_incomplete_submissions(self, token: str | None = None) -> None:
+        """Delete incomplete submissions, which were never acknowledged: all, or the one with this token."""
         query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?)"
         for submission, first, last in self._execute(query, (token, token)).fetchall():
             spec = self._execute("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last)).fetchone()
@@ -131,19 +135,19 @@ class JobStore:
                 self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
             self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
             self._execute("DELETE FROM specs WHERE id = ?", spec or (None,))
-            self.spec.cache_clear()  # another may get its number
+            self.spec.cache_clear()  # a later spec may get its id
             self._arriving.discard(submission)
 
-    def begin_ids_after(self, job_id: int) -> None:
+    def reserve_ids_up_to(self, job_id: int) -> None:
         if int(self.setting("next_id") or 1) <= job_id:
             self.set_setting("next_id", str(job_id + 1))
 
     def add_spec(self, spec: JobSpec) -> int:
-        row = (row_codec.spec_to_text(spec), row_codec.reason_to_text(" ".join(spec.command)))
+        row = (row_codec.spec_to_text(spec), row_codec.printable(" ".join(spec.command)))
         return int(self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0)
 
-    def lane_id(self, lane: Lane) -> int:
-        """The lane of that kind, made where there is none yet."""
+    def ensure_lane(self, lane: Lane) -> int:
+        """Return the id of the stored lane that equals `lane`; add it if there is none."""
         text = row_codec.lane_to_text(lane)
         row = self._execute("SELECT id FROM lanes WHERE body = ?", (text,)).fetchone()
         if row is None:
@@ -151,16 +155,17 @@ class JobStore:
         return int(row[0])
 
     def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[ArrayElement]) -> None:
-        """Jobs with ids from `first_id` on, like `like` but for what their elements say."""
+        """Add a copy of `like` for each element, with ids from `first_id` on."""
         spec, name, tag = like.spec, like.spec.name, like.spec.tag
         self._db.executemany(
             "INSERT INTO jobs (id, spec, lane, state, priority, user, name, tag, submitted_at, group_id, group_limit, "
-            "array_index, details, reason, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "array_index, details, reason, ended_at, command) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     job_id, spec_id, lane_id, like.state, like.priority, like.user, name, tag, like.submitted_at,
                     like.group if spec.is_array else None, like.group_limit, element.index,
                     row_codec.details_to_text(element), like.reason, like.ended_at,
+                    row_codec.own_command_text(spec, element),
                 )
                 for job_id, element in enumerate(elements, first_id)
             ),
@@ -190,8 +195,8 @@ class JobStore:
             LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self._arriving
         ]
 
-    def forget_lanes(self) -> None:
-        """Some are gone, and their numbers may be given out again."""
+    def clear_lane_cache(self) -> None:
+        """Forget all lanes that were read. Call it after lanes were deleted: a later lane may get their ids."""
         self._lane.cache_clear()
 
     def has_ready(self) -> bool:
@@ -200,12 +205,12 @@ class JobStore:
     def lane_of(self, job_id: int) -> Lane:
         return self._lane(self._execute("SELECT lane FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
 
-    def place_in_lane(self, lane: Lane, job_id: int) -> int:
-        """How many stand before it in its lane."""
+    def count_ahead(self, lane: Lane, job_id: int) -> int:
+        """Return the number of queued jobs before this job in its lane."""
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ? AND id < ?"
         return int(self._execute(query, (lane.id, job_id)).fetchone()[0])
 
-    def change(  # noqa: PLR0913 - the columns that change with a job's state
+    def change_state(  # noqa: PLR0913 - the columns that change with a job's state
         self,
         job_id: int,
         state: JobState,
@@ -217,42 +222,43 @@ class JobStore:
         failures: int | None = None,
         queued_at: float | None = None,
     ) -> None:
-        """`queued_at` is where its waiting begins anew."""
+        """Set the state and all columns that depend on it. `queued_at` is set if the job starts to wait again."""
         self._has_delayed = self._has_delayed or due_at is not None
         self._execute(
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
             "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
             (
-                state, row_codec.reason_to_text(reason), due_at, ended_at, row_codec.outcome_to_text(outcome), failures,
+                state, row_codec.printable(reason), due_at, ended_at, row_codec.outcome_to_text(outcome), failures,
                 queued_at, job_id,
             ),
         )  # fmt: skip
 
-    def forgive(self, job_id: int) -> None:
-        """Its failures no longer count against its retries, and what it ran out of is forgotten."""
+    def reset_failures(self, job_id: int) -> None:
+        """Give the job all its retries again, and its original memory need."""
         self._execute("UPDATE jobs SET failures = 0, growth = NULL WHERE id = ?", (job_id,))
 
-    def grow(self, job_id: int, growth: Growth) -> None:
-        """From now on its need is its own."""
+    def set_growth(self, job_id: int, growth: Growth) -> None:
+        """Store the job's larger memory need and move it to a lane whose jobs are sized one by one."""
         lane = self.lane_of(job_id)
-        lane_id = lane.id if lane.sizes_each else self.lane_id(replace(lane, sizes_each=True, batch=None))
+        lane_id = lane.id if lane.sizes_each else self.ensure_lane(replace(lane, sizes_each=True, batch=None))
         self._execute(
             "UPDATE jobs SET growth = ?, lane = ? WHERE id = ?", (row_codec.value_to_text(growth), lane_id, job_id)
         )
 
-    def move(self, job_id: int, priority: int) -> None:
-        """Into the lane that is like its own but for the priority."""
+    def set_priority(self, job_id: int, priority: int) -> None:
+        """Move the job to the lane that differs from its own only in the priority."""
         lane = self.lane_of(job_id)
-        batch = lane.batch if lane.batch in self._arriving else None  # it is not there before all of its submission is
-        lane_id = self.lane_id(replace(lane, priority=priority, batch=batch))
+        batch = lane.batch if lane.batch in self._arriving else None  # keeps it from starting before that is complete
+        lane_id = self.ensure_lane(replace(lane, priority=priority, batch=batch))
         self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
 
-    def tell(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
-        """Adds to the job's story."""
-        row = (job_id, at, kind, row_codec.reason_to_text(text))
+    def add_event(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
+        """Add to the job's history."""
+        row = (job_id, at, kind, row_codec.printable(text))
         self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", row)
 
-    def due(self, now: float) -> list[int]:
+    def due_jobs(self, now: float) -> list[int]:
+        """Return the delayed jobs whose time has come, in that order."""
         if not self._has_delayed:
             return []
         query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
@@ -267,9 +273,9 @@ class JobStore:
 
     # Attempts
 
-    def begin_attempt(self, attempt: Attempt) -> None:
+    def start_attempt(self, attempt: Attempt) -> None:
         self._execute(
-            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - our own column names
+            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_ATTEMPT_PARAMETERS})",  # noqa: S608
             row_codec.attempt_to_row(attempt),
         )
         self._execute(
@@ -282,11 +288,11 @@ class JobStore:
         )  # fmt: skip
 
     def locate_attempt(self, attempt: Attempt) -> None:
-        """Where its engine has it, and since when it runs there."""
+        """Store where its engine runs it, and since when."""
         self._execute(
             "UPDATE attempts SET started_at = ?, stop_at = ?, place = ?, site_id = ? WHERE job = ? AND number = ?",
             (
-                attempt.started_at, attempt.stop_at, row_codec.reason_to_text(attempt.place), attempt.site_id,
+                attempt.started_at, attempt.stop_at, row_codec.printable(attempt.place), attempt.site_id,
                 attempt.job_id, attempt.number,
             ),
         )  # fmt: skip
@@ -294,14 +300,14 @@ class JobStore:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
     def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
-        """From now on its pid is that of the program, where that is known."""
+        """Store the outcome. `pid` is the program's own, if it is known."""
         self._execute(
             "UPDATE attempts SET ended_at = ?, outcome = ?, pid = coalesce(?, pid) WHERE job = ? AND number = ?",
             (at, row_codec.outcome_to_text(outcome), pid, job_id, number),
         )
 
     def update_attempt(self, attempt: Attempt) -> None:
-        """All of it that changes while it lives."""
+        """Store every column that changes while the attempt is live."""
         self._execute(
             "UPDATE attempts SET stop_at = ?, kill_at = ?, stopping = ?, reserved_mb = ?, parked = ?, "
             "suspended_at = ?, suspended_s = ?, usage = ?, shortage = ? WHERE job = ? AND number = ?",
@@ -312,8 +318,8 @@ class JobStore:
             ),
         )  # fmt: skip
 
-    def live(self) -> list[tuple[Job, Attempt]]:
-        """Every job with a live attempt, and that attempt."""
+    def live_attempts(self) -> list[tuple[Job, Attempt]]:
+        """Return every live attempt with its job."""
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
         attempts = [row_codec.attempt_from_row(row) for row in self._execute(query).fetchall()]
         return [(job, attempt) for attempt in attempts if (job := self.job(attempt.job_id)) is not None]
@@ -337,9 +343,12 @@ class JobStore:
         found = self._execute(query, (job_id,)).fetchall()
         return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
 
-    def waits_for_more(self, job_id: int, ended: int) -> bool:
-        """Whether the end of this one decides nothing, as it waits for any end of it, and others have not ended. The
-        last ones first: a job that waits for thousands is asked about at each of their ends."""
+    def still_waits_after(self, job_id: int, ended: int) -> bool:
+        """Return whether `job_id` stays blocked after the end of job `ended`, however that ended.
+
+        That is so if the dependency accepts any outcome and another dependency has not ended. The query tries the last
+        dependency first: a job that depends on thousands is checked at the end of each.
+        """
         query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
         if any(kind != DependencyKind.ANY for (kind,) in self._execute(query, (job_id, ended)).fetchall()):
             return False
@@ -351,15 +360,15 @@ class JobStore:
 
     # Batches
 
-    def batch(self, group: int) -> str | None:
+    def batch_state(self, group: int) -> str | None:
         row = self._execute("SELECT body FROM batches WHERE first_id = ?", (group,)).fetchone()
         return None if row is None else str(row[0])
 
-    def set_batch(self, group: int, body: str) -> None:
+    def set_batch_state(self, group: int, body: str) -> None:
         self._execute("INSERT OR REPLACE INTO batches VALUES (?, ?)", (group, body))
 
-    def last_start(self, group: int) -> float | None:
-        """When the last of its runs started."""
+    def last_start_in_batch(self, group: int) -> float | None:
+        """Return when the batch last started a run."""
         query = (
             "SELECT max(started_at) FROM submissions JOIN jobs ON jobs.id BETWEEN first_id AND last_id "
             "WHERE first_id = ?"
@@ -367,13 +376,13 @@ class JobStore:
         at: float | None = self._execute(query, (group,)).fetchone()[0]
         return at
 
-    def unfinished_namesake(self, tag: str, name: str) -> int | None:
-        """A job of that tag and name that is not over."""
+    def find_unfinished(self, tag: str, name: str) -> int | None:
+        """Return the id of an unfinished job with this tag and name."""
         query = "SELECT id FROM jobs WHERE name = ? AND tag = ? AND ended_at IS NULL LIMIT 1"
         row = self._execute(query, (name, tag)).fetchone()
         return None if row is None else int(row[0])
 
-    def last_start_of(self, tag: str) -> float | None:
+    def last_start_with_tag(self, tag: str) -> float | None:
         at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
         return at
 
@@ -382,11 +391,11 @@ class JobStore:
             "SELECT id, coalesce(queued_at, submitted_at) FROM jobs "
             "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
         )
-        last, limit = 0, _FIRST_FEW
+        last, limit = 0, _FIRST_PAGE
         while found := self._execute(query, (lane_id, last, limit)).fetchall():
             for job_id, queued_at in found:
                 yield Candidate(job_id=job_id, queued_at=queued_at)
-            last, limit = found[-1][0], _MORE
+            last, limit = found[-1][0], _NEXT_PAGE
 
     def _read_spec(self, spec_id: int) -> JobSpec:
         row = self._execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()

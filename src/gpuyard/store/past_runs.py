@@ -1,4 +1,4 @@
-"""Past: runs that are over, by the time in which they ran, and when each of them was suspended."""
+"""Read finished attempts by the time in which they ran, with the times at which they were suspended."""
 
 import sqlite3
 from typing import Any
@@ -7,12 +7,11 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.store.row_codec import command_shown
 
-_OVER = """
+_FINISHED = """
 SELECT attempts.job, number, attempts.started_at, attempts.ended_at, devices, attempts.outcome, reserved_mb,
-    suspended_s > 0 OR suspended_at IS NOT NULL, engine, place, jobs.name, user, details, array_index,
-    CAST(specs.command AS BLOB)
+    suspended_s > 0 OR suspended_at IS NOT NULL, engine, place, jobs.name, user,
+    coalesce(jobs.command, specs.command)
 FROM attempts INDEXED BY attempts_ended CROSS JOIN jobs ON jobs.id = attempts.job CROSS JOIN specs ON specs.id = spec
 WHERE attempts.ended_at IS NOT NULL AND attempts.ended_at > ? AND attempts.started_at < ?
 ORDER BY attempts.ended_at DESC LIMIT ?
@@ -22,7 +21,7 @@ _MOVES = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', '
 
 
 class PastRun(Struct, frozen=True, kw_only=True):
-    """One attempt that is over; `moves` are of its job: when it was suspended and when it went on."""
+    """A finished attempt. `moves` are the times at which its job was suspended and resumed."""
 
     job: int
     attempt: int
@@ -40,23 +39,20 @@ class PastRun(Struct, frozen=True, kw_only=True):
 
 
 def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:
-    """Those that ended last first, and how many there are beside these."""
-    rows = connection.execute(_OVER, (since, until, limit)).fetchall()
+    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out."""
+    rows = connection.execute(_FINISHED, (since, until, limit)).fetchall()
     left_out = 0
     if len(rows) == limit:
         left_out = max(0, connection.execute(_COUNT, (since, until)).fetchone()[0] - limit)
-    return [_run(row, moves_of(connection, row[0]) if row[7] else ()) for row in rows], left_out
+    return [_run(row, _moves(connection, row[0]) if row[7] else ()) for row in rows], left_out
 
 
-def moves_of(connection: sqlite3.Connection, job_id: int) -> tuple[tuple[float, str], ...]:
+def _moves(connection: sqlite3.Connection, job_id: int) -> tuple[tuple[float, str], ...]:
     return tuple((at, kind) for at, kind in connection.execute(_MOVES, (job_id,)))
 
 
 def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> PastRun:
-    job, number, begins, ends, devices, outcome, reserved_mb, _, engine, place, name, user, details, index, command = (
-        row
-    )
-    text = command_shown(command.decode(errors="replace"), details, index)
+    job, number, begins, ends, devices, outcome, reserved_mb, _, engine, place, name, user, command = row
     return PastRun(
         job=job,
         attempt=number,
@@ -69,6 +65,6 @@ def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> PastRun:
         place=place,
         name=name,
         user=user,
-        command=text,
+        command=command,
         moves=moves,
     )

@@ -1,4 +1,4 @@
-"""Catalogue: what people ask of the queue, in SQL: which jobs are meant, what stands where, what may be forgotten."""
+"""QueueQueries: the queries of users about the queue, in SQL, and the deletion of finished jobs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 
-# What fits into a line of a request, and what can be looked through in a few milliseconds.
-_MOST_STRETCHES, _MOST_APART = 500, 20_000
-# An array of a million leaves as many fingerprints behind.
-_MOST_PROFILES = 50_000
+# 500 ranges fit into the first line of a request; 20,000 ids are read in a few milliseconds.
+_MAX_RANGES, _MAX_IDS = 500, 20_000
+# An array of a million jobs with different commands would leave a million profiles behind.
+_MAX_PROFILES = 50_000
 
 
 class QueueQueries:
@@ -24,23 +24,23 @@ class QueueQueries:
         self._store = store
 
     def last_id(self) -> int:
-        """The highest id that was given out."""
+        """Return the highest id that any job ever got."""
         return int(self._store.setting("next_id") or 1) - 1
 
     def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
-        """The ids that are meant, as first and last of each stretch, in order; only such as may exist."""
+        """Return the selected ids as pairs of first and last, in order, up to the last id."""
         found = [(first, min(last, self.last_id())) for first, last in selection.ranges]
         if selection.is_all:
             found.append((1, self.last_id()))
         for column, wanted in (("name", selection.names), ("tag", selection.tags)):
             for value in wanted:
-                # Said twice: SQLite takes the index of those that have a tag only for a query that leaves out the rest.
+                # The second condition lets SQLite use the partial indexes, which leave out empty names and tags.
                 query = f"SELECT id FROM jobs WHERE {column} = ? AND {column} <> '' ORDER BY id"  # noqa: S608
-                found += _stretches(job_id for (job_id,) in self._execute(query, (value,)))
+                found += _to_ranges(job_id for (job_id,) in self._execute(query, (value,)))
         return merge_ranges((first, last) for first, last in found if first <= last)
 
     def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
-        """Those that exist, in order, fetched as they are asked for."""
+        """Yield the ids of existing jobs in order, fetched 1000 at a time."""
         only = "" if states is None else f" AND state IN ({', '.join('?' * len(states))})"
         query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ?{only} ORDER BY id LIMIT 1000"  # noqa: S608
         while found := self._execute(query, (first, last, *(states or ()))).fetchall():
@@ -53,22 +53,25 @@ class QueueQueries:
         return None if row is None else int(row[0])
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Those that are not finished now, as stretches; where there are very many, what lies between them too."""
+        """Return the ids of unfinished jobs as pairs of first and last.
+
+        If there are very many, return one range from the first unfinished job on, with the finished jobs in between.
+        """
         found: list[int] = []
         for where in ("INDEXED BY jobs_ready WHERE state = 'queued'",
-                      "INDEXED BY jobs_apart WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
-            rows_found = self._execute(f"SELECT id FROM jobs {where} LIMIT ?", (_MOST_APART,)).fetchall()  # noqa: S608
-            found += [job_id for (job_id,) in rows_found]
-        stretches = _stretches(iter(found))
-        if len(found) < _MOST_APART and len(stretches) <= _MOST_STRETCHES:
-            return stretches
+                      "INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
+            rows = self._execute(f"SELECT id FROM jobs {where} LIMIT ?", (_MAX_IDS,)).fetchall()  # noqa: S608
+            found += [job_id for (job_id,) in rows]
+        ranges = _to_ranges(iter(found))
+        if len(found) < _MAX_IDS and len(ranges) <= _MAX_RANGES:
+            return ranges
         return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
 
-    def tidy(self) -> None:
-        """Inside a transaction: forgets what only forgotten jobs had."""
+    def delete_unreferenced(self) -> None:
+        """Delete batches, lanes and submissions without jobs, and the oldest profiles. Call it in a transaction."""
         self._execute(
-            "DELETE FROM batches WHERE NOT EXISTS (SELECT 1 FROM submissions AS of_batch JOIN jobs "
-            "ON jobs.id BETWEEN of_batch.first_id AND of_batch.last_id WHERE of_batch.first_id = batches.first_id)"
+            "DELETE FROM batches WHERE NOT EXISTS (SELECT 1 FROM submissions AS sent JOIN jobs "
+            "ON jobs.id BETWEEN sent.first_id AND sent.last_id WHERE sent.first_id = batches.first_id)"
         )
         self._execute("DELETE FROM lanes WHERE id NOT IN (SELECT DISTINCT lane FROM jobs)")
         self._execute(
@@ -78,23 +81,25 @@ class QueueQueries:
         self._execute(
             "DELETE FROM profiles WHERE seen_at <= "
             "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
-            (_MOST_PROFILES,),
+            (_MAX_PROFILES,),
         )
-        self._store.forget_lanes()
+        self._store.clear_lane_cache()
 
-    # What was learned
+    # Estimates
 
     def profiles(self, limit: int) -> list[tuple[str, Profile]]:
-        """The last seen first."""
+        """Return fingerprints and profiles, the last used first."""
         query = "SELECT fingerprint, body FROM profiles ORDER BY seen_at DESC, fingerprint LIMIT ?"
         return [(row[0], row_codec.profile_from_text(row[1])) for row in self._execute(query, (limit,)).fetchall()]
 
-    def forget_profiles(self, fingerprints: Sequence[str] | None) -> int:
-        """Inside a transaction: these, or all; how many there were."""
+    def delete_profiles(self, fingerprints: Sequence[str] | None) -> int:
+        """Delete these profiles (None: all) and return how many there were. Call it in a transaction."""
         if fingerprints is None:
             return int(self._execute("DELETE FROM profiles").rowcount)
         query = "DELETE FROM profiles WHERE fingerprint = ?"
         return sum(int(self._execute(query, (each,)).rowcount) for each in fingerprints)
+
+    # Jobs
 
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"
@@ -105,45 +110,45 @@ class QueueQueries:
         return {JobState(state): count for state, count in self._execute(query, (first, last)).fetchall()}
 
     def jobs_in(self, first: int, last: int, limit: int) -> list[Job]:
-        """In the order of their ids."""
+        """Return the first jobs of the range, by id."""
         query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"  # noqa: S608
         return self._jobs(query, (first, last, limit))
 
-    def tagged(self, tag: str, limit: int) -> list[Job]:
-        """The last of them, in the order of their ids."""
+    def with_tag(self, tag: str, limit: int) -> list[Job]:
+        """Return the newest jobs with this tag, by id."""
         query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE tag = ? ORDER BY id DESC LIMIT ?"  # noqa: S608
         return self._jobs(query, (tag, limit))[::-1]
 
     def submission_of(self, first_id: int) -> tuple[int, int, str | None] | None:
-        """The first and last id of the submission whose first job this is, and its token."""
+        """Return the first id, last id and token of the complete submission that starts with this job."""
         query = "SELECT first_id, last_id, token FROM submissions WHERE first_id = ? AND is_complete"
         row = self._execute(query, (first_id,)).fetchone()
         return None if row is None else (row[0], row[1], row[2])
 
     def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
-        """Of those that stand apart from the queue, in the order of their ids."""
-        places = ", ".join("?" * len(states))
+        """Return jobs in these states, by state and id. The states must be unfinished ones other than queued."""
+        parameters = ", ".join("?" * len(states))
         query = (
-            f"SELECT {row_codec.JOB_COLUMNS} FROM jobs INDEXED BY jobs_apart WHERE state IN ({places}) "  # noqa: S608
+            f"SELECT {row_codec.JOB_COLUMNS} FROM jobs INDEXED BY jobs_not_queued WHERE state IN ({parameters}) "  # noqa: S608
             "AND ended_at IS NULL AND state <> 'queued' ORDER BY state DESC, id LIMIT ? OFFSET ?"
         )
         return self._jobs(query, (*states, limit, offset))
 
     def finished(self, limit: int, offset: int = 0) -> list[Job]:
-        """The last that finished first."""
+        """Return finished jobs, the last finished first."""
         query = (
             f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE ended_at IS NOT NULL "  # noqa: S608
             "ORDER BY ended_at DESC LIMIT ? OFFSET ?"
         )
         return self._jobs(query, (limit, offset))
 
-    def story(self, job_id: int) -> list[tuple[float, str, str | None]]:
-        """What was noted of it: when, what, and why."""
+    def events(self, job_id: int) -> list[tuple[float, str, str | None]]:
+        """Return the job's history: time, kind and text of each event."""
         query = "SELECT at, kind, text FROM events WHERE job = ? ORDER BY id"
         return [(row[0], row[1], row[2]) for row in self._execute(query, (job_id,)).fetchall()]
 
-    def forgettable(self, before: float, limit: int) -> list[tuple[int, int]]:
-        """Finished jobs that nobody waits for any more, and how many attempts they had."""
+    def deletable(self, before: float, limit: int) -> list[tuple[int, int]]:
+        """Return ids and attempt counts of jobs that finished before then and that no unfinished job depends on."""
         query = (
             "SELECT id, attempts FROM jobs WHERE ended_at < ? AND NOT EXISTS ("
             "SELECT 1 FROM dependencies JOIN jobs AS others ON others.id = dependencies.job WHERE on_job = jobs.id "
@@ -151,13 +156,13 @@ class QueueQueries:
         )
         return [(row[0], row[1]) for row in self._execute(query, (before, limit)).fetchall()]
 
-    def forget(self, job_ids: Sequence[int]) -> None:
-        """Inside a transaction. Specs that nobody shares any more go along."""
-        places = [(job_id,) for job_id in job_ids]
-        specs = {self._execute("SELECT spec FROM jobs WHERE id = ?", place).fetchone()[0] for place in places}
+    def delete_jobs(self, job_ids: Sequence[int]) -> None:
+        """Delete these jobs, and their specs if no other job has them. Call it in a transaction."""
+        rows = [(job_id,) for job_id in job_ids]
+        specs = {self._execute("SELECT spec FROM jobs WHERE id = ?", row).fetchone()[0] for row in rows}
         for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
                               ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
-            self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", places)  # noqa: S608
+            self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", rows)  # noqa: S608
         self._db.executemany(
             "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?)",
             [(spec, spec) for spec in specs],
@@ -170,5 +175,5 @@ class QueueQueries:
         ]
 
 
-def _stretches(ids: Iterator[int]) -> list[tuple[int, int]]:
+def _to_ranges(ids: Iterator[int]) -> list[tuple[int, int]]:
     return merge_ranges((job_id, job_id) for job_id in ids)

@@ -1,7 +1,6 @@
-"""Attempts as a report reads them: row by row, and of each no more than it needs.
+"""Read attempts for a report, row by row and only the columns that it needs.
 
-What an attempt used is a long text, of which only the peaks are decoded; what jobs of one lane or one tag have in
-common is looked up once.
+Rows are many: what attempts of one lane or tag have in common is read once.
 """
 
 import sqlite3
@@ -22,16 +21,15 @@ UNKNOWN = "-"
 
 
 class GroupBy(StrEnum):
-    """What jobs are grouped by: a task's workspace, or any other job's tag; the name, which an array has in common."""
+    """What jobs are grouped by. WORKSPACE: the workspace of a task, the tag of any other job. An array has one name."""
 
     USER = "user"
     WORKSPACE = "workspace"
     NAME = "name"
 
 
-_COLUMNS = {GroupBy.USER: "jobs.user", GroupBy.WORKSPACE: "jobs.tag", GroupBy.NAME: "jobs.name"}
-# They are found by the time of their end, and read in the order in which they are stored: rows are long, and many.
-# (SQLite would leave out an order that nothing depends on; a limit does.)
+# Attempts are found by the time of their end and read in storage order, as rows are long and many. (The LIMIT keeps
+# SQLite from ignoring the ORDER BY of the subquery.)
 _ATTEMPTS = """
 WITH wanted (job, number) AS MATERIALIZED (
     SELECT job, number FROM attempts INDEXED BY attempts_ended WHERE ended_at > ?
@@ -39,13 +37,12 @@ WITH wanted (job, number) AS MATERIALIZED (
     ORDER BY job, number LIMIT -1
 )
 SELECT attempts.job, attempts.number, attempts.started_at, attempts.ended_at, attempts.outcome, devices, reserved_mb,
-    usage, shortage, suspended_at, suspended_s, engine, place, jobs.state, jobs.submitted_at, jobs.queued_at, jobs.lane,
-    jobs.spec, {group}
+    peaks_mb, shortage, suspended_at, suspended_s, engine, place, jobs.state, jobs.submitted_at, jobs.queued_at,
+    jobs.lane, jobs.spec, CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
 FROM wanted
 CROSS JOIN attempts ON attempts.job = wanted.job AND attempts.number = wanted.number
 CROSS JOIN jobs ON jobs.id = wanted.job
 """
-_PEAKS_FIRST = '{"peaks_mb":{'
 
 
 class _Need(Struct, frozen=True):
@@ -58,10 +55,6 @@ class _LaneNeed(Struct, frozen=True):
     sizes_each: bool = False
 
 
-class _Usage(Struct, frozen=True):
-    peaks_mb: dict[str, float] = {}
-
-
 class _Shortage(Struct, frozen=True):
     where: str
 
@@ -70,40 +63,30 @@ class _Lack(Struct, frozen=True):
     shortage: _Shortage
 
 
-_decode_usage = msgspec.json.Decoder(_Usage).decode
+_read_peaks = msgspec.json.Decoder(dict[str, float]).decode
 _read_outcome = lru_cache(maxsize=1024)(msgspec.json.Decoder(Outcome).decode)
 _read_devices = lru_cache(maxsize=1024)(lambda text: tuple(text.split()))
 _read_lack = msgspec.json.Decoder(_Lack).decode
 _read_lane = msgspec.json.Decoder(_LaneNeed).decode
 
 
-def _read_peaks(text: str) -> dict[str, float]:
-    """They stand at its beginning, before a curve that is a hundred times as long."""
-    if text.startswith(_PEAKS_FIRST):
-        try:
-            return _decode_usage(f"{text[: text.index('}')]}}}}}").peaks_mb
-        except msgspec.DecodeError:  # a brace in a device's name
-            return _decode_usage(text).peaks_mb
-    return _decode_usage(text).peaks_mb
-
-
 def attempts_since(connection: sqlite3.Connection, since: float, by: GroupBy) -> Iterator[PastAttempt]:
-    """All that ended after that, and all that live, in the order of their jobs."""
-    reading = _AttemptReader(connection, by)
-    for row in connection.execute(_ATTEMPTS.format(group=_COLUMNS[by]), (since,)):
-        yield reading.ran(*row)
+    """Yield all attempts that ended after `since` and all live attempts, by job."""
+    reader = _AttemptReader(connection, by)
+    for row in connection.execute(_ATTEMPTS, (since, by)):
+        yield reader.attempt(*row)
 
 
 class _AttemptReader:
     def __init__(self, connection: sqlite3.Connection, by: GroupBy) -> None:
         self._execute = connection.execute
         self._lane = lru_cache(maxsize=None)(self._find_lane)
-        self._tasks: dict[str, str] = {}
+        self._workspaces: dict[str, str] = {}
         self._by = by
 
-    def ran(  # noqa: PLR0913, PLR0917 - the columns
+    def attempt(  # noqa: PLR0913, PLR0917 - the columns
         self, job: int, number: int, started_at: float, ended_at: float | None, outcome: str | None,
-        devices: str | None, reserved_mb: float | None, usage: str | None, shortage: str | None,
+        devices: str | None, reserved_mb: float | None, peaks: str | None, shortage: str | None,
         suspended_at: float | None, suspended_s: float, engine: str, place: str | None, state: str,
         submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
     ) -> PastAttempt:  # fmt: skip
@@ -122,7 +105,7 @@ class _AttemptReader:
             gpus=lane.need.devices if engine else len(held),
             reserved_mb=reserved_mb,
             is_alone=reserved_mb is None or (lane.need.is_exclusive and not lane.sizes_each),
-            peaks_mb=_read_peaks(usage) if usage else {},
+            peaks_mb=_read_peaks(peaks) if peaks else {},
             outcome=None if ended is None else ended.kind,
             status=None if ended is None else ended.status,
             lacked=_read_lack(shortage).shortage.where if shortage else None,
@@ -133,13 +116,13 @@ class _AttemptReader:
     def _group(self, value: str | None, spec: int) -> str:
         if not value:
             return UNKNOWN
-        return self._task(value, spec) if self._by is GroupBy.WORKSPACE else value
+        return self._workspace(value, spec) if self._by is GroupBy.WORKSPACE else value
 
-    def _task(self, tag: str, spec: int) -> str:
-        """The workspace whose tag it is: no two have the same."""
-        if tag not in self._tasks:
-            self._tasks[tag] = self._find_workspace(spec) or tag
-        return self._tasks[tag]
+    def _workspace(self, tag: str, spec: int) -> str:
+        """Return the workspace of the jobs with this tag, or the tag. Each workspace has a tag of its own."""
+        if tag not in self._workspaces:
+            self._workspaces[tag] = self._find_workspace(spec) or tag
+        return self._workspaces[tag]
 
     def _find_workspace(self, spec: int) -> str | None:
         query = "SELECT json_extract(body, '$.task.workspace') FROM specs WHERE id = ?"
@@ -150,12 +133,13 @@ class _AttemptReader:
         return _read_lane(self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()[0])
 
     def _waited_since(self, job: int, started_at: float, submitted_at: float, queued_at: float | None) -> float:
-        """`queued_at` is of its last waiting: of one that was queued again, the story tells of its first."""
+        """Return when the job was queued before this start. `queued_at` is the last time it was queued: if that was
+        later, the job's history has the time."""
         if queued_at is None or queued_at <= started_at:
             return submitted_at if queued_at is None else queued_at
         query = "SELECT max(at) FROM events WHERE job = ? AND kind = ? AND at <= ?"
-        told: float | None = self._execute(query, (job, JobState.QUEUED, started_at)).fetchone()[0]
-        return submitted_at if told is None else told
+        at: float | None = self._execute(query, (job, JobState.QUEUED, started_at)).fetchone()[0]
+        return submitted_at if at is None else at
 
     def _suspended(self, job: int, since: float, until: float | None) -> tuple[tuple[float, float | None], ...]:
         query = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"

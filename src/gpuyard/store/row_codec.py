@@ -1,4 +1,4 @@
-"""Rows and values: how jobs, attempts and lanes stand in the database, and how they are read back."""
+"""Convert jobs, attempts, lanes and estimates to database columns and back."""
 
 import json
 from typing import Any
@@ -32,12 +32,10 @@ ATTEMPT_COLUMNS = (
     "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
     "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id"
 )
-# What lanes and their needs have had since later schemas.
-_NEWER = ("pace", "crew", "part", "ignores_load", "ignores_foreign_load", "engine", "demands")
 
 
 def spec_to_text(spec: JobSpec) -> str:
-    """By the standard library: what is not UTF-8 in an environment is a lone surrogate, which msgspec refuses."""
+    """Encode with the standard library: msgspec rejects the lone surrogates of a non-UTF-8 environment variable."""
     return json.dumps(to_builtins(spec))
 
 
@@ -46,14 +44,10 @@ def spec_from_text(text: str) -> JobSpec:
 
 
 def lane_to_text(lane: Lane) -> str:
-    """Without its id; the same text is the same lane."""
-    shape = to_builtins(lane)
-    del shape["id"]
-    for newer in (shape, shape["need"]):  # as those were written that were there before these
-        for name in _NEWER:
-            if not newer.get(name):
-                newer.pop(name, None)
-    return json.dumps(shape, sort_keys=True)
+    """Encode all but the id. Equal lanes give equal texts."""
+    fields = to_builtins(lane)
+    del fields["id"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def lane_from_text(lane_id: int, text: str) -> Lane:
@@ -66,25 +60,25 @@ def details_to_text(element: ArrayElement) -> str | None:
     return json.dumps({"values": element.values}) if element.values else None
 
 
-def command_shown(command: str, details: str | None, index: int | None) -> str:
-    """The words of a job with spaces between them, from those of its spec and what is its own."""
-    known = json.loads(details) if details else {}
-    words = known.get("command") or [command]
-    values = dict(known.get("values", {}))
-    if index is not None:
-        values["index"] = str(index)
-    return " ".join(fill_in(words, values) if values else words)
+def own_command_text(spec: JobSpec, element: ArrayElement) -> str | None:
+    """Return the command of this element as a search matches it, or None if it is the spec's."""
+    values = dict(element.values) if element.command is None else {}
+    if element.index is not None:
+        values["index"] = str(element.index)
+    command = spec.command if element.command is None else element.command
+    filled = fill_in(command, values) if values else command
+    return None if filled == spec.command else printable(" ".join(filled))
 
 
-def reason_to_text(reason: str | None) -> str | None:
-    """A path in it need not be UTF-8, which SQLite refuses; what is written for people may lose that letter."""
-    return None if reason is None else reason.encode(errors="replace").decode()
+def printable(text: str | None) -> str | None:
+    """Replace lone surrogates by "?". They stand for bytes of a path that are not UTF-8, and SQLite rejects them."""
+    return None if text is None else text.encode(errors="replace").decode()
 
 
 def outcome_to_text(outcome: Outcome | None) -> str | None:
     if outcome is None:
         return None
-    return msgspec.json.encode(replace(outcome, reason=reason_to_text(outcome.reason))).decode()
+    return msgspec.json.encode(replace(outcome, reason=printable(outcome.reason))).decode()
 
 
 def value_to_text(value: Struct | None) -> str | None:
@@ -92,12 +86,12 @@ def value_to_text(value: Struct | None) -> str | None:
 
 
 def lack_to_text(lack: MemoryLack | None) -> str | None:
-    """What a program wrote need not be UTF-8 either; written out as \\uXXXX it would be, and could not be read."""
-    return None if lack is None else reason_to_text(json.dumps(to_builtins(lack), ensure_ascii=False))
+    """Encode without \\uXXXX escapes: an escaped lone surrogate could be stored, but not decoded again."""
+    return None if lack is None else printable(json.dumps(to_builtins(lack), ensure_ascii=False))
 
 
 def profile_to_text(profile: Profile) -> str:
-    return msgspec.json.encode(replace(profile, label=reason_to_text(profile.label) or "")).decode()
+    return msgspec.json.encode(replace(profile, label=printable(profile.label) or "")).decode()
 
 
 def profile_from_text(text: str) -> Profile:
@@ -158,7 +152,7 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
         value_to_text(attempt.usage),
         lack_to_text(attempt.lack),
         attempt.engine,
-        reason_to_text(attempt.place),
+        printable(attempt.place),
         attempt.site_id,
     )
 
@@ -192,7 +186,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
 
 
 def lane_of(job: Job, batch: int | None = None) -> Lane:
-    """Without an id yet. An array without a limit needs no lane of its own."""
+    """Return the lane of a job, with id 0. An array needs a lane of its own only if it has a limit."""
     return Lane(
         id=0,
         priority=job.priority,
@@ -212,5 +206,5 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
 
 
 def _demands(spec: JobSpec) -> tuple[str, ...]:
-    """What one job may be refused for, and others with the same need are not."""
+    """Return the options besides the need for which an engine may refuse one job and accept another."""
     return (*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}")

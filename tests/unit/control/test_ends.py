@@ -28,7 +28,7 @@ class Suspender(NoSuspender):
 def running(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that runs, as somebody finds it who has just come."""
     (job_id,) = shelf.add()
-    shelf.store.begin_attempt(
+    shelf.store.start_attempt(
         Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
     )
     transitions = JobTransitions(shelf.store)

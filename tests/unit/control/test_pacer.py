@@ -143,7 +143,7 @@ def test_the_last_launch_outlives_the_daemon(bench: Bench) -> None:
 def test_the_last_launch_is_known_though_its_run_has_been_put_back(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see(), NOW)
     bench.transitions.end(bench.runs[0], Outcome(kind=OutcomeKind.OUT_OF_MEMORY), NOW + 1)
-    bench.shelf.store.change(bench.runs[0], JobState.QUEUED)
+    bench.shelf.store.change_state(bench.runs[0], JobState.QUEUED)
     bench.restart()
     bench.see(NOW + 2)
     assert bench.standing.launched_at == NOW

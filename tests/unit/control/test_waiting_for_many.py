@@ -80,7 +80,7 @@ def test_an_end_is_worth_asking_about_unless_any_would_do_and_others_are_to_come
         shelf.add(2)
         job_id = waiting_for(shelf, *kinds)
         shelf.finish(ended, 200.0)
-        assert shelf.store.waits_for_more(job_id, ended) is not decides
+        assert shelf.store.still_waits_after(job_id, ended) is not decides
 
 
 def test_one_that_is_run_again_is_waited_for_again() -> None:

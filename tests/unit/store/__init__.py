@@ -38,9 +38,9 @@ class Shelf:
             id=0, spec=replace(SPEC, **of_spec), state=JobState.QUEUED, priority=0, user="me", submitted_at=100.0
         )
         like = replace(like, **{name: value for name, value in said.items() if name not in of_spec})
-        number, first = self.store.begin_submission("", len(elements))
+        number, first = self.store.start_submission("", len(elements))
         like = replace(like, id=first, group=first if like.spec.is_array else None)
-        lane = self.store.lane_id(lane_of(like, number if batch else None))
+        lane = self.store.ensure_lane(lane_of(like, number if batch else None))
         self.store.add_jobs(like, self.store.add_spec(like.spec), lane, first, elements)
         if complete:
             self.store.complete_submission(number)
@@ -56,11 +56,11 @@ class Shelf:
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
         attempt = Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
-        self.store.begin_attempt(attempt)
+        self.store.start_attempt(attempt)
         return attempt
 
     def finish(self, job_id: int, at: float, state: JobState = JobState.SUCCEEDED) -> None:
-        self.store.change(job_id, state, ended_at=at)
+        self.store.change_state(job_id, state, ended_at=at)
 
     def statements(self, act: Callable[[], object]) -> list[str]:
         """What it asks of the database, with the values filled in."""

@@ -1,7 +1,5 @@
 """What the store keeps of batches: their pace, their last start, and what was noted of them."""
 
-import json
-
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
@@ -19,32 +17,32 @@ def attempt_of(job_id: int) -> Attempt:
 
 
 def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(shelf: Shelf) -> None:
-    assert shelf.store.batch(1) is None
-    shelf.store.set_batch(1, "first")
-    shelf.store.set_batch(1, "second")
-    shelf.store.set_batch(7, "another")
-    assert (shelf.store.batch(1), shelf.store.batch(7)) == ("second", "another")
+    assert shelf.store.batch_state(1) is None
+    shelf.store.set_batch_state(1, "first")
+    shelf.store.set_batch_state(1, "second")
+    shelf.store.set_batch_state(7, "another")
+    assert (shelf.store.batch_state(1), shelf.store.batch_state(7)) == ("second", "another")
 
 
 def test_the_last_start_of_a_batch_is_that_of_its_own_runs_whatever_became_of_them(shelf: Shelf) -> None:
     first, second, third = shelf.add(3, is_array=True, pace=PACE)
     (stranger,) = shelf.add()
-    assert shelf.store.last_start(first) is None
+    assert shelf.store.last_start_in_batch(first) is None
     for job_id, at in ((second, 300.0), (first, 200.0), (stranger, 900.0)):
-        shelf.store.begin_attempt(replace(attempt_of(job_id), started_at=at))
-    assert shelf.store.last_start(first) == 300.0
+        shelf.store.start_attempt(replace(attempt_of(job_id), started_at=at))
+    assert shelf.store.last_start_in_batch(first) == 300.0
     shelf.store.end_attempt(second, 1, FAILED, 310.0)
-    shelf.store.change(second, JobState.QUEUED)
-    assert shelf.store.last_start(first) == 300.0
-    assert shelf.store.last_start(third) is None
+    shelf.store.change_state(second, JobState.QUEUED)
+    assert shelf.store.last_start_in_batch(first) == 300.0
+    assert shelf.store.last_start_in_batch(third) is None
 
 
 def test_a_start_that_never_began_may_hold_the_next_one_back_and_never_lets_it_go_early(shelf: Shelf) -> None:
     first, second = shelf.add(2, is_array=True, pace=PACE)
-    shelf.store.begin_attempt(replace(attempt_of(first), started_at=200.0))
-    shelf.store.begin_attempt(replace(attempt_of(second), started_at=300.0))
+    shelf.store.start_attempt(replace(attempt_of(first), started_at=200.0))
+    shelf.store.start_attempt(replace(attempt_of(second), started_at=300.0))
     shelf.store.drop_attempt(second, 1)
-    assert (shelf.store.last_start(first) or 0.0) >= 200.0
+    assert (shelf.store.last_start_in_batch(first) or 0.0) >= 200.0
 
 
 def test_the_pace_of_a_batch_is_read_back_with_its_jobs_and_its_lane(shelf: Shelf) -> None:
@@ -62,9 +60,7 @@ def test_runs_of_two_batches_and_plain_jobs_stand_in_lanes_of_their_own(shelf: S
     assert shelf.ready() == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_a_plain_job_stands_in_the_lane_of_those_that_were_there_before_batches(shelf: Shelf) -> None:
-    (old,) = shelf.add()
-    ((body,),) = shelf.db.execute("SELECT body FROM lanes").fetchall()
-    assert "pace" not in json.loads(body)
-    (new,) = shelf.add()
-    assert shelf.ready() == [[old, new]]
+def test_equal_jobs_of_two_submissions_share_a_lane(shelf: Shelf) -> None:
+    (first,) = shelf.add()
+    (second,) = shelf.add()
+    assert shelf.ready() == [[first, second]]

@@ -1,7 +1,5 @@
 """What the store keeps of crews: their rule in the lane, their last start, and which tags are stopped."""
 
-import json
-
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt
@@ -24,31 +22,23 @@ def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:
     assert (job.spec.crew, job.spec.task) == (CREW, TASK)
 
 
-def test_a_plain_job_stands_in_the_lane_of_those_that_were_there_before_crews(shelf: Shelf) -> None:
-    shelf.add()
-    ((body,),) = shelf.db.execute("SELECT body FROM lanes").fetchall()
-    lane = json.loads(body)
-    assert not {"pace", "crew"} & lane.keys()
-    assert not {"part", "ignores_load"} & lane["need"].keys()
-
-
 def test_the_last_start_of_a_tag_is_that_of_its_own_jobs(shelf: Shelf) -> None:
     first, second = shelf.add(2, tag="w", crew=CREW)
     (stranger,) = shelf.add(tag="other")
-    assert shelf.store.last_start_of("w") is None
+    assert shelf.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (stranger, 900.0)):
         begun = Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
-        shelf.store.begin_attempt(replace(begun, started_at=at))
-    assert shelf.store.last_start_of("w") == 300.0
+        shelf.store.start_attempt(replace(begun, started_at=at))
+    assert shelf.store.last_start_with_tag("w") == 300.0
 
 
 def test_jobs_of_a_tag_are_listed_in_their_order_the_last_where_there_are_more(shelf: Shelf) -> None:
     shelf.add(3, tag="w")
     shelf.add(2, tag="other")
     catalogue = shelf.catalogue
-    assert [job.id for job in catalogue.tagged("w", 10)] == [1, 2, 3]
-    assert [job.id for job in catalogue.tagged("w", 2)] == [2, 3]
-    assert catalogue.tagged("nobody", 10) == []
+    assert [job.id for job in catalogue.with_tag("w", 10)] == [1, 2, 3]
+    assert [job.id for job in catalogue.with_tag("w", 2)] == [2, 3]
+    assert catalogue.with_tag("nobody", 10) == []
 
 
 def test_no_tag_is_stopped_until_one_is(shelf: Shelf) -> None:

@@ -17,7 +17,7 @@ from gpuyard.core.scheduling.queue_order import AGEING_S, QueueLine
 from gpuyard.store.database import Database, open_database, open_reader
 from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
-from tests.data.make_queue_schema import SPEC, like, submit
+from tests.unit.store.sample_queue import SPEC, like, submit
 
 NOW = 1_000_000.0
 ALL = PageRange(offset=0, count=10_000)
@@ -81,7 +81,7 @@ def test_what_waits_is_paged_in_the_order_in_which_it_would_start(
         queue = Queue(database, reader)
         for user, tag, priority, devices, age in told:
             job_id = queue.add(user=user, tag=tag, priority=priority, devices=devices, submitted_at=NOW)
-            queue.store.change(job_id, JobState.QUEUED, queued_at=NOW - age * AGEING_S)
+            queue.store.change_state(job_id, JobState.QUEUED, queued_at=NOW - age * AGEING_S)
         weights = {party: float(weight) for party, weight in used.items()}
         expected = walked(queue, weights)
         pages = [
@@ -102,7 +102,7 @@ def fill(queue: Queue) -> dict[str, int]:
         job_id = found[name] = queue.add("python train.py", name=name, tag="x" if number % 2 else "")
         is_over = state in FINISHED
         with queue.store.transaction():
-            queue.store.change(
+            queue.store.change_state(
                 job_id,
                 state,
                 ended_at=1000.0 + number if is_over else None,
@@ -136,7 +136,7 @@ def test_one_that_is_no_longer_queued_stands_where_the_others_of_its_state_are(q
     assert queue.found(tag="x") == ids[::-1]
     for job_id in ids[1:3]:
         with queue.store.transaction():
-            queue.store.change(job_id, JobState.HELD)
+            queue.store.change_state(job_id, JobState.HELD)
     assert queue.found(tag="x", states=(JobState.HELD,)) == ids[1:3]
     assert queue.found(tag="x") == [ids[3], ids[0], ids[1], ids[2]]
 
@@ -202,12 +202,12 @@ def test_jobs_that_match_are_told_as_stretches_of_ids(queue: Queue) -> None:
 
 def test_jobs_of_a_submission_that_is_on_its_way_are_not_there_yet(queue: Queue) -> None:
     queue.add("true")
-    number, first = queue.store.begin_submission("", 2)
+    number, first = queue.store.start_submission("", 2)
     job = replace(like(replace(SPEC, command=("true",))), id=first)
     from gpuyard.store.row_codec import lane_of
 
     with queue.store.transaction():
-        lane = queue.store.lane_id(lane_of(job, number))
+        lane = queue.store.ensure_lane(lane_of(job, number))
         queue.store.add_jobs(job, queue.store.add_spec(job.spec), lane, first, [ArrayElement(), ArrayElement()])
     assert queue.found() == queue.found(search="true") == [1]
     with queue.store.transaction():

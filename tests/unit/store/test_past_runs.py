@@ -12,7 +12,7 @@ from gpuyard.core.job.submission import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.past_runs import PastRun, runs_between
-from tests.data.make_queue_schema import SPEC, SUCCEEDED, attempt, like, submit
+from tests.unit.store.sample_queue import SPEC, SUCCEEDED, attempt, like, submit
 
 
 class Queue:
@@ -24,7 +24,7 @@ class Queue:
         spec = replace(SPEC, command=("train", "--lr", "{lr}"), name="big")
         with self.store.transaction():
             job_id = submit(self.store, like(spec), elements or (ArrayElement(),))
-            self.store.begin_attempt(replace(attempt(job_id), started_at=begins, reserved_mb=512.0))
+            self.store.start_attempt(replace(attempt(job_id), started_at=begins, reserved_mb=512.0))
             self.store.end_attempt(job_id, 1, outcome, ends)
         return job_id
 
@@ -66,7 +66,7 @@ def test_one_that_was_suspended_tells_when_it_was_and_when_it_went_on(queue: Que
     job_id = queue.run(1, 9)
     with queue.store.transaction():
         for at, kind in ((2.0, "suspending"), (3.0, "suspended"), (4.0, "priority"), (5.0, "resumed")):
-            queue.store.tell(job_id, at, kind)
+            queue.store.add_event(job_id, at, kind)
         queue.store.update_attempt(replace(attempt(job_id), parked=SuspendedBy.FOR_ROOM, suspended_s=3.0))
     ((run,), _) = queue.between(0, 99)
     assert run.moves == ((2.0, "suspending"), (5.0, "resumed"))

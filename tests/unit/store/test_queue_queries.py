@@ -55,7 +55,7 @@ def test_ids_are_those_that_exist_however_many(shelf: Shelf) -> None:
     shelf.add(2500)
     shelf.db.execute("DELETE FROM jobs WHERE id % 7 = 0")
     assert list(shelf.catalogue.ids(10, 2400)) == [each for each in range(10, 2401) if each % 7]
-    shelf.store.change(1500, JobState.HELD)
+    shelf.store.change_state(1500, JobState.HELD)
     assert list(shelf.catalogue.ids(1, 2500, [JobState.HELD, JobState.RUNNING])) == [1500]
 
 
@@ -97,10 +97,10 @@ def test_the_last_that_finished_is_listed_first(shelf: Shelf) -> None:
 
 def test_a_story_is_told_in_the_order_in_which_it_happened(shelf: Shelf) -> None:
     one, other = shelf.add(2)
-    shelf.store.tell(one, 5.0, "held", "by hand")
-    shelf.store.tell(other, 6.0, "queued")
-    shelf.store.tell(one, 5.0, "queued")
-    assert shelf.catalogue.story(one) == [(5.0, "held", "by hand"), (5.0, "queued", None)]
+    shelf.store.add_event(one, 5.0, "held", "by hand")
+    shelf.store.add_event(other, 6.0, "queued")
+    shelf.store.add_event(one, 5.0, "queued")
+    assert shelf.catalogue.events(one) == [(5.0, "held", "by hand"), (5.0, "queued", None)]
 
 
 def test_nothing_that_people_ask_scans_all_jobs(shelf: Shelf) -> None:
@@ -108,12 +108,12 @@ def test_nothing_that_people_ask_scans_all_jobs(shelf: Shelf) -> None:
     shelf.finish(1, 5.0)
     catalogue = shelf.catalogue
     for act in (
-        lambda: catalogue.finished(10), lambda: catalogue.forgettable(10.0, 10), lambda: catalogue.story(1),
+        lambda: catalogue.finished(10), lambda: catalogue.deletable(10.0, 10), lambda: catalogue.events(1),
         lambda: catalogue.in_state([JobState.HELD, JobState.RUNNING], 10), lambda: catalogue.first_unfinished(1, 3),
         lambda: catalogue.ranges(JobSelection(names=("big",), tags=("night",), ranges=((1, 2),))),
         lambda: list(catalogue.ids(1, 3)), lambda: catalogue.count_in([(1, 3)], JobState.QUEUED),
         lambda: catalogue.jobs_in(1, 3, 10), lambda: catalogue.submission_of(1),
-        lambda: catalogue.forget([1]),
+        lambda: catalogue.delete_jobs([1]),
     ):  # fmt: skip
         assert full_scans(shelf.plan_of(act)) == []
 
@@ -139,7 +139,7 @@ def test_jobs_of_a_stretch_are_read_page_by_page_in_the_order_of_their_ids(shelf
 
 
 def test_a_submission_is_found_by_its_first_job_once_all_of_it_is_there(shelf: Shelf) -> None:
-    number, first = shelf.store.begin_submission("token", 3)
+    number, first = shelf.store.start_submission("token", 3)
     assert shelf.catalogue.submission_of(first) is None
     shelf.store.complete_submission(number)
     assert shelf.catalogue.submission_of(first) == (first, first + 2, "token")
@@ -153,14 +153,14 @@ def test_what_is_kept_of_a_batch_goes_with_the_last_of_its_runs(shelf: Shelf) ->
     first, second = shelf.add(2, is_array=True)
     (other,) = shelf.add(is_array=True)
     for group in (first, other):
-        shelf.store.set_batch(group, "kept")
+        shelf.store.set_batch_state(group, "kept")
     for gone in (first, second):
-        assert shelf.store.batch(first) == "kept"
+        assert shelf.store.batch_state(first) == "kept"
         with shelf.store.transaction():
-            shelf.catalogue.forget([gone])
-            shelf.catalogue.tidy()
-    assert shelf.store.batch(first) is None
-    assert shelf.store.batch(other) == "kept"
+            shelf.catalogue.delete_jobs([gone])
+            shelf.catalogue.delete_unreferenced()
+    assert shelf.store.batch_state(first) is None
+    assert shelf.store.batch_state(other) == "kept"
 
 
 def test_old_jobs_are_forgettable_once_nobody_waits_for_them(shelf: Shelf) -> None:
@@ -170,10 +170,10 @@ def test_old_jobs_are_forgettable_once_nobody_waits_for_them(shelf: Shelf) -> No
         shelf.run(job_id)
         shelf.store.end_attempt(job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), at)
         shelf.finish(job_id, at)
-    assert shelf.catalogue.forgettable(50.0, 10) == [(old, 1)]
+    assert shelf.catalogue.deletable(50.0, 10) == [(old, 1)]
     shelf.finish(waiting, 98.0)
-    assert shelf.catalogue.forgettable(50.0, 10) == [(old, 1), (awaited, 1)]
-    assert shelf.catalogue.forgettable(50.0, 1) == [(old, 1)]
+    assert shelf.catalogue.deletable(50.0, 10) == [(old, 1), (awaited, 1)]
+    assert shelf.catalogue.deletable(50.0, 1) == [(old, 1)]
 
 
 def test_all_that_was_known_of_a_forgotten_job_goes_and_nothing_else(shelf: Shelf) -> None:
@@ -183,10 +183,10 @@ def test_all_that_was_known_of_a_forgotten_job_goes_and_nothing_else(shelf: Shel
     for job_id in (gone, stays, alone):
         shelf.run(job_id)
         shelf.store.end_attempt(job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), 10.0)
-        shelf.store.tell(job_id, 10.0, "told")
+        shelf.store.add_event(job_id, 10.0, "told")
         shelf.finish(job_id, 10.0)
     with shelf.store.transaction():
-        shelf.catalogue.forget([gone, alone])
+        shelf.catalogue.delete_jobs([gone, alone])
     for table, column in (("jobs", "id"), ("attempts", "job"), ("events", "job")):
         assert shelf.db.execute(f"SELECT {column} FROM {table}").fetchall() == [(stays,)]
     assert shelf.store.dependencies(stays) == []

@@ -32,7 +32,7 @@ def only(shelf: Shelf, by: GroupBy = GroupBy.USER) -> PastAttempt:
 def begin(shelf: Shelf, job_id: int, **said: Any) -> Attempt:
     attempt = Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
     attempt = replace(attempt, **said)
-    shelf.store.begin_attempt(attempt)
+    shelf.store.start_attempt(attempt)
     return attempt
 
 
@@ -86,10 +86,10 @@ def test_one_that_had_its_devices_alone_is_told_from_one_that_shared_them(
 
 def test_the_wait_of_one_that_was_queued_again_is_that_before_its_first_start(shelf: Shelf) -> None:
     (job,) = shelf.add()
-    shelf.store.tell(job, 105.0, JobState.QUEUED)  # it was held before
+    shelf.store.add_event(job, 105.0, JobState.QUEUED)  # it was held before
     end(shelf, begin(shelf, job), 120.0, OutcomeKind.FAILED)
-    shelf.store.tell(job, 120.0, JobState.QUEUED)
-    shelf.store.change(job, JobState.QUEUED, queued_at=120.0)
+    shelf.store.add_event(job, 120.0, JobState.QUEUED)
+    shelf.store.change_state(job, JobState.QUEUED, queued_at=120.0)
     begin(shelf, job, number=2, started_at=130.0)
     assert [each.queued_at for each in found(shelf)] == [105.0, None]
 
@@ -98,7 +98,7 @@ def test_suspended_stretches_are_those_of_the_very_attempt(shelf: Shelf) -> None
     (job,) = shelf.add()
     for at, kind in ((50.0, "suspending"), (60.0, "resumed"), (120.0, "suspending"), (121.0, "suspended"),
                      (130.0, "resumed"), (140.0, "suspending")):  # fmt: skip
-        shelf.store.tell(job, at, kind)
+        shelf.store.add_event(job, at, kind)
     begin(shelf, job, suspended_s=10.0, suspended_at=140.0)
     assert only(shelf).suspended == ((120.0, 130.0), (140.0, None))
 

@@ -14,7 +14,7 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.store.job_search import APART, LIVE_IN_ORDER, RECENTLY_FINISHED
+from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED
 
 Event = tuple[float, str, str | None]
 
@@ -37,7 +37,7 @@ class Listing:
             yield from self._apart([state] if state in wanted else [])
         if JobState.QUEUED in wanted:
             yield from self._queued()
-        yield from self._apart([state for state in APART if state in wanted])
+        yield from self._apart([state for state in NOT_READY if state in wanted])
         if wanted & FINISHED:
             yield from self._finished(wanted, None if show_all or states else RECENTLY_FINISHED)
 

@@ -142,7 +142,7 @@ class JobListHandler:
         return explain_wait.why(self._scheduler, job)
 
     def _history(self, job: Job, _: Request) -> Answer:
-        events = explain_wait.story(job, self.attempts(job), self._scheduler.queries.story(job.id))
+        events = explain_wait.story(job, self.attempts(job), self._scheduler.queries.events(job.id))
         return {"id": job.id, "events": events}
 
     async def _wait(self, request: Request) -> Answer:

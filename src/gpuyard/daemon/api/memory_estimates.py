@@ -87,7 +87,7 @@ def _write_down(scheduler: SchedulerLoop) -> None:
 def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
     """What would let others share its GPU: a framework that takes all of it, a declaration that is far off."""
     taken = _takes_all(scheduler, job, attempts[-1]) if attempts else None
-    declared = [text for _, kind, text in scheduler.queries.story(job.id) if kind == "declared"]
+    declared = [text for _, kind, text in scheduler.queries.events(job.id) if kind == "declared"]
     return [text for text in (taken, *declared[-1:]) if text]
 
 

@@ -43,7 +43,7 @@ from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.local.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault
-from gpuyard.store.database import faults_told
+from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.version import __version__
 
 
@@ -121,7 +121,7 @@ class Routes:
     def _damage_noticed(self) -> Iterator[None]:
         """A damaged database ends the daemon wherever it shows first."""
         try:
-            with faults_told():
+            with convert_sqlite_errors():
                 yield
         except StoreFault as error:
             if error.is_damage:

@@ -81,7 +81,7 @@ class SubmissionHandler:
 
     async def _take_in(self, submission: Submission) -> Answer:
         scheduler = self._scheduler
-        is_new = not submission.token or scheduler.store.submitted(submission.token) is None
+        is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
         pace = submission.spec.pace
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             look = await scheduler.sampling.fresh(_LOOK_FOR_SUBMIT_S)

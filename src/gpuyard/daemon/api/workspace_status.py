@@ -14,7 +14,7 @@ _MOST = 100_000
 def standing(scheduler: SchedulerLoop, tag: str) -> dict[str, Any]:
     """Of all jobs with that tag that are tasks."""
     of_config: dict[str, list[Job]] = {}
-    for job in scheduler.queries.tagged(tag, _MOST):
+    for job in scheduler.queries.with_tag(tag, _MOST):
         if job.spec.task is not None:
             others = of_config.setdefault(job.spec.task.config, [])
             others[:] = [each for each in others if each.state not in FINISHED]

@@ -97,7 +97,7 @@ class Timeline:
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
         if attempt.suspended_at is None and not attempt.suspended_s:
             return ()
-        return tuple((at, kind) for at, kind, _ in self._scheduler.queries.story(attempt.job_id))
+        return tuple((at, kind) for at, kind, _ in self._scheduler.queries.events(attempt.job_id))
 
 
 def _told(

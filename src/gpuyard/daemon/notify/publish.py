@@ -20,7 +20,7 @@ from gpuyard.core.notify.subscriptions import Event
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.delivery_thread import DeliveryThread
 from gpuyard.errors import EnvironmentFault, StoreFault
-from gpuyard.store.database import faults_told
+from gpuyard.store.database import convert_sqlite_errors
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S, _LOOK_SOONEST_S = 10.0, 0.5
@@ -87,7 +87,7 @@ class EventPublisher:
 
     def _is_empty(self) -> bool:
         try:
-            with faults_told():
+            with convert_sqlite_errors():
                 return not any(
                     count for state, count in self._scheduler.store.counts().items() if state not in FINISHED
                 )

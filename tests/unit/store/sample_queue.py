@@ -1,11 +1,6 @@
-"""Makes queue-schema-N.db, a small queue of the present schema N, with jobs in every state.
+"""A small queue with jobs in every state, and the helpers that fill it."""
 
-Run once when a schema is released: each of these files must load for ever, so one that is there is never made again.
-"""
-
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -32,7 +27,6 @@ from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
-from gpuyard.store.database import Database, migrations, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
 
@@ -93,9 +87,9 @@ def like(spec: JobSpec = SPEC, state: JobState = JobState.QUEUED) -> Job:
 
 
 def submit(store: JobStore, job: Job, elements: Sequence[ArrayElement] = (ArrayElement(),), token: str = "") -> int:
-    number, first = store.begin_submission(token, len(elements))
+    number, first = store.start_submission(token, len(elements))
     job = replace(job, id=first, group=first if job.spec.is_array else None)
-    store.add_jobs(job, store.add_spec(job.spec), store.lane_id(lane_of(job)), first, elements)
+    store.add_jobs(job, store.add_spec(job.spec), store.ensure_lane(lane_of(job)), first, elements)
     store.complete_submission(number)
     return first
 
@@ -115,34 +109,43 @@ def attempt(job_id: int, number: int = 1) -> Attempt:
 
 
 def fill(store: JobStore) -> None:
+    """Add jobs 1 to 22, in every state."""
+    with store.transaction():
+        _add_plain(store)
+        _add_suspended(store)
+        _add_batch(store)
+        _add_dispatched(store)
+
+
+def _add_plain(store: JobStore) -> None:
     submit(store, like(), token="sent-once")  # 1, queued
     submit(store, replace(like(state=JobState.HELD), reason="held when it was submitted"))  # 2
     blocked = submit(store, like(state=JobState.BLOCKED))  # 3
     store.add_dependencies([blocked], [Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)])
     delayed = submit(store, like())  # 4
-    store.begin_attempt(attempt(delayed))
+    store.start_attempt(attempt(delayed))
     store.end_attempt(delayed, 1, FAILED, 1020.0)
-    store.change(delayed, JobState.DELAYED, reason="again", due_at=1030.0, outcome=FAILED, failures=1)
-    store.begin_attempt(attempt(submit(store, like())))  # 5, running
+    store.change_state(delayed, JobState.DELAYED, reason="again", due_at=1030.0, outcome=FAILED, failures=1)
+    store.start_attempt(attempt(submit(store, like())))  # 5, running
     stopping = submit(store, like())  # 6
-    store.begin_attempt(attempt(stopping))
+    store.start_attempt(attempt(stopping))
     store.update_attempt(replace(attempt(stopping), stopping=OutcomeKind.CANCELLED, kill_at=1050.0))
-    store.change(stopping, JobState.STOPPING, reason="stopping: cancelled")
+    store.change_state(stopping, JobState.STOPPING, reason="stopping: cancelled")
     succeeded = submit(store, like())  # 7
-    store.begin_attempt(attempt(succeeded))
+    store.start_attempt(attempt(succeeded))
     store.end_attempt(succeeded, 1, FAILED, 1020.0)
-    store.begin_attempt(attempt(succeeded, 2))
+    store.start_attempt(attempt(succeeded, 2))
     store.end_attempt(succeeded, 2, SUCCEEDED, 1030.0)
-    store.change(succeeded, JobState.SUCCEEDED, ended_at=1030.0, outcome=SUCCEEDED)
-    store.tell(succeeded, 1020.0, "delayed", "exit status 3; again at once")
+    store.change_state(succeeded, JobState.SUCCEEDED, ended_at=1030.0, outcome=SUCCEEDED)
+    store.add_event(succeeded, 1020.0, "delayed", "exit status 3; again at once")
     failed = submit(store, like())  # 8
-    store.begin_attempt(attempt(failed))
+    store.start_attempt(attempt(failed))
     store.end_attempt(failed, 1, FAILED, 1020.0)
-    store.change(failed, JobState.FAILED, reason="exit status 3", ended_at=1020.0, outcome=FAILED, failures=1)
-    store.tell(failed, 1020.0, "failed", "exit status 3")
+    store.change_state(failed, JobState.FAILED, reason="exit status 3", ended_at=1020.0, outcome=FAILED, failures=1)
+    store.add_event(failed, 1020.0, "failed", "exit status 3")
     cancelled = submit(store, like())  # 9
-    store.change(cancelled, JobState.CANCELLED, reason="cancelled", ended_at=1040.0)
-    rejected = submit(store, replace(like(state=JobState.REJECTED), reason="in vain", ended_at=1001.0))  # 10
+    store.change_state(cancelled, JobState.CANCELLED, reason="cancelled", ended_at=1040.0)
+    rejected = submit(store, replace(like(state=JobState.REJECTED), reason="never satisfied", ended_at=1001.0))  # 10
     store.add_dependencies([rejected], [Dependency(job_id=7, kind=DependencyKind.FAILED)])
     swept = [
         ArrayElement(values={"lr": "1e-3"}),
@@ -150,77 +153,50 @@ def fill(store: JobStore) -> None:
         ArrayElement(command=("/bin/sh", "-c", "a | b")),
     ]
     submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
-    store.learned.set_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
-    store.learned.set_profile("0123", Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
+    store.estimates.set_recent_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
+    store.estimates.set_profile("0123", Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
     store.set_setting("paused", "1")
 
 
-def add_suspended(store: JobStore) -> None:
-    """What came with schema 2: jobs on their way out of the memory and back, one that ran out of it, and what that
-    taught."""
+def _add_suspended(store: JobStore) -> None:
+    """Add jobs that are being suspended and resumed, a job that ran out of memory, and its profile."""
     for state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):  # 14 to 16
         job_id = submit(store, like(LEARNING))
-        begun = replace(attempt(job_id), reserved_mb=8192.0, predicted_mb=7000.0)
-        store.begin_attempt(begun)
+        started = replace(attempt(job_id), reserved_mb=8192.0, predicted_mb=7000.0)
+        store.start_attempt(started)
         store.update_attempt(
-            replace(begun, parked=SuspendedBy.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE)
+            replace(started, parked=SuspendedBy.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE)
         )
-        store.change(job_id, state, reason="it makes room for job 17")
+        store.change_state(job_id, state, reason="it makes room for job 17")
     short = submit(store, like(LEARNING))  # 17
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="out of memory: CUDA out of memory")
-    store.begin_attempt(attempt(short))
+    store.start_attempt(attempt(short))
     lack = MemoryLack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
     store.update_attempt(replace(attempt(short), usage=USAGE, lack=lack))
     store.end_attempt(short, 1, outcome, 1020.0)
-    store.change(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
-    store.grow(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
+    store.change_state(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
+    store.set_growth(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
     learned = Profile(label="python train.py", peaks_mb=(6144.0, 6200.0), floor_mb=8192.0, ram_mb=900.0, seen_at=1020.0)
-    store.learned.set_profile("4567", learned)
+    store.estimates.set_profile("4567", learned)
 
 
-def add_batch(store: JobStore) -> None:
-    """What came with schema 3: a batch with one run done, one at work and one to come, and what was noted of it."""
+def _add_batch(store: JobStore) -> None:
+    """Add a batch with one finished, one running and one queued run, and its state."""
     seeds = [ArrayElement(values={"index": str(index), "seed": str(70 + index)}) for index in range(3)]
     first = submit(store, replace(like(PACED), group_limit=2), seeds, token="batch")  # 18 to 20
-    store.begin_attempt(attempt(first))
+    store.start_attempt(attempt(first))
     store.end_attempt(first, 1, SUCCEEDED, 1040.0)
-    store.change(first, JobState.SUCCEEDED, ended_at=1040.0, outcome=SUCCEEDED)
-    store.begin_attempt(replace(attempt(first + 1), started_at=1030.0))
-    store.set_batch(first, '{"waits_s":{"cpu":12.5,"gpu-memory":3.0},"unknown":["--max-gpu"]}')
+    store.change_state(first, JobState.SUCCEEDED, ended_at=1040.0, outcome=SUCCEEDED)
+    store.start_attempt(replace(attempt(first + 1), started_at=1030.0))
+    store.set_batch_state(first, '{"waits_s":{"cpu":12.5,"gpu-memory":3.0},"unknown":["--max-gpu"]}')
 
 
-def add_handed_over(store: JobStore) -> None:
-    """What came with schema 4: a job that waits with an engine, and one that it runs."""
+def _add_dispatched(store: JobStore) -> None:
+    """Add a job that is pending at a cluster and a job that runs there."""
     for place in (None, "n0"):  # 21 and 22
         job_id = submit(store, like(ELSEWHERE))
-        handed = replace(attempt(job_id), pid=0, boot_id=None, lease_id=None, devices=(), engine="slurm")
-        store.begin_attempt(handed)
-        store.locate_attempt(replace(handed, site_id=f"{job_id}_0", place=place))
+        dispatched = replace(attempt(job_id), pid=0, boot_id=None, lease_id=None, devices=(), engine="slurm")
+        store.start_attempt(dispatched)
+        store.locate_attempt(replace(dispatched, site_id=f"{job_id}_0", place=place))
         state = JobState.PENDING if place is None else JobState.RUNNING
-        store.change(job_id, state, reason=None if place else f"slurm {job_id}_0: Resources")
-
-
-def shrink(database: Database) -> None:
-    """Small pages, in one file."""
-    for pragma in ("journal_mode = DELETE", "page_size = 512"):
-        database.execute(f"PRAGMA {pragma}")
-    database.execute("VACUUM")
-
-
-def main() -> None:
-    path = Path(__file__).parent / f"queue-schema-{len(migrations())}.db"
-    if path.exists():
-        sys.exit(f"{path} is there already, and must stay as it is")
-    database, _ = open_database(path)
-    store = JobStore(database)
-    with store.transaction():
-        fill(store)
-        add_suspended(store)
-        add_batch(store)
-        add_handed_over(store)
-    shrink(database)
-    database.close()
-
-
-if __name__ == "__main__":
-    main()
+        store.change_state(job_id, state, reason=None if place else f"slurm {job_id}_0: Resources")

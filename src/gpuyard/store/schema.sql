@@ -1,0 +1,175 @@
+-- Tables of the queue. `SCHEMA_VERSION` in database.py goes up with each change of this file.
+
+CREATE TABLE settings (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+INSERT INTO settings VALUES ('next_id', '1');
+
+-- `body` (JSON) is shared by all jobs of a submission. `command` is the command as a search matches it; its index is
+-- scanned in place of the table, whose rows are long.
+CREATE TABLE specs (
+    id INTEGER PRIMARY KEY,
+    body TEXT NOT NULL,
+    command TEXT NOT NULL
+);
+
+CREATE INDEX specs_by_command ON specs (command);
+
+-- A token makes a submission count once even if it is sent several times. Jobs of an incomplete submission are not
+-- listed and do not start.
+CREATE TABLE submissions (
+    id INTEGER PRIMARY KEY,
+    token TEXT UNIQUE,
+    first_id INTEGER NOT NULL,
+    last_id INTEGER NOT NULL,
+    is_complete INTEGER NOT NULL
+);
+
+CREATE INDEX submissions_by_first_id ON submissions (first_id);
+
+-- A lane holds ready jobs with the same need and queue order; `body` is JSON.
+CREATE TABLE lanes (
+    id INTEGER PRIMARY KEY,
+    body TEXT NOT NULL UNIQUE
+);
+
+-- The number of jobs in each state, kept by triggers: counting a million rows would be slow.
+CREATE TABLE counts (
+    state TEXT PRIMARY KEY,
+    jobs INTEGER NOT NULL CHECK (jobs >= 0)
+) WITHOUT ROWID;
+
+INSERT INTO counts VALUES ('held', 0), ('blocked', 0), ('delayed', 0), ('queued', 0), ('pending', 0), ('running', 0),
+    ('suspending', 0), ('suspended', 0), ('resuming', 0), ('stopping', 0), ('succeeded', 0), ('failed', 0),
+    ('cancelled', 0), ('rejected', 0);
+
+-- A job is finished if and only if `ended_at` is set. (SQLite would rebuild an index over a list of states at each
+-- change of state.) `details` (JSON) holds the placeholder values or the command of this job alone; `command` is its
+-- command as a search matches it, or NULL if that is the spec's. `growth` (JSON) is the memory that the job gets after
+-- it ran out.
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY,
+    spec INTEGER NOT NULL REFERENCES specs (id),
+    lane INTEGER NOT NULL REFERENCES lanes (id),
+    state TEXT NOT NULL REFERENCES counts (state),
+    priority INTEGER NOT NULL,
+    user TEXT NOT NULL,
+    name TEXT,
+    tag TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    queued_at REAL,
+    group_id INTEGER,
+    group_limit INTEGER,
+    array_index INTEGER,
+    details TEXT,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    failures INTEGER NOT NULL DEFAULT 0,
+    due_at REAL,
+    started_at REAL,
+    ended_at REAL,
+    outcome TEXT,
+    reason TEXT,
+    growth TEXT,
+    command TEXT,
+    CHECK ((state = 'delayed') = (due_at IS NOT NULL))
+);
+
+CREATE INDEX jobs_ready ON jobs (lane, id) WHERE state = 'queued';
+CREATE INDEX jobs_due ON jobs (due_at) WHERE state = 'delayed';
+CREATE INDEX jobs_not_queued ON jobs (state DESC, id) WHERE ended_at IS NULL AND state <> 'queued';
+CREATE INDEX jobs_finished ON jobs (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX jobs_by_name ON jobs (name) WHERE name IS NOT NULL;
+CREATE INDEX jobs_by_tag ON jobs (tag) WHERE tag <> '';
+CREATE INDEX jobs_by_spec ON jobs (spec);
+
+CREATE TRIGGER count_insert AFTER INSERT ON jobs BEGIN
+    UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;
+END;
+
+CREATE TRIGGER count_delete AFTER DELETE ON jobs BEGIN
+    UPDATE counts SET jobs = jobs - 1 WHERE state = OLD.state;
+END;
+
+CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.state BEGIN
+    UPDATE counts SET jobs = jobs - 1 WHERE state = OLD.state;
+    UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;
+END;
+
+-- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb`, so it has a column of its own.
+CREATE TABLE attempts (
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    number INTEGER NOT NULL,
+    pid INTEGER NOT NULL,
+    boot_id TEXT,
+    started_at REAL NOT NULL,
+    lease TEXT,
+    devices TEXT,
+    log TEXT,
+    stop_at REAL,
+    kill_at REAL,
+    stopping TEXT,
+    ended_at REAL,
+    outcome TEXT,
+    reserved_mb REAL,
+    predicted_mb REAL,
+    parked TEXT,
+    suspended_at REAL,
+    suspended_s REAL NOT NULL DEFAULT 0,
+    shortage TEXT,
+    engine TEXT NOT NULL DEFAULT '',
+    place TEXT,
+    site_id TEXT,
+    peaks_mb TEXT GENERATED ALWAYS AS (json_extract(usage, '$.peaks_mb')) STORED,
+    usage TEXT,
+    PRIMARY KEY (job, number),
+    CHECK ((ended_at IS NULL) = (outcome IS NULL))
+) WITHOUT ROWID;
+
+CREATE UNIQUE INDEX one_live_attempt ON attempts (job) WHERE ended_at IS NULL;
+CREATE INDEX attempts_ended ON attempts (ended_at, started_at) WHERE ended_at IS NOT NULL;
+
+CREATE TABLE dependencies (
+    job INTEGER NOT NULL,
+    on_job INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('ok', 'any', 'failed')),
+    PRIMARY KEY (job, on_job, kind),
+    CHECK (on_job < job)
+) WITHOUT ROWID;
+
+CREATE INDEX dependants ON dependencies (on_job);
+
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    job INTEGER NOT NULL,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    text TEXT
+);
+
+CREATE INDEX events_by_job ON events (job, id);
+
+-- The state of a batch (JSON); `first_id` is its first job.
+CREATE TABLE batches (
+    first_id INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+);
+
+-- Recent device time of a user and tag, decayed up to `at`.
+CREATE TABLE uses (
+    user TEXT NOT NULL,
+    tag TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (user, tag)
+) WITHOUT ROWID;
+
+-- What was learned from the attempts with a fingerprint (JSON).
+CREATE TABLE profiles (
+    fingerprint TEXT PRIMARY KEY,
+    body TEXT NOT NULL,
+    seen_at REAL NOT NULL
+) WITHOUT ROWID;
+
+CREATE INDEX profiles_by_time ON profiles (seen_at);
