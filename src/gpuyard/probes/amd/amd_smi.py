@@ -1,13 +1,13 @@
 """`amd-smi`, AMD's tool since ROCm 5.6: `list`, `static`, `metric`, `process`, `monitor`, and what it prints by itself.
 
 Rules:
-- A part that a release leaves out stays unknown; an output of which no part is known is not understood.
+- A section that a release leaves out stays unknown; an output without any known section is rejected.
 - "MB" are of 1,048,576 bytes. Temperature is the edge sensor's or, where a card has none (MI300), the hotspot's.
 - The power limit is the cap in force or, where that is not printed, the highest one that may be set. It is read with
   the name, once.
-- A read costs two calls, `metric` and `process`. Ids and names are asked for once, and again when the numbers of the
-  cards change: a card that falls off the bus renumbers those behind it.
-- Without names or processes a reading is poorer, and still a reading: a problem says so.
+- A read costs two calls, `metric` and `process`. Ids and names are read once, and again when the card numbers
+  change: a card that falls off the bus renumbers those after it.
+- A reading without names or processes is still a reading: a problem says what is missing.
 """
 
 import time
@@ -27,7 +27,7 @@ from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.multiple_calls import OptionalCall, run_until
 
 NAME = "amd-smi"
-# The parts of a record and, of each, the keys that releases have used, the best first.
+# The sections of a record, each with the keys that releases have used, the best first.
 _PARTS = {
     "asic": ("market_name", "asic_serial"),
     "board": ("product_name",),
@@ -43,7 +43,7 @@ _IDENTITY_OR_USERS = frozenset({"bdf", "uuid", "process_list", "process_info"})
 
 
 def parse(text: str) -> Reading:
-    """What `amd-smi`, alone or with `list`, `static`, `metric`, `process` or `monitor`, printed."""
+    """Parse the output of `amd-smi`, alone or with `list`, `static`, `metric`, `process` or `monitor`."""
     try:
         records = read_records(text)
         if records is None or (records and not any(map(_is_understood, records))):
@@ -51,11 +51,11 @@ def parse(text: str) -> Reading:
         devices = with_distinct_ids(_device(number, record) for number, record in enumerate(records))
         return Reading(devices=card_fields.without_repeated_memory(devices))
     except RecursionError as error:
-        raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
+        raise ProbeGarbled(NAME, "its output is nested too deeply") from error
 
 
 def merge(first: Reading, *others: Reading) -> Reading:
-    """The devices of `first`, each with what the others know of the card with its number, the best id included."""
+    """Return the devices of `first`, completed from the other readings by card number, with the best id."""
     by_index = [{device.index: device for device in reading.devices} for reading in others]
     devices = (
         _completed(device, *(known[device.index] for known in by_index if device.index in known))
@@ -79,8 +79,8 @@ class AmdSmi:
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
-        # First, so that a read which runs out of time leaves the next one less to do. Without ids another probe serves
-        # better: a lease must not see a card under two names.
+        # First, so that a read that runs out of time leaves less to do for the next. Without ids another probe is
+        # better: a lease must not see a card under two ids.
         known = self._listed
         listed = known or self._list(deadline)
         metric = _read_metric(deadline)
@@ -100,7 +100,7 @@ class AmdSmi:
 
 
 def _read_metric(deadline: Deadline) -> Reading:
-    """All of `metric` is slow, as it counts throttling for a while; guests and old releases lack some options."""
+    """Run `metric` with few sections: all of them are slow. Guests and old releases lack some options."""
     try:
         return _call("metric", "--usage", "--power", "--temperature", "--mem-usage", "--json", deadline=deadline)
     except ProbeCrashed:
@@ -121,7 +121,7 @@ def _completed(device: Device, *sources: Device) -> Device:
 
 
 def _is_understood(record: Record) -> bool:
-    """A part that cannot be read is "N/A" as a whole."""
+    """Return whether the record has a known section; an unreadable section is the string "N/A"."""
     for name, keys in _PARTS.items():
         part = record.get(name)
         if isinstance(part, str) or (isinstance(part, dict) and not part.keys().isdisjoint(keys)):
@@ -161,7 +161,7 @@ def _memory(record: Record) -> card_fields.CardMemory:
 
 
 def _power_limit(limit: Record) -> float | None:
-    """ROCm 7 has a part of its own for each limit, of which PPT0 is the socket's."""
+    """Return the power limit. ROCm 7 has a section per limit; PPT0 is the socket's."""
     caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
     highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
     return card_fields.power_limit(*(parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest)))

@@ -1,11 +1,11 @@
-"""The lists of processes below the cards that `amd-smi` prints for people: those of `monitor -q` and of the box.
+"""Parse the process lists that `amd-smi` prints below the cards: those of `monitor -q` and of the box.
 
 Rules:
 - Each function returns the processes by the number of their card, in the shape of the JSON of `amd-smi process`.
-- A card without processes has an empty list. A card is left out where one of its rows cannot be read, or where the
-  list is cut: its processes are unknown.
-- A name may hold spaces, so the columns behind it are counted from the end of the row.
-- Of a list with times (`monitor -w`) the last time of each card counts.
+- A card without processes has an empty list. A card is left out if one of its rows cannot be read, or if the
+  list is truncated: its processes are unknown.
+- A name may contain spaces, so the columns after it are counted from the end of the row.
+- In a list with times (`monitor -w`) the last time of each card counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _NONE_RUNNING = "no running process"
 
 
 def is_process_header(titles: Sequence[str]) -> bool:
-    """Return whether the titles, in small letters, begin the list of `monitor -q`."""
+    """Return whether the lower-case titles are the header of the list of `monitor -q`."""
     return [title for title in titles if title != "timestamp"][:3] == _TABLE_TITLES
 
 
@@ -59,7 +59,7 @@ def processes_of_csv(lines: Iterable[str]) -> ProcessLists:
 
 
 def processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> ProcessLists:
-    """Read the list of all cards at the end of the box; it says nothing of a card without processes."""
+    """Parse the list of all cards at the end of the box; cards without processes are not in it."""
     start = next((number for number, line in enumerate(boxes) if cells(line)[:4] == _BOX_TITLES), len(boxes))
     end = next((number for number in range(start, len(boxes)) if boxes[number].startswith("+")), None)
     if end is None:
@@ -77,7 +77,7 @@ def processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> ProcessLists:
 
 
 class _Lists:
-    """The processes of each card so far, by pid, and which cards have a row that cannot be read."""
+    """The processes of each card by pid, and the cards with an unreadable row."""
 
     def __init__(self, gpus: Iterable[str] = ()) -> None:
         self._found: dict[str, dict[str, dict[str, Any]]] = {gpu: {} for gpu in gpus}
@@ -109,6 +109,6 @@ def _process(fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _says_none(fields: Mapping[str, str]) -> bool:
-    """Return whether the row stands for a card without processes: "N/A" in each column, or words that say so."""
+    """Return whether the row means that the card has no processes: "N/A" in each column, or a text."""
     said = fields.get("process_info", "").lower().startswith(_NONE_RUNNING)
     return said or (fields.get("pid") == "N/A" and fields.get("name") == "N/A")

@@ -1,12 +1,12 @@
-"""From what `amd-smi` prints, in any of its forms, to records of one shape: that of its JSON.
+"""Convert any output of `amd-smi` into records of one shape: that of its JSON.
 
 Rules:
-- `monitor` prints one flat row for each card, in JSON, CSV and tables; each figure goes where `metric` has it.
-- Rows of one card's partitions (XCP) repeat its figures: the first counts. Of a card that comes again with another
-  time, and of tables, the last counts.
+- `monitor` prints one flat row for each card, in JSON, CSV and tables; each figure is stored where `metric` has it.
+- Rows of one card's partitions (XCP) repeat its figures: the first counts. Of a card that is repeated with another
+  time, and of repeated tables, the last counts.
 - The CSV of `monitor` has no units: without options it gives memory in GB with a fraction, with them in whole MB.
-- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts the beginning off
-  a long name, also within a word: a word that is surely cut is completed, or left out where it is none of AMD's.
+- Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts off the beginning
+  of a long name, also within a word: a word that is certainly cut is completed, or left out if it is unknown.
 """
 
 import re
@@ -48,7 +48,7 @@ _WORDS_OF_NAMES = ("Graphics", "Instinct", "Radeon", "PRO")
 
 
 def read_records(text: str) -> list[Record] | None:
-    """`None` where the text is none of the forms."""
+    """Return the records, or None if the text has none of the known forms."""
     records = _json_records(text)
     if records is not None:
         return records
@@ -56,7 +56,7 @@ def read_records(text: str) -> list[Record] | None:
 
 
 def _json_records(text: str) -> list[Record] | None:
-    """A bare list, the list under "gpu_data" that ROCm 7 prints, or one record."""
+    """Return the records of a bare list, of the list under "gpu_data" (ROCm 7), or of one record."""
     for document in json_documents(text):
         listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
         if isinstance(listed, list):
@@ -67,12 +67,12 @@ def _json_records(text: str) -> list[Record] | None:
 
 
 def _is_flat(record: Record) -> bool:
-    """Of the keys of `monitor` only "power" is one of `metric`'s too, where it holds a part."""
+    """Return whether the record is a flat row of `monitor`, which shares only the key "power" with `metric`."""
     return any(key in _FLAT for key in record if key != "power")
 
 
 def _text_records(text: str) -> list[Record] | None:
-    """The indented text: "GPU: 0" begins a record, a key with nothing behind it a part; older releases indent less."""
+    """Parse indented text: "GPU: 0" starts a record, a key without a value a section. Older releases indent less."""
     records: list[Record] = []
     parts: list[tuple[int, Record]] = []
     for match in filter(None, map(_TEXT_LINE.fullmatch, text.splitlines())):
@@ -87,7 +87,7 @@ def _text_records(text: str) -> list[Record] | None:
 
 
 def _add(part: Record, indent: int, key: str, value: str) -> list[tuple[int, Record]]:
-    """Puts a value, or a new part, which is answered, under its key; only the part of a process comes several times."""
+    """Store a value, or a new section (which is returned), under its key. Only process sections are repeated."""
     if value:
         part[key] = value
         return []
@@ -100,7 +100,7 @@ def _add(part: Record, indent: int, key: str, value: str) -> list[tuple[int, Rec
 
 
 def _table_records(text: str) -> list[Record] | None:
-    """Read the last table of `monitor`, and the list of processes below it."""
+    """Parse the last table of `monitor`, and the list of processes below it."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _is_monitor_header(_titles(line))]
     lines = lines[starts[-1] :] if starts else lines
@@ -135,7 +135,7 @@ def _with_units(row: Mapping[str, str]) -> Record:
 
 
 def _is_monitor_header(titles: Sequence[str]) -> bool:
-    """The list of processes that may follow has a header too."""
+    """Return whether the line is the header of the cards; the list of processes has another."""
     return "gpu" in titles[:2] and "pid" not in titles and not {*_FLAT, "vram_usage"}.isdisjoint(titles)
 
 
@@ -160,7 +160,7 @@ def _in_parts(row: Record) -> Record:
 
 
 def _used_and_total(cell: str) -> tuple[str, str]:
-    """Of "280/327 W" or "2.5/ 16.0 GB"; either may be "N/A", or both as one."""
+    """Split "280/327 W" or "2.5/ 16.0 GB"; either part may be "N/A", or the whole cell."""
     used, slash, total = cell.rpartition("/")
     return (f"{used} {' '.join(total.split()[1:])}", total) if slash else ("N/A", "N/A")
 
@@ -201,7 +201,7 @@ def _second_line(figures: Sequence[str]) -> Record:
 
 
 def _uncut(name: str) -> str:
-    """Return a name as whole as can be told: "...adeon AI PRO R9700S" is cut within "Radeon"."""
+    """Return the name with a cut first word completed if possible: "...adeon AI PRO R9700S" is "Radeon"."""
     first, space, rest = name.removeprefix(_CUT).partition(" ")
     if not name.startswith(_CUT):
         return name

@@ -1,9 +1,9 @@
-"""The `amdsmi` Python library, where ROCm brought it: the cheapest way, and one that can hang in the driver.
+"""The `amdsmi` Python library that ROCm installs: the cheapest probe, which can hang in the driver.
 
 Rules:
-- It is imported at the first read: the import loads libamd_smi.so, and fails in many ways where that is missing.
-- It stays initialised from read to read; after a failure it starts afresh.
-- A figure that a card, a release or our rights do not give is unknown; only a card list that cannot be had is an error.
+- It is imported at the first read: the import loads libamd_smi.so, and fails in many ways if that is missing.
+- It stays initialised between reads, and is initialised again after a failure.
+- A figure that a card, a release or our permissions do not provide is unknown; only a missing card list is an error.
 - Temperature is the edge sensor's or, where a card has none (MI300), the hotspot's.
 """
 
@@ -22,7 +22,7 @@ from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 
 NAME = "amdsmi"
-# What the wrapper lets through when a release lacks a function, an enum or a key, or decodes what is not text.
+# Errors of the wrapper when a release lacks a function, an enum or a key, or decodes bytes that are not text.
 _ODD_FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -47,7 +47,7 @@ class AmdSmiLibrary:
     def __init__(self) -> None:
         self._session: _LibrarySession | None = None
 
-    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a call into the driver cannot be cut short
+    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         session, self._session = self._session or _LibrarySession(_import_amdsmi()), None
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
@@ -56,7 +56,7 @@ class AmdSmiLibrary:
 
 
 class _LibrarySession:
-    """The initialised library, with every failure of a call turned into `None`."""
+    """The initialised library; a failed call returns None."""
 
     def __init__(self, amdsmi: Any) -> None:
         self.amdsmi = amdsmi
@@ -90,7 +90,7 @@ class _LibrarySession:
 
 def _import_amdsmi() -> Any:
     try:
-        # Without its libamd_smi.so the package prints advice to standard output, where ours is expected.
+        # Without its libamd_smi.so the package prints advice to standard output, which is ours.
         with contextlib.redirect_stdout(io.StringIO()):
             _show_where_rocm_keeps_it()
             return importlib.import_module("amdsmi")
@@ -104,7 +104,7 @@ def _import_amdsmi() -> Any:
 
 
 def _show_where_rocm_keeps_it() -> None:
-    """ROCm brings the package in a folder of its own, which a virtual environment does not know."""
+    """Add ROCm's own package folder to sys.path, which a virtual environment does not contain."""
     folder = os.path.join(os.environ.get("ROCM_PATH", "/opt/rocm"), "share/amd_smi")
     if os.path.isdir(folder) and folder not in sys.path:
         sys.path.append(folder)
@@ -113,10 +113,10 @@ def _show_where_rocm_keeps_it() -> None:
 def _refusal(error: BaseException) -> ProbeError:
     said = _one_line(error)
     if "NO_PERM" in said or "permission" in said.lower():
-        return ProbeDenied(NAME, f"it may not be used by this user: {said}", hint="join the groups video and render")
+        return ProbeDenied(NAME, f"permission denied: {said}", hint="join the groups video and render")
     if "DRIVER_NOT_LOADED" in said or "driver not loaded" in said.lower():
         return ProbeMissing(NAME, "the amdgpu driver is not loaded")
-    return ProbeCrashed(NAME, f"it gives no list of cards: {said}", hint="run `amd-smi list` by hand to see")
+    return ProbeCrashed(NAME, f"it returns no list of cards: {said}", hint="run `amd-smi list` yourself to see why")
 
 
 def _one_line(error: BaseException) -> str:
@@ -147,7 +147,7 @@ def _device(session: _LibrarySession, index: int, handle: Any) -> Device:
 
 
 def _memory(session: _LibrarySession, handle: Any) -> card_fields.CardMemory:
-    """In bytes where the release has a call for that, else in MB."""
+    """Return the memory; releases report bytes, or MB by an older call."""
     vram = session.constant("AmdSmiMemoryType", "VRAM")
     total = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_total", handle, vram), "B")
     used = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "B")
@@ -162,7 +162,7 @@ def _memory(session: _LibrarySession, handle: Any) -> card_fields.CardMemory:
 
 
 def _power_draw(power: dict[str, Any]) -> float | None:
-    """ROCm 7 has one key for both; before, MI300 had only the current draw and other cards only the average."""
+    """Return the power. ROCm 7 has one key; before, MI300 had only the current power, other cards only the average."""
     keys = ("socket_power", "current_socket_power", "average_socket_power")
     return next((draw for key in keys if (draw := parse_numbers.watts(power.get(key))) is not None), None)
 
@@ -185,7 +185,7 @@ def _processes(session: _LibrarySession, handle: Any) -> tuple[Process, ...] | N
     listed = session.ask("amdsmi_get_gpu_process_list", handle)
     if not isinstance(listed, list):
         return None
-    # Before 6.0 the list held handles, each to be asked about.
+    # Before 6.0 the list contained handles, which need a call each.
     described = (
         entry if isinstance(entry, dict) else session.fields("amdsmi_get_gpu_process_info", handle, entry)
         for entry in listed

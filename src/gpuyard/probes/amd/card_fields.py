@@ -1,11 +1,11 @@
-"""What every AMD probe says of a card in the same way, so that it keeps its id whichever probe answers.
+"""Fields that all AMD probes fill in the same way, so that a card keeps its id with every probe.
 
 Ids:
-- "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES takes it; where there is none
-  (APUs, many consumer cards), the PCI bus id; where that is unknown too, "amd-" and the card's number.
-- Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr cannot tell them apart by it, and takes
-  only their index; so each of them, the first too, gets the id with "#0", "#1", ... behind it, in the order they are
-  listed. They have no `parent`: a card in parts is not listed as a whole.
+- "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES accepts it; without a unique
+  id (APUs, many consumer cards), the PCI bus id; if that is unknown too, "amd-" and the card's number.
+- Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr accepts only their index, so each
+  partition, including the first, gets the id with "#0", "#1", ... appended, in list order. They have no `parent`: a
+  partitioned card is not listed as a whole.
 """
 
 import re
@@ -34,7 +34,7 @@ class CardMemory(TypedDict):
 
 
 def unique_id(raw: Any) -> str | None:
-    """The 16 digits of "0x2150e7d042a1124" and the like; zero is what a card without one reports."""
+    """Return the 16 digits of an id such as "0x2150e7d042a1124", or None for zero, which means no id."""
     match = _UNIQUE_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None:
         return None
@@ -43,9 +43,9 @@ def unique_id(raw: Any) -> str | None:
 
 
 def unique_id_in_uuid(raw: Any) -> str | None:
-    """AMD SMI's UUID is made of the unique id: "af......-0000-1000-8054-e92b0a5d57c8" holds "af54e92b0a5d57c8".
+    """Return the unique id in AMD SMI's UUID: "af......-0000-1000-8054-e92b0a5d57c8" contains "af54e92b0a5d57c8".
 
-    Below 2**32 it is not one: under WSL the library fills in the PCI address.
+    Values below 2**32 are no ids: under WSL the library fills in the PCI address.
     """
     match = _UUID.fullmatch(raw.strip()) if isinstance(raw, str) else None
     digits = unique_id(match[1] + match[2] + match[3]) if match else None
@@ -58,7 +58,7 @@ def card_index(raw: Any) -> int | None:
 
 
 def card_name(*candidates: Any) -> str | None:
-    """The first that is a name; a bare "0x1002" is what tools print where the PCI id database lacks the card."""
+    """Return the first real name; tools print a bare "0x1002" if the PCI id database lacks the card."""
     names = (parse_numbers.words(raw) for raw in candidates)
     return next((name for name in names if name and not _HEX_NUMBER.fullmatch(name)), None)
 
@@ -68,12 +68,12 @@ def device_id(unique: str | None, pci: str | None, number: int) -> str:
 
 
 def id_rank(device: Device) -> int:
-    """How well the id names the card: 0 is best."""
+    """Return how specific the id is; 0 is best."""
     return 0 if device.id.startswith("GPU-") else 2 if device.id.startswith("amd-") else 1
 
 
 def memory(total: float | None, used: float | None, free: float | None = None) -> CardMemory:
-    """A total of zero means that none of the three was read."""
+    """Return the memory fields; a total of zero means that none of them was read."""
     if total == 0:
         total = used = free = None
     if free is None and total is not None and used is not None:
@@ -82,7 +82,7 @@ def memory(total: float | None, used: float | None, free: float | None = None) -
 
 
 def power_limit(*candidates: float | None) -> float | None:
-    """The first cap that is one: releases print 0 W where there is none."""
+    """Return the first cap above 0 W; releases print 0 W for no cap."""
     return next((limit for limit in candidates if limit), None)
 
 
@@ -94,11 +94,11 @@ def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
 
 
 def process_memory(usage: Any, whole: Any) -> float | None:
-    """VRAM in MB, from AMD SMI's `memory_usage` in parts and its one figure for the `whole`, both in bytes.
+    """Return VRAM in MB, from AMD SMI's `memory_usage` in parts and its total `whole`, both in bytes.
 
-    The parts come from /proc/PID/fdinfo, which is closed for another user's process: they are zero then, and the whole,
-    which the driver gives, is the VRAM. Where it is no more than the parts outside the card it is not. Where all are
-    zero nothing was read: a process on a card holds some memory somewhere.
+    The parts come from /proc/PID/fdinfo, which is unreadable for another user's process: then they are zero, and the
+    total from the driver is the VRAM, unless it is at most the parts outside the card. All zero means that nothing was
+    read: a process on a card holds some memory.
     """
     parts = usage if isinstance(usage, dict) else {}
     vram, gtt, cpu = (parse_numbers.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))
@@ -112,8 +112,8 @@ def process_memory(usage: Any, whole: Any) -> float | None:
 def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return the devices, with unknown memory for a process that several cards list with the same figure.
 
-    Releases of AMD SMI (seen with ROCm 7.2) list every process on every card, each time with all that it holds: how
-    much of that is on which card, and whether any, cannot be told.
+    Some releases of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory, so its memory
+    per card is unknown.
     """
     listed = tuple(devices)
     times = Counter(

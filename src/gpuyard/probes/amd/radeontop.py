@@ -2,9 +2,9 @@
 
 Rules:
 - The bus is hexadecimal, and a card sits on it as device 0, function 0.
-- The size of the memory is not printed. It follows from the share that is used, which has two decimals, where that is
+- The size of the memory is not printed. It is computed from the used share, which has two decimals, if that is
   precise to 1%.
-- A share of zero means that the usage could not be read: a card in use always holds some of its memory.
+- A share of zero means that the usage could not be read: a card in use always uses some memory.
 """
 
 import re
@@ -25,7 +25,7 @@ _PRECISE = 0.01
 
 
 def parse(text: str) -> Reading:
-    """What `radeontop -d -` printed, messages for people included; of several samples of a card the last one."""
+    """Parse the output of `radeontop -d -`, with its messages; the last sample of a card counts."""
     samples = {match[1]: match for match in _SAMPLE.finditer(text)}
     if not samples:
         raise garbled(NAME, text)
@@ -43,7 +43,7 @@ class RadeonTop:
 
 
 def _has_sample(output: bytes) -> bool:
-    """Enough is one line: releases before 1.0 take no limit and go on for ever."""
+    """Return whether a sample was printed: releases before 1.0 have no limit and never end."""
     return _WHOLE_LINE.search(output) is not None
 
 
@@ -60,7 +60,7 @@ def _device(number: int, match: re.Match[str]) -> Device:
 
 
 def _memory(rest: str) -> tuple[float | None, float | None]:
-    """The total, where it can be told, and what is used of it."""
+    """Return total memory, if it can be computed, and used memory."""
     match = _VRAM.search(rest)
     share, used = (parse_numbers.number(match[1]), parse_numbers.megabytes(match[2])) if match else (None, None)
     if not share or not used:

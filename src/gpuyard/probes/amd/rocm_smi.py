@@ -3,10 +3,10 @@
 Rules:
 - Temperature is the edge sensor's, which is "#1" before ROCm 3, or, where a card has none (MI300), the junction's.
 - The power limit is "Max Graphics Package Power"; a secondary die (MI250) has no power of its own.
-- KFD's processes come with the number of their cards, not with which: they are told only where there is one card.
+- KFD lists the number of cards of a process, not which ones: processes are reported only on machines with one card.
 - As text (`-a`) each line is "GPU[0] : key: value", with the keys of the JSON; a table of KFD's processes may follow.
-- The table gives memory in percent of an unknown whole: it stays unknown.
-- An output that names cards, and says nothing of any of them that is known here, is not understood.
+- The table has memory in percent of an unknown total: it stays unknown.
+- An output that lists cards without any known field is rejected.
 """
 
 import re
@@ -42,7 +42,7 @@ _COMMAND = (
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
 _PID = re.compile(r"PID(\d{1,10})", re.IGNORECASE)
 _NO_CARDS = "No AMD GPUs specified"
-# Units stood with the values before they stood in the keys.
+# Older releases print units with the values, newer ones in the keys.
 _DRAW = re.compile(r"(?:average|current) .*power(?: \(w\))?")
 _LIMIT = re.compile(r"max .*power(?: \(w\))?")
 _EDGE = re.compile(r"temperature(?: \(sensor (?:edge|#1)\))?(?: \(c\))?")
@@ -59,13 +59,13 @@ _NO_PROCESSES = "No KFD PIDs currently running"
 
 
 def parse(text: str) -> Reading:
-    """Read what `rocm-smi` printed: with `--json`, `--csv` or neither, with any of its --show options, or with `-a`."""
+    """Parse the output of `rocm-smi`: with `--json`, `--csv` or neither, with any --show options, or with `-a`."""
     try:
         devices = _devices_of_json(text)
         if devices is None:
             devices = _devices_of_csv(text) or _devices_of_table(text) or _devices_of_lines(text)
     except RecursionError as error:
-        raise ProbeGarbled(NAME, "what it printed is nested too deeply to be read") from error
+        raise ProbeGarbled(NAME, "its output is nested too deeply") from error
     if devices is None and _NO_CARDS not in text:
         raise garbled(NAME, text)
     return Reading(devices=with_distinct_ids(devices or ()))
@@ -88,7 +88,7 @@ def _devices_of_json(text: str) -> list[Device] | None:
 
 
 def _devices_of_csv(text: str) -> list[Device] | None:
-    """Each block begins with a header, whose first title is "device"; processes are lines of their own, in quotes."""
+    """Parse blocks that start with a header with "device" first; processes are separate quoted lines."""
     document: dict[str, dict[str, str]] = {}
     header: list[str] = []
     for row in csv_rows(text.splitlines()):
@@ -176,7 +176,7 @@ def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re
 
 
 def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
-    """Those of "PID1234": "name, cards, bytes of VRAM, ..."; with none running there is no such key, as if unasked."""
+    """Return the processes of "PID1234": "name, cards, bytes of VRAM, ..."; no key means none or not queried."""
     found = [
         process
         for key, value in said.items()
@@ -193,7 +193,7 @@ def _process(pid: str, value: str) -> Process | None:
 
 
 def _devices_of_table(text: str) -> list[Device] | None:
-    """The concise table; a release that prints a card's name puts it on a line of its own below the figures."""
+    """Parse the concise table; some releases print the card's name on a line below the figures."""
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if _is_header(cells(line))), None)
     if start is None:

@@ -1,4 +1,4 @@
-"""Reading what AMD's tools print: JSON among warnings, tables whose cells hold spaces, and exit codes that cry wolf."""
+"""Parse the output of AMD's tools: JSON among warnings, tables with spaces in cells, misleading exit codes."""
 
 import csv
 import json
@@ -11,14 +11,14 @@ from gpuyard.core.snapshot import Reading
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common.run_tool import ToolOutput
 
-# Only where a line begins: what is indented belongs to a document, and a part of a torn one is no answer.
+# Only at the start of a line: indented text belongs to a document, and a part of a truncated one is no answer.
 _DOCUMENT_START = re.compile(r"(?:\A\s*|^)(?=[\[{])", re.MULTILINE)
 _MOST_STARTS = 64
 _UNIT = re.compile(r"W|°?C|%|[KMGT]?i?B|[kMG]?Hz|[KMG]b/s|GT/s|[KMG]T/s|RPM|J|mV|[mnu]s")
 
 
 def json_documents(text: str) -> Iterator[Any]:
-    """The JSON arrays and objects in `text`, which may have warnings before, between and after them."""
+    """Return the JSON arrays and objects in `text`, which may have warnings before, between and after them."""
     decoder = json.JSONDecoder()
     end = 0
     for start in islice((match.end() for match in _DOCUMENT_START.finditer(text)), _MOST_STARTS):
@@ -32,13 +32,13 @@ def json_documents(text: str) -> Iterator[Any]:
 
 
 def section(record: Any, name: str) -> dict[str, Any]:
-    """A part of a record; a release that cannot read it prints "N/A" in its place."""
+    """Return a section of a record, or {} for the "N/A" that a release prints in its place."""
     part = record.get(name) if isinstance(record, dict) else None
     return part if isinstance(part, dict) else {}
 
 
 def cells(line: str) -> list[str]:
-    """The words of a table's line, but "55 °C", "NPS1, SPX", "[0x74a1 : 0x00]" and "2.9/ 15.9 GB" are one cell each."""
+    """Split a line of a table; "55 °C", "NPS1, SPX", "[0x74a1 : 0x00]" and "2.9/ 15.9 GB" are one cell each."""
     joined: list[str] = []
     for word in line.split():
         if joined and (_UNIT.fullmatch(word) or joined[-1].endswith((",", "/")) or _is_open(joined[-1])):
@@ -49,9 +49,9 @@ def cells(line: str) -> list[str]:
 
 
 def table_rows(header: Sequence[str], lines: Sequence[str]) -> list[tuple[dict[str, str], str]]:
-    """Each row that begins with a number, by column, and the line after it.
+    """Yield each row that starts with a number, by column, and the line after it.
 
-    Of a row with more or fewer cells than the header only the first cell is sure.
+    In a row with more or fewer cells than the header only the first cell is certain.
     """
     rows = []
     for line, following in pairwise([*lines, ""]):
@@ -62,7 +62,7 @@ def table_rows(header: Sequence[str], lines: Sequence[str]) -> list[tuple[dict[s
 
 
 def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the cells of each line that has any; a line that is no CSV is one cell."""
+    """Yield the cells of each non-empty line; a line that is not CSV is one cell."""
     for line in lines:
         try:
             row = next(csv.reader([line], skipinitialspace=True), [])
@@ -74,12 +74,12 @@ def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
 
 def garbled(source: str, text: str) -> ProbeGarbled:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    said = f"no cards can be read from what it printed: {first[:100]!r}" if first else "it printed nothing"
-    return ProbeGarbled(source, said, hint=f"run `{source}` by hand to see")
+    said = f"no cards in its output: {first[:100]!r}" if first else "it printed nothing"
+    return ProbeGarbled(source, said, hint=f"run `{source}` yourself to see why")
 
 
 def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading:
-    """AMD's tools end with an error where one figure of many is not supported: what can be read counts."""
+    """Parse the output even if the tool failed: AMD's tools fail if a single figure is not supported."""
     try:
         return parse(output.stdout)
     except ProbeGarbled:

@@ -1,8 +1,8 @@
 """A Mac's GPU: power from `powermetrics`, which needs root, and the rest from `ioreg`, which does not.
 
-Each tool is a probe of its own; AppleProbe asks both at once, and answers where either does. What kept the other one
-from answering stands among the problems of the reading, or in the message of the error where both failed.
-Nothing here asks which system this is: where neither tool is on PATH, it is no Mac.
+Each tool is a probe; AppleProbe runs both in parallel and merges their readings. The error of a failed tool becomes a
+problem of the reading, or part of the error message if both failed.
+The operating system is not checked: if neither tool is on PATH, this is not a Mac.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from gpuyard.probes.common.multiple_calls import problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_any_tool, run_tool
 
 _NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
-# From what a user can do least about to what is normal: the first of two errors is the one to show.
+# From the least fixable error to the most ordinary: of two errors the earlier one here is shown.
 _TELLING = ("timeout", "crashed", "garbled", "failed", "denied", "missing")
 
 
@@ -62,7 +62,7 @@ class AppleProbe:
         return replace(reading, devices=tuple(_with_total(device, limit.result()) for device in reading.devices))
 
     def _ask_powermetrics(self, timeout_s: float) -> Reading | ProbeError:
-        """A refusal lasts: a process does not become root, so it is not asked again."""
+        """Run powermetrics. After a refusal it is not run again, because a process does not become root later."""
         if self._denied is not None:
             return self._denied
         answer = _attempt(PowermetricsProbe(), timeout_s)
@@ -71,10 +71,10 @@ class AppleProbe:
 
 
 def unified_memory_limit_mb(timeout_s: float) -> float | None:
-    """What the GPU may use of the machine's memory, or `None` where `sysctl` does not know.
+    """Return how much of the machine's memory the GPU may use, or None if `sysctl` does not report it.
 
-    macOS keeps its default to itself: two thirds of up to 36 GB, three quarters of more. Later releases allow somewhat
-    more than that (84% of 128 GB was seen), so this never promises memory that is not there.
+    macOS does not report its default: two thirds of up to 36 GB, three quarters above. Later releases allow somewhat
+    more (84% of 128 GB was seen), so this is a lower bound.
     """
     deadline = Deadline(timeout_s)
     ram_mb = parse_numbers.megabytes(_sysctl("hw.memsize", deadline), "B")
@@ -116,7 +116,7 @@ def _joined(*errors: ProbeError) -> ProbeError:
 
 
 def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Each tool numbers the GPUs of an Intel Mac its own way, so only the single one of a Mac is surely the same."""
+    """Merge the two readings. The tools number the GPUs of Intel Macs differently, so only a single GPU is merged."""
     if len(registry) != 1 or len(power) != 1:
         return registry
     known, extra = registry[0], power[0]
@@ -132,7 +132,7 @@ def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[De
 
 
 def _with_total(device: Device, limit_mb: float | None) -> Device:
-    """With the size of unified memory; the GPUs of Intel Macs have memory of their own or a share of another size."""
+    """Return the device with the size of unified memory; GPUs of Intel Macs have their own memory."""
     is_unified = (device.name or "Apple").startswith(("Apple", "AGX"))
     if device.memory_total_mb is not None or not is_unified:
         return device

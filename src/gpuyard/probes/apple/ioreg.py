@@ -1,9 +1,9 @@
-"""Reads what `ioreg -r -d 1 -w 0 -c IOAccelerator` prints: a tree of accelerators with their statistics.
+"""Parse the output of `ioreg -r -d 1 -w 0 -c IOAccelerator`: a tree of accelerators with statistics.
 
-It needs no root, and knows the memory in use but not the power on Apple silicon. Rules:
+The tool needs no root, and reports used memory but not power on Apple silicon. Rules:
 - `In use system memory` is the memory in use. The same words with `(driver)` behind them, and `Alloc system memory`,
-  which counts what was promised, are other figures.
-- Unified memory has no size of its own here; a card in an Intel Mac tells what is used and free of its own.
+  which counts reserved memory, are other figures.
+- Unified memory has no size here; a card in an Intel Mac reports its own used and free memory.
 - Only a node's own statistics count: nodes also carry running totals and templates that look like them.
 """
 
@@ -21,12 +21,12 @@ SOURCE = "ioreg"
 _NODE = re.compile(r"[\s|]*\+-o\s.*<class\s+([^,>]+)")
 _PROPERTY = re.compile(r'[\s|]*"([^"]+)"\s*=\s*(.*)')
 _TEXT = re.compile(r'<?"([^"]*)"')
-# A number counts only where something follows it: the last one of a cut-off output may lack digits.
+# A number must be followed by something: the last number of a truncated output may lack digits.
 _TOKEN = re.compile(r'"([^"]*)"\s*=\s*(?:([-+.\w]+)(?=\s*[,}]))?|"[^"]*"|[{(]|[)}]')
 
 
 class _IoregNode(Struct, kw_only=True):
-    """One accelerator as it stands in the tree; unnamed where the output begins in the middle of it."""
+    """One accelerator of the tree; unnamed if the output starts in the middle of it."""
 
     class_name: str | None = None
     model: str | None = None
@@ -75,7 +75,7 @@ def _words(value: str) -> str | None:
 
 
 def _statistics(value: str) -> dict[str, str]:
-    """The numbers of the outermost `{"key"=number,...}`."""
+    """Return the numbers of the outermost `{"key"=number,...}`."""
     found: dict[str, str] = {}
     depth = 0
     for token in _TOKEN.finditer(value):
@@ -96,7 +96,7 @@ def _device(index: int, node: _IoregNode) -> Device:
     used, free, total = _memory(said)
     busy = parse_numbers.percent(said.get("Device Utilization %"))
     return Device(
-        # The registry's own ids are dealt out anew at each boot.
+        # Registry ids change at each boot.
         id=f"apple-gpu-{index}",
         vendor=Vendor.APPLE,
         index=index,
@@ -111,7 +111,7 @@ def _device(index: int, node: _IoregNode) -> Device:
 
 
 def _memory(said: dict[str, str]) -> tuple[float | None, float | None, float | None]:
-    """Used, free and total: a card's own memory where it has any, else the share of the machine's that is in use."""
+    """Return used, free and total memory: the card's own, or the used part of the machine's."""
     used, free = (
         parse_numbers.megabytes(said.get("vramUsedBytes"), "B"),
         parse_numbers.megabytes(said.get("vramFreeBytes"), "B"),

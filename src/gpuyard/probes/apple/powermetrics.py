@@ -1,11 +1,11 @@
-"""Reads what `powermetrics --samplers gpu_power` prints, as a plist or as text.
+"""Parse the output of `powermetrics --samplers gpu_power`, as a plist or as text.
 
-It tells how busy the GPU is and what power it draws, and nothing of its memory. Rules:
-- Of several samples the last whole one counts: a run that was cut short leaves a piece of one at its end.
+It reports the load and power of the GPU, not its memory. Rules:
+- The last complete sample counts: an interrupted run ends with a partial one.
 - Power counts in mW and energy in mJ, in either form.
-- An excerpt may lack the lines that head its samples and sections: only lines that are a GPU's figure as a whole count
-  then, and a figure that comes again, or comes after the power, begins another sample.
-- Intel Macs number their GPUs, tell how busy each is, and not what power it draws.
+- An excerpt may lack the headings of samples and sections: then only lines that are entirely a GPU figure count, and a
+  repeated figure, or one after the power, starts a new sample.
+- Intel Macs number their GPUs, and report load but not power.
 """
 
 import plistlib
@@ -20,22 +20,22 @@ from gpuyard.probes.common import parse_numbers
 
 SOURCE = "powermetrics"
 
-# What plistlib lets through when a document is damaged: a tag in the wrong place, a date that is none.
+# Errors that plistlib raises for a damaged document: a misplaced tag, an invalid date.
 _PLIST_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ExpatError)
-_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # process names hold them, and XML forbids them
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # process names contain them, and XML forbids them
 _BETWEEN_PLISTS = re.compile(r"\x00|(?=<\?xml)")
 _SAMPLE = re.compile(r"^\*\*\* Sampled system activity", re.MULTILINE)
 _GPU_SECTION = re.compile(r"^\*{4}\s*GPU usage\s*\*{4}[^\n]*\n(.*?)(?=^\*{3}|\Z)", re.MULTILINE | re.DOTALL)
 _MODEL = re.compile(r"^Machine model:[ \t]*(\S[^\n]*)", re.MULTILINE)
 
-# The unit is part of each pattern: a figure cut off at the end of the output has lost it.
+# The unit is part of each pattern: a truncated figure has lost it.
 _ACTIVE = re.compile(r"^GPU (?:HW )?active residency:\s*([\d.]+%)", re.MULTILINE | re.ASCII)
 _IDLE = re.compile(r"^GPU idle residency:\s*([\d.]+%)", re.MULTILINE | re.ASCII)
 _POWER = re.compile(r"^GPU Power:\s*([\d.]+\s*m?W)\b", re.MULTILINE | re.ASCII)
 _NUMBERED = re.compile(r"^GPU (\d{1,3}) (?!\[)([^\n]+)", re.MULTILINE | re.ASCII)
 _NUMBERED_BUSY = re.compile(r"GPU Busy\s*:\s*([\d.]+%)", re.ASCII)
 _NUMBERED_IDLE = re.compile(r"C-state residency\s*:\s*([\d.]+%)", re.ASCII)
-# A line that can be nothing else, for where no heading says what it is about.
+# Lines that are unambiguous without a heading.
 _FIGURE_LINE = re.compile(
     r"(GPU (?:HW )?active residency|GPU idle residency):\s*[\d.]+%\s*(?:\(.*)?"
     r"|(GPU Power):\s*[\d.]+\s*m?W"
@@ -45,7 +45,7 @@ _FIGURE_LINE = re.compile(
 
 
 def command(interval_ms: int = 200) -> list[str]:
-    """One sample; power is an average over the interval, which is also most of the time the tool takes."""
+    """Return the command for one sample. Power is averaged over the interval, which is most of the run time."""
     return [SOURCE, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", str(interval_ms)]
 
 
@@ -67,7 +67,7 @@ def _plist_samples(text: str) -> list[tuple[Device, ...]]:
 
 
 def _plist(chunk: str) -> Any:
-    """The document in `chunk`, or `None` where it is damaged or not whole."""
+    """Return the document in `chunk`, or None if it is damaged or incomplete."""
     start, end = chunk.find("<plist"), chunk.rfind("</plist>")
     if start < 0 or end < start:
         return None
@@ -103,7 +103,7 @@ def _plist_power(gpu: dict[str, Any], processor: dict[str, Any], elapsed_ns: flo
 
 def _plist_intel_device(index: int, model: str | None, gpu: dict[str, Any]) -> Device:
     counters = gpu.get("misc_counters")
-    # The keys are lines of the text form: padded with spaces and ended by a colon.
+    # The keys are lines of the text form: padded with spaces, with a colon at the end.
     plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
     return _device(
         index, _name(parse_numbers.words(gpu.get("name")), model), parse_numbers.percent(plain.get("GPU Busy"))
@@ -119,13 +119,13 @@ def _text_samples(text: str) -> list[tuple[Device, ...]]:
 
 
 def _headless_samples(text: str) -> list[str]:
-    """Return what can be told apart as samples in a text without the line that begins each."""
+    """Return the samples of a text without sample headings."""
     sections = [section[0] for section in _GPU_SECTION.finditer(text)]
     if sections:
         return [text] if len(sections) == 1 else sections
     samples: list[dict[str, str]] = [{}]
     for key, line in _figure_lines(text):
-        # Power comes last in a sample of the GPU: what follows it is of the next one.
+        # Power is the last figure of a GPU sample: the next line belongs to the next sample.
         if key in samples[-1] or "GPU Power" in samples[-1]:
             samples.append({})
         samples[-1][key] = line
@@ -133,7 +133,7 @@ def _headless_samples(text: str) -> list[str]:
 
 
 def _figure_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines that are a GPU's figure as a whole, each with the name of the figure."""
+    """Yield the lines that are entirely a GPU figure, with the name of the figure."""
     for line in text.splitlines():
         match = _FIGURE_LINE.fullmatch(line.strip())
         if match:
@@ -149,7 +149,7 @@ def _text_devices(block: str, model: str | None) -> tuple[Device, ...]:
     busy = parse_numbers.percent(_first(_ACTIVE, usage))
     if busy is None:
         busy = _complement(_first(_IDLE, usage), 100.0)
-    # The processor's section prints an own, slightly different figure, which stands in where there is no other.
+    # The processor section prints a slightly different figure, which is used if there is no other.
     power = parse_numbers.watts(_first(_POWER, usage) or _first(_POWER, block))
     if busy is None and power is None:
         return ()
@@ -178,7 +178,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _complement(idle: Any, whole: float) -> float | None:
-    """The busy share in percent, where the idle share of `whole` is known."""
+    """Return the busy percentage, given the idle part of `whole`."""
     value = parse_numbers.number(idle)
     return parse_numbers.percent(100 * (1 - value / whole)) if value is not None and 0 <= value <= whole else None
 

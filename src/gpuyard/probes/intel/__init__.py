@@ -1,1 +1,1 @@
-"""Intel: `intel_gpu_top`, then `xpu-smi`, then what the kernel itself offers."""
+"""Intel: `intel_gpu_top`, then `xpu-smi`, then files of the kernel."""

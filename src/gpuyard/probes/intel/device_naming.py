@@ -1,11 +1,11 @@
-"""What a device of Intel's is called, and who uses it, whichever tool was asked.
+"""Ids and processes of Intel devices, the same for every tool.
 
 Rules:
 - A device's id is the vendor's UUID, else its PCI bus id such as `0000:03:00.0`, else `intel-<index>`.
-- Early drivers give every card of one model the same UUID: such cards go by their PCI bus ids.
-- A process is listed once, with what all of its clients hold; one unknown part makes the sum unknown.
-- Level Zero may count a buffer several times for one process (intel/compute-runtime#964): a process that would hold
-  more than the whole device uses holds an unknown amount.
+- Early drivers give every card of one model the same UUID: such cards are identified by PCI bus id.
+- A process is listed once, with the memory of all its clients; one unknown part makes the sum unknown.
+- Level Zero may count a buffer several times for one process (intel/compute-runtime#964): the memory
+  of a process that would exceed the used memory of the device is unknown.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def one_per_pid(clients: Iterable[Process]) -> tuple[Process, ...]:
 
 
 def within_used(processes: tuple[Process, ...] | None, used_mb: float | None) -> tuple[Process, ...] | None:
-    """Return the processes, without figures above what the device uses in all."""
+    """Return the processes, without memory figures above the device's used memory."""
     if processes is None or used_mb is None:
         return processes
     return tuple(

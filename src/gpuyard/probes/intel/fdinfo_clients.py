@@ -1,11 +1,11 @@
-"""Who uses a card, from `/proc/<pid>/fdinfo/<fd>` of the files that processes hold open under `/dev/dri`.
+"""The processes that use a card, from `/proc/<pid>/fdinfo/<fd>` of open files under `/dev/dri`.
 
 Rules:
-- A client is one opening of a card. Processes that share it show the same numbers, so it counts once, for the first.
-- Other users' processes cannot be looked into, and those outside of our container are not even listed. A partial view
-  can show that a card is used, never that it is not.
-- Busy time is a running sum: only two looks make a utilisation. A client that came in between is left out of it.
-- Memory is what lies in the card's own; what lies in the machine's is not the card's to run out of.
+- A client is one open file of a card. Processes that share it show the same numbers, so it counts once, for the first.
+- Other users' processes cannot be read, and those outside our container are not listed. A partial scan can show that a
+  card is used, never that it is unused.
+- Busy time is a running total: utilisation needs two scans. A client that is missing in the first one is left out.
+- Only memory on the card counts, not memory of the host.
 """
 
 import os
@@ -22,7 +22,7 @@ from gpuyard.probes.common.device_ids import pci_bus_id
 from gpuyard.probes.common.kernel_files import read_text
 from gpuyard.probes.intel.device_naming import one_per_pid
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel's: containers have others
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel for the initial namespace; containers have others
 _DRIVERS = frozenset({"i915", "xe"})
 _DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*", re.ASCII)
 _ENGINE = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)", re.ASCII)
@@ -41,14 +41,14 @@ class DrmClient(Struct, frozen=True, kw_only=True):
 
 
 class FdinfoScan(Struct, frozen=True, kw_only=True):
-    """The clients seen at one moment; `is_whole` says whether every process could be looked into."""
+    """The clients at one moment. `is_whole` is True if every process could be read."""
 
     taken_at: float
     clients: tuple[DrmClient, ...]
     is_whole: bool
 
     def of(self, place: str | None, *, is_only_card: bool) -> tuple[DrmClient, ...]:
-        """Kernels before 6.0 may leave out the card's place: then the clients are those of the only card."""
+        """Return the clients of a card. Kernels before 6.0 may omit the bus id: then they belong to the only card."""
         return tuple(
             client for client in self.clients if client.bus_id == place or (client.bus_id is None and is_only_card)
         )
@@ -68,12 +68,12 @@ def look(proc: Path, deadline: Deadline, now: float) -> FdinfoScan:
         except PermissionError:
             is_whole = False
         except OSError:
-            continue  # the process has ended meanwhile
+            continue  # the process has exited
     return FdinfoScan(taken_at=now, clients=tuple(found.values()), is_whole=is_whole)
 
 
 def parse_fdinfo(text: str, pid: int, name: str | None = None) -> DrmClient | None:
-    """The client behind one open file, or `None` where that is no file of an Intel card."""
+    """Return the client of one open file, or None if it is not a file of an Intel card."""
     pairs = dict(_pairs(text))
     client_id = pairs.get("drm-client-id")
     if pairs.get("drm-driver") not in _DRIVERS or not client_id:
@@ -102,7 +102,7 @@ def processes(view: FdinfoScan, clients: Sequence[DrmClient]) -> tuple[Process, 
 
 
 def utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClient]) -> float | None:
-    """How busy the busiest kind of engine was between two looks at `clients`."""
+    """Return the utilisation of the busiest engine class between two scans."""
     if not (before.is_whole and now.is_whole) and not clients:
         return None
     earlier = {client.key: client for client in before.clients}

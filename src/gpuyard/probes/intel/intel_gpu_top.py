@@ -1,14 +1,14 @@
 """`intel_gpu_top -J`: utilisation, power and clients of one card that the i915 driver runs.
 
 Rules:
-- The output is an endless array of samples that may lack its brackets, its commas, or its end. Of a sample that was
-  cut short, the members that are complete count, but any complete sample is better.
-- The last usable sample counts. The first one spans microseconds and measures nothing: where there is no other, its
-  rates are unknown. Who uses the card is no rate, and is taken even from such a sample.
+- The output is an endless array of samples that may lack its brackets, its commas, or its end. The complete
+  members of a truncated sample count, but any complete sample is better.
+- The last usable sample counts. The first one spans microseconds and measures nothing: if it is the only
+  one, rates are unknown. The processes are no rate, and are taken even from such a sample.
 - A device is as busy as the busiest of its engines.
 - Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
-- The output does not name its card, so the live reading takes that from the kernel. Cards of the xe driver are out of
-  the tool's sight: where there are any, this way is closed, so that a later one can show them all.
+- The output does not name its card, so the live reading takes that from the kernel. The tool
+  does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _SHORTEST_PERIOD_MS = 1.0
 _SHORT_OF_TIME_MS = 100
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
-# printf writes what JSON has no word for when a counter was read twice within one clock tick.
+# printf writes nan or inf, which JSON lacks, when a counter was read twice within one clock tick.
 _NO_NUMBER = re.compile(r'(":\s*)-?(?:nan|inf)\b', re.IGNORECASE)
 
 _NO_CARD = re.compile(r"\bno\b.*\b(?:device|gpu|card)s?\b", re.IGNORECASE)
@@ -62,7 +62,7 @@ class IntelGpuTop:
 
 
 def command(card: IntelCard | None = None, period_ms: int = _PERIOD_MS) -> list[str]:
-    """Without a filter the tool picks a card itself, and every version of it knows how to."""
+    """Return the command. Without a filter the tool picks a card itself, in every version."""
     filters = ["-d", f"sys:{card.folder}"] if card else []
     return [NAME, "-J", "-s", str(period_ms), *filters]
 
@@ -70,7 +70,7 @@ def command(card: IntelCard | None = None, period_ms: int = _PERIOD_MS) -> list[
 def parse(text: str) -> Reading:
     sample = _pick(text)
     if sample is None:
-        raise ProbeGarbled(NAME, "there is no sample in its output")
+        raise ProbeGarbled(NAME, "its output has no sample")
     rates = sample if _is_measured(sample) else {}
     device = Device(
         id="intel-0",
@@ -88,7 +88,7 @@ def count_samples(output: bytes) -> int:
 
 
 def _pick(text: str) -> Mapping[str, Any] | None:
-    """The last complete sample that measured something, else the one that was cut short, else any."""
+    """Return the last complete sample with a measurement, else the truncated one, else any."""
     whole, cut = _split(_NO_NUMBER.sub(r"\1null", text))
     samples = [*_samples([cut]), *_samples(whole)]
     measured = [sample for sample in samples if _is_measured(sample)]
@@ -96,7 +96,7 @@ def _pick(text: str) -> Mapping[str, Any] | None:
 
 
 def _split(text: str) -> tuple[list[str], str]:
-    """The complete objects in the stream, and what can be saved of one that was cut short."""
+    """Return the complete objects in the stream, and the complete members of a truncated one."""
     whole: list[str] = []
     closers: list[str] = []
     start = kept = 0
@@ -141,7 +141,7 @@ def _busiest(engines: Any) -> float | None:
 
 
 def _power(power: Any) -> float | None:
-    """`Package` is the whole processor, and says nothing of the GPU."""
+    """Return the power of the GPU; `Package` is the whole processor and is not used."""
     if not isinstance(power, dict):
         return None
     return parse_numbers.watts(power) if "value" in power else parse_numbers.watts(power.get("GPU"))
@@ -174,7 +174,7 @@ def _held(region: Any) -> float | None:
 
 
 def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
-    """Runs the tool until its second sample: it would never end by itself."""
+    """Run the tool until its second sample; it never ends by itself."""
     output = run_until(argv, deadline, enough=lambda output: count_samples(output) > 1)
     return parse(output.require_success()).devices[0]
 
@@ -182,11 +182,11 @@ def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
 def _refuse_unless_all_seen(cards: Sequence[IntelCard]) -> None:
     unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
     if unseen:
-        raise ProbeError(NAME, f"it cannot see {', '.join(unseen)}: it knows the i915 driver alone")
+        raise ProbeError(NAME, f"it does not support {', '.join(unseen)}: only cards of the i915 driver")
 
 
 def _read_unlisted(deadline: Deadline) -> Reading:
-    """Where the kernel shows no card and the tool finds none either, that is no crash of the tool."""
+    """Read without a card list. If the tool finds no card either, raise ProbeMissing, not a crash."""
     try:
         return Reading(devices=(_sample(command(), deadline),))
     except ProbeCrashed as error:
@@ -196,7 +196,7 @@ def _read_unlisted(deadline: Deadline) -> Reading:
 
 
 def _read_each(cards: Sequence[IntelCard], deadline: Deadline) -> Reading:
-    """One run per card. A card that cannot be read is still there, with a problem beside it."""
+    """Run the tool once per card. A card that cannot be read is listed with a problem."""
     period_ms = max(_SHORT_OF_TIME_MS, _PERIOD_MS // len(cards))
     devices: list[Device] = []
     errors: dict[str, ProbeError] = {}

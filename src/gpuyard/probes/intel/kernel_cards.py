@@ -1,9 +1,9 @@
-"""Which Intel cards the kernel drives, from files under `/sys/class/drm` that never touch the hardware.
+"""Intel cards known to the kernel, from files under `/sys/class/drm` that never touch the hardware.
 
 Rules:
 - Cards are numbered in the order of their PCI bus ids: the numbers in `card0`, `card1` change from boot to boot.
 - Integrated graphics sit at 0000:00:02.0 on every machine, and have no memory of their own.
-- Total memory is known where the kernel tells it: from xe, and from Intel's own builds of i915.
+- Total memory is known from xe, and from Intel's own builds of i915.
 """
 
 import os
@@ -43,7 +43,7 @@ _NAMES = {
 
 
 class IntelCard(Struct, frozen=True, kw_only=True):
-    """`folder` is the card's place in the tree of PCI devices."""
+    """An Intel card. `folder` is its directory in the tree of PCI devices."""
 
     folder: Path
     driver: str
@@ -58,7 +58,7 @@ class IntelCard(Struct, frozen=True, kw_only=True):
 
 
 def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
-    """Cards without a PCI bus id come last."""
+    """Return the cards in PCI bus order; cards without a bus id come last."""
     found = {card.folder: card for node in _nodes(root) if (card := _card(node)) is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
     return tuple(structs.replace(card, index=index) for index, card in enumerate(ordered))
@@ -102,7 +102,7 @@ def _event(folder: Path, key: str) -> str | None:
 
 
 def _total_memory(node: Path, folder: Path) -> float | None:
-    """xe tells it for each tile; Intel's builds of i915 for the card. The i915 of the plain kernel does not tell."""
+    """Return total memory: xe reports it per tile, Intel's builds of i915 per card, the mainline i915 not at all."""
     tiles = find_files(folder, "tile*/physical_vram_size_bytes")
     for files in (tiles, [node / "lmem_total_bytes"], [folder / "lmem_total_bytes"]):
         sizes = [parse_numbers.megabytes(read_text(file), "B") for file in files]

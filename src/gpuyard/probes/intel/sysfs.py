@@ -1,9 +1,9 @@
-"""What the kernel itself says of Intel cards, for i915 and xe: identity, sensors, memory size, and their users.
+"""Intel cards from kernel files, for i915 and xe: identity, sensors, memory size and processes.
 
 Rules:
-- Power is an energy counter on most cards: it is known from the second reading on, as utilisation is.
-- Sensors are files that ask the card, and a dying card may never answer: this probe may hang.
-- Used memory is unknown: the kernel tells it to no one but each client.
+- Power is an energy counter on most cards: it is known from the second reading on, like utilisation.
+- Reading a sensor file accesses the card, and a failing card may never answer: this probe may hang.
+- Used memory is unknown: the kernel reports it only per client.
 """
 
 import time
@@ -72,7 +72,7 @@ class IntelSysfs:
 
 
 def read_sensors(card: IntelCard, now: float) -> Sensors:
-    """A card may have further groups of sensors for its parts, such as `i915_gt0`: those are not the card's."""
+    """Return the sensors of the card; groups of its parts, such as `i915_gt0`, are ignored."""
     groups = find_files(card.folder, "hwmon/hwmon*")
     group = next((group for group in groups if read_text(group / "name") == card.driver), None)
     if group is None:
@@ -82,19 +82,19 @@ def read_sensors(card: IntelCard, now: float) -> Sensors:
         taken_at=now,
         energy_j=_millionths(group, "energy*_input"),
         power_draw_w=_millionths(group, "power*_input"),
-        power_limit_w=limit or None,  # zero is how i915 says that there is no limit
+        power_limit_w=limit or None,  # i915 reports zero for no limit
         temperature_c=_temperature(group),
     )
 
 
 def _millionths(group: Path, pattern: str) -> float | None:
-    """The first that can be read: the first is the card's, later ones its package's."""
+    """Return the first readable value: the first file is the card's, later ones its package's."""
     values = (parse_numbers.number(read_text(file)) for file in find_files(group, pattern))
     return next((value / 1e6 for value in values if value is not None and value >= 0), None)
 
 
 def _temperature(group: Path) -> float | None:
-    """The package's where the sensors have labels, otherwise the first."""
+    """Return the package temperature if the sensors have labels, else the first one."""
     files = find_files(group, "temp*_input")
     labels = {file: read_text(file.with_name(file.name.replace("_input", "_label"))) for file in files}
     for file in sorted(files, key=lambda file: labels[file] != "pkg"):

@@ -1,10 +1,10 @@
 """`xpu-smi`: Intel's tool for its discrete cards, and for integrated graphics where Level Zero drives them.
 
 Rules:
-- What a device is (`discovery`) is asked once, and again after the tool has failed; what it does (`dump`, `ps`) each
-  time. Without the list of processes a reading is poorer, and still a reading: a problem says so.
-- `xpu-smi ps` lists itself as a user of every device. That process is ours and has ended by then: it is left out.
-- From 2.0 on `dump` takes no short options, and before no long ones: whichever works is kept.
+- `discovery` runs once, and again after the tool has failed; `dump` and `ps` run each time. A reading without processes
+  is still a reading: a problem says so.
+- `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
+- Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered.
 """
 
 import time
@@ -44,7 +44,7 @@ class XpuSmi:
             known = self._identify(deadline)
             measured = self._measure(known, deadline)
         except ProbeTimeout:
-            raise  # what was learnt so far stays, so that the next reading gets further
+            raise  # keep what was found so far, so that the next reading gets further
         except ProbeError:
             self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
@@ -74,7 +74,7 @@ class XpuSmi:
 
 
 def parse(text: str) -> Reading:
-    """Any of the tool's outputs that tell of devices; of `xpumcli`'s too."""
+    """Parse any output of the tool that lists devices; also of `xpumcli`."""
     document = find_json(text)
     return parse_json(document) if document is not None else parse_text(text)
 
@@ -91,7 +91,7 @@ def _discover(deadline: Deadline) -> tuple[Device, ...]:
 
 
 def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, ...]:
-    """One call for all devices, where `discovery -d` would take one for each. Old releases do not have it."""
+    """Add memory sizes by one call for all devices (`discovery -d` needs one each). Old releases lack it."""
     if all(device.memory_total_mb is not None for device in known):
         return known
     try:
@@ -112,7 +112,7 @@ def _dump_by_short_options(known: Sequence[Device]) -> list[str]:
 
 
 def _dump_by_long_options(_: Sequence[Device]) -> list[str]:
-    """Of all devices: these releases take a single one or none."""
+    """Dump all devices: these releases accept one device or none."""
     return [NAME, "dump", "--metrics", _METRICS, "--interval", "1", "--number", "1"]
 
 
@@ -120,7 +120,7 @@ _DUMPS: tuple[_Dump, ...] = (_dump_by_short_options, _dump_by_long_options)
 
 
 def _users_of(device: Device, users: Reading) -> tuple[Process, ...] | None:
-    """`None` where that could not be asked."""
+    """Return the processes by device, or None if the call failed."""
     if users.problems:
         return None
     listed = next((found.processes for found in users.devices if found.index == device.index), None)
@@ -132,7 +132,7 @@ def _by_index(reading: Reading) -> dict[int | None, Device]:
 
 
 def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] | None) -> Device:
-    """Memory that was free at the discovery is no figure of now."""
+    """Merge identity and metrics; free memory at the time of the discovery is dropped."""
     used = measured.memory_used_mb if measured else None
     return structs.replace(
         known,

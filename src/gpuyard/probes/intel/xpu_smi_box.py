@@ -1,10 +1,10 @@
-"""The box that `xpu-smi` prints by itself since 2.0: the cards as NVIDIA's tool shows them, then all processes.
+"""Parse the box that plain `xpu-smi` prints since 2.0: cards in the layout of nvidia-smi, then all processes.
 
 Rules:
-- A card has a line with its number, name and bus id, further lines where its name is too long for the column, and a
-  line of figures. The name is cut wherever the column ends, also within a word.
-- Figures are found by their place in the line, counted from its end: a card may have several fans.
-- Processes are known only where the end of their list was printed.
+- A card has a line with its number, name and bus id, further lines if its name is too long for the column, and a
+  line of figures. The name is cut at the end of the column, also within a word.
+- Figures are found by position, counted from the end of the line: a card may have several fans.
+- Processes are known only if the end of their list was printed.
 """
 
 import re
@@ -31,7 +31,7 @@ class _BoxCard(Struct, kw_only=True):
 
 
 def is_of_nvidia(lines: Sequence[str]) -> bool:
-    """Return whether the box is the one that Intel's was modelled on: only NVIDIA's has a performance state."""
+    """Return whether the box is NVIDIA's, which has the same layout: only that has a performance state."""
     return any(re.search(r"\bTemp\s+Perf\b", line) for line in lines[1:2])
 
 
@@ -80,7 +80,7 @@ def _device(card: _BoxCard, users: dict[int, list[Process]] | None) -> Device:
 
 
 def _processes(lines: Sequence[str]) -> dict[int, list[Process]] | None:
-    """Return the processes of each card, or None where there is no list of them, or where it is cut."""
+    """Return the processes of each card, or None if the list is missing or truncated."""
     start = next((number for number, line in enumerate(lines) if _PROCESS_HEADER.match(line)), len(lines))
     borders = [number for number in range(start, len(lines)) if lines[number].startswith("+")]
     if len(borders) < 2:

@@ -1,10 +1,10 @@
-"""What xpu-smi's columns, rows and metrics mean, and how a device's tiles make up the device.
+"""The meaning of xpu-smi's columns, rows and metrics, and how tiles are combined into a device.
 
 Rules:
-- A figure of the whole device goes before those of its tiles. Of tiles, memory and power add up, utilisation is their
-  mean, temperature that of the hottest; a tile that tells nothing is left out, and only where all do is it unknown.
-- The device's own utilisation goes before that of its engines, of which the busiest counts.
-- Releases from 2.0 on title their columns as NVIDIA's tool does (`power.draw (W)`), those before in words.
+- A figure of the whole device takes precedence over those of its tiles. Over tiles, memory and power are summed,
+  utilisation is the mean, temperature the maximum; tiles without a figure are left out.
+- The device's own utilisation takes precedence over that of its busiest engine.
+- Releases since 2.0 name columns as nvidia-smi does (`power.draw (W)`), older ones in words.
 """
 
 import math
@@ -49,12 +49,12 @@ _METRICS = {
 }
 _TILE = re.compile(r"Tile\s+\d+\s*:", re.IGNORECASE)
 _ENGINE = re.compile(r"Engine\s+\d+\s*:\s*([^,;\s]+)", re.IGNORECASE)
-_CURRENT = re.compile(r"\b(?:current|avg)\s*:\s*([^,;，]*)", re.IGNORECASE)  # noqa: RUF001 - it is in the output
+_CURRENT = re.compile(r"\b(?:current|avg)\s*:\s*([^,;，]*)", re.IGNORECASE)  # noqa: RUF001 - as in the output
 _BYTES_FROM = 1048576.0
 
 
 class XpuMetrics(Struct, frozen=True, kw_only=True):
-    """What is known of a device, or of one of its tiles."""
+    """The metrics of a device, or of one of its tiles."""
 
     utilization_percent: float | None = None
     engine_percent: float | None = None
@@ -70,18 +70,18 @@ def is_known(label: str) -> bool:
 
 
 def from_labels(pairs: Iterable[tuple[str, Any]]) -> XpuMetrics:
-    """From columns' and rows' titles with what stood under or beside them."""
+    """Return the metrics from pairs of title and cell."""
     return _gather((field, raw) for label, raw in pairs if (field := _field(label)) is not None)
 
 
 def from_metrics(pairs: Iterable[tuple[Any, Any]]) -> XpuMetrics:
-    """From the JSON's names of metrics. Used memory is in MiB from xpu-smi, and in bytes from its daemon."""
+    """Return the metrics from the JSON. Used memory is in MiB from xpu-smi, and in bytes from its daemon."""
     known = ((_METRICS[metric], raw) for metric, raw in pairs if isinstance(metric, str) and metric in _METRICS)
     return _gather((field, _in_mib(raw) if field == "memory_used_mb" else raw) for field, raw in known)
 
 
 def from_cells(rows: Iterable[tuple[str, str]]) -> XpuMetrics:
-    """From a table whose cells may hold several tiles, several engines, and averages beside what is now."""
+    """Return the metrics from a table with several tiles, engines and averages per cell."""
     whole: list[tuple[str, str]] = []
     tiles: dict[int, list[tuple[str, str]]] = {}
     for label, cell in rows:
@@ -150,7 +150,7 @@ def _pairs(label: str, part: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_mib(raw: Any) -> Any:
-    """No card has a million MiB: such a number counts bytes."""
+    """Return the number in MiB; a million or more must be bytes."""
     value = parse_numbers.number(raw)
     return value / _BYTES_FROM if value is not None and value >= _BYTES_FROM else raw
 

@@ -23,7 +23,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def find_json(text: str) -> str | None:
-    """The text from where its JSON begins: warnings may stand before it."""
+    """Return the text from the start of its JSON, without warnings before it."""
     match = _BEGIN.search(text)
     return text[match.end() :] if match else None
 
@@ -51,7 +51,7 @@ def _load(text: str) -> Any:
 def _refuse_error(document: _Entry) -> None:
     said = parse_numbers.words(document.get("error"))
     if said is not None:
-        raise ProbeGarbled(NAME, f"it answers with an error: {said[:200]}")
+        raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
 
 
 def _entries(document: Any) -> Sequence[_Entry]:

@@ -1,8 +1,8 @@
-"""What xpu-smi prints for people: CSV (`dump`, `discovery --dump`), boxes (`stats`, `discovery`, its own), `ps`.
+"""Parse the text output of xpu-smi: CSV (`dump`, `discovery --dump`), boxes (`stats`, `discovery`, its own), `ps`.
 
 Rules:
-- `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A row that was
-  cut short counts only where there is no other, and its last field not at all.
+- `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A truncated
+  row counts only if there is no other, and without its last field.
 - In a box, a label that is empty, in brackets, or begins with a small letter continues the row above it.
 - `ps` counts memory in kB of 1,000 bytes.
 """
@@ -35,7 +35,7 @@ _STATS_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE)
 
 
 def parse_text(text: str) -> Reading:
-    """By the first line that begins one of the formats."""
+    """Parse the text by the first line that starts one of the formats."""
     lines = [line.strip() for line in text.splitlines()]
     for number, line in enumerate(lines):
         for header, reader in _FORMATS:
@@ -50,7 +50,7 @@ def process_memory(raw: object) -> float | None:
 
 
 def of_processes(found: Iterable[tuple[int, Process]]) -> Reading:
-    """Devices of which nothing is known but who uses them."""
+    """Return devices with only their processes known."""
     users: dict[int, list[Process]] = {}
     for index, process in found:
         users.setdefault(index, []).append(process)
@@ -63,7 +63,7 @@ def of_processes(found: Iterable[tuple[int, Process]]) -> Reading:
 
 
 def identified(index: int | None, entry: Mapping[str, object], total_mb: float | None) -> Device:
-    """From an entry with `uuid`, `name` and `pci`, as far as the tool knows them."""
+    """Return the device of an entry with `uuid`, `name` and `pci`, where known."""
     place = pci_bus_id(entry.get("pci"))
     return Device(
         id=device_id(index, parse_numbers.words(entry.get("uuid")), place),
@@ -71,7 +71,7 @@ def identified(index: int | None, entry: Mapping[str, object], total_mb: float |
         index=index,
         name=parse_numbers.words(entry.get("name")),
         pci_bus_id=place,
-        memory_total_mb=total_mb or None,  # zero is a driver that does not know
+        memory_total_mb=total_mb or None,  # the driver reports zero for unknown
     )
 
 
@@ -122,7 +122,7 @@ def _read_discovery(keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Readi
 
 
 def _read_list(lines: Sequence[str]) -> Reading:
-    """The box of `discovery`: "name: value" on each line, and a device's number on its first."""
+    """Parse the box of `discovery`: "name: value" lines, with the device number on the first."""
     numbers: list[str] = []
     facts: list[list[tuple[str, str]]] = []
     for number, fact in _cells(lines):
@@ -200,7 +200,7 @@ def _read_processes(lines: Sequence[str]) -> Reading:
 
 
 def _process(titles: Sequence[str], words: Sequence[str]) -> tuple[int, Process] | None:
-    """A command may hold spaces: what follows it is counted from the end."""
+    """Parse a process row; the command may contain spaces, so later columns are counted from the end."""
     after = titles[2:]
     if len(words) < len(titles):
         return None

@@ -1,4 +1,4 @@
-"""How `nvidia-smi` speaks of a card that is gone, on the lines and in the fields of any of its outputs."""
+"""Recognise a lost card in any output of `nvidia-smi`: in lines of text and in fields."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ _NO_DEVICES = re.compile(r"^\s*no devices were found\s*$", re.IGNORECASE | re.MU
 
 
 def lost_devices(text: str) -> tuple[Device, ...]:
-    """The cards that the lines of `text` report as gone, each by its bus id."""
+    """Return the cards that lines of `text` report as lost, by bus id."""
     return with_distinct_ids(_lost_on_lines(text))
 
 
@@ -34,12 +34,12 @@ def _lost_on_lines(text: str) -> Iterator[Device]:
 
 
 def fault_in(fields: Iterable[str | None]) -> str | None:
-    """The first field that says the card is gone; the driver puts it where any figure would be."""
+    """Return the first field that says the card is lost, or None. The driver prints it in place of any figure."""
     return next((field.strip(" []") for field in fields if field and _GONE.search(field)), None)
 
 
 def own_words(field: str | None) -> str | None:
-    """A name, and not what stands in its place for a card that is gone."""
+    """Return the name, or None if the field reports a lost card instead."""
     return None if fault_in((field,)) else words(field)
 
 
@@ -48,7 +48,7 @@ def says_no_devices(text: str) -> bool:
 
 
 def raise_refusal(text: str) -> None:
-    """Passes on the tool's own words where it could not reach the driver at all."""
+    """Raise the tool's own message if it could not reach the driver at all."""
     refusal = _REFUSAL.search(text)
     if refusal:
         raise ProbeCrashed("nvidia-smi", refusal[0].strip()[:200], hint="see dmesg for what the driver says")

@@ -1,7 +1,7 @@
-"""NVIDIA devices through `nvidia-smi`, for where NVML itself cannot be loaded.
+"""NVIDIA devices through `nvidia-smi`, for machines where NVML cannot be loaded.
 
-One call for the XML has everything. Where that cannot be read, two for the CSV have most of it. Where a lost card
-keeps the tool from listing the others, they are asked for by their bus ids.
+One call for the XML returns everything. If it cannot be read, two calls for the CSV return most of it. If a lost card
+keeps the tool from listing the others, they are queried by bus id.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ class NvidiaSmi:
 
 
 def _read_xml(output: ToolOutput) -> Reading:
-    """A tool that fails after it has listed some cards may have more; where a card is lost, that is why it fails."""
+    """Parse the XML. If the tool failed after listing some cards, more may exist: a lost card is why it failed."""
     try:
         reading = parse_xml(output.stdout)
     except ProbeGarbled:
@@ -83,7 +83,7 @@ def _read_others(bus_ids: list[str], deadline: Deadline) -> Reading:
 
 
 def _read_csv_instead(error: ProbeError, deadline: Deadline) -> Reading:
-    """What the CSV has of it; where that cannot be had either, the first error says more."""
+    """Return the reading from CSV. If that fails too, raise the first error, which says more."""
     try:
         cards = parse_csv(run_until(_GPUS, deadline).require_success())
     except ProbeError:

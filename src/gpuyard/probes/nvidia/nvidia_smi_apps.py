@@ -1,4 +1,4 @@
-"""Reads the CSV of `nvidia-smi --query-compute-apps=…`, with any columns.
+"""Parse the CSV of `nvidia-smi --query-compute-apps=…`, with any columns.
 
 The header says which column is which. Without one (`noheader`) a row is read where a UUID, a bus id or a size in MiB
 makes it plain that it is one of these: the first whole number is the process then, and a number without a unit unknown.
@@ -25,7 +25,7 @@ _SELF_NAMING = (
     ("used_memory", _MIB.fullmatch),
     ("pid", re.compile(r"[1-9]\d{0,9}", re.ASCII).fullmatch),
     ("timestamp", re.compile(r"\d{4}/\d\d/\d\d [\d:.]+", re.ASCII).fullmatch),
-    # With its space, and in these letters: `nvidia-smi` and the like are processes.
+    # A product name has a space and this capitalisation: `nvidia-smi` and its like are processes.
     ("gpu_name", re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|TITAN|GRID) \S.*").fullmatch),
 )
 
@@ -33,7 +33,7 @@ Row = Mapping[str, str]
 
 
 def parse_apps(text: str) -> Reading:
-    """The cards that processes run on, each with nothing but its processes."""
+    """Return the cards that processes run on; only their ids and processes are known."""
     lost = lost_devices(text)
     lines = csv_lines(text)
     header = columns(lines[0]) if lines else []
@@ -58,7 +58,7 @@ def _reading(rows: Sequence[Row], lost: Sequence[Device], problems: Sequence[Pro
 
 
 def _significant(header: Sequence[str]) -> set[str]:
-    """The columns that tell a list of processes from a list of cards."""
+    """Return the columns that distinguish a list of processes from a list of cards."""
     return {column for column in header if "." in column or column in _COLUMNS}
 
 
@@ -68,7 +68,7 @@ def _rows(header: Sequence[str], lines: Sequence[str]) -> list[Row]:
 
 
 def _fold_name(header: Sequence[str], cells: list[str]) -> list[str]:
-    """A process's name may hold commas: the cells too many belong to it."""
+    """Join the surplus cells into the process name, which may contain commas."""
     extra = len(cells) - len(header)
     place = next((header.index(name) for name in ("process_name", "name") if name in header), None)
     if extra <= 0 or place is None:
@@ -77,7 +77,7 @@ def _fold_name(header: Sequence[str], cells: list[str]) -> list[str]:
 
 
 def _headerless_rows(lines: Sequence[Sequence[str]]) -> list[Row]:
-    """Return a row for each line, or none at all where a line is of a card, or no line is surely of a process."""
+    """Return a row per line; no rows if a line describes a card, or none certainly describes a process."""
     has_units = any(_MIB.fullmatch(cell) for cells in lines for cell in cells)
     rows = [_self_naming(cells, has_units=has_units) for cells in lines]
     known = [row for row in rows if row is not None]
@@ -85,9 +85,9 @@ def _headerless_rows(lines: Sequence[Sequence[str]]) -> list[Row]:
 
 
 def _self_naming(cells: Sequence[str], *, has_units: bool) -> Row | None:
-    """Return what the cells say by themselves, or None where a figure says that the row is of a card.
+    """Return the columns that can be recognised by their content, or None if the row describes a card.
 
-    The row has a pid only where that is sure: behind a blank cell, a number without a unit may be the memory.
+    The pid is set only if it is certain: after a blank cell, a number without a unit may be the memory.
     """
     row: dict[str, str] = {}
     may_be_memory = False

@@ -1,11 +1,11 @@
-"""Reads the CSV of `nvidia-smi --query-gpu=…`, with any columns.
+"""Parse the CSV of `nvidia-smi --query-gpu=…`, with any columns.
 
 The header says which column is which. Without one (`noheader`) figures are read only in the commonest order of seven
 columns, and only where every cell fits its column: temperature and utilisation stay unknown where the two could be
-swapped. A problem says how the columns were taken. In any other order only what names itself (a UUID, a bus id, a
-product name) is read, and a problem says what to do.
-Of a loop (`-l 1`) the last row of each card counts. All columns that name a card tell which it is: in outputs made
-anonymous, UUIDs are alike.
+swapped. A problem says how the columns were interpreted. In any other order only self-describing cells (a UUID, a bus
+id, a product name) are read, and a problem says what to do.
+In the output of a loop (`-l 1`) the last row of each card counts. All identifying columns together tell cards apart:
+in anonymised outputs UUIDs are equal.
 """
 
 import re
@@ -39,7 +39,7 @@ Row = Mapping[str, str]
 
 
 def parse_csv(text: str) -> Reading:
-    """Cards, from `--query-gpu`."""
+    """Parse the cards of `--query-gpu`."""
     lost = lost_devices(text)
     lines = csv_lines(text)
     header = columns(lines[0]) if lines else []
@@ -56,7 +56,7 @@ def csv_lines(text: str) -> list[str]:
 
 
 def columns(line: str) -> list[str]:
-    """Names without their units: `memory.total [MiB]` is `memory.total`."""
+    """Return the column names without units: `memory.total [MiB]` is `memory.total`."""
     return [cell.partition(" [")[0] for cell in cells_of(line)]
 
 
@@ -69,7 +69,7 @@ def without_header(message: str = "there is no header line, so most columns are 
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:
-    """In the order in which the cards come up; a row that does not say which card it is of is a card of its own."""
+    """Return the last row of each card, in order of appearance. A row without an identity is a card of its own."""
     latest: dict[object, Row] = {}
     for place, row in enumerate(rows):
         key = tuple((column, row[column]) for column in _IDENTITY if words(row.get(column)))
@@ -128,7 +128,7 @@ def _common_rows(rows: Sequence[Sequence[str]]) -> tuple[list[Row], tuple[Proble
 
 
 def _fits_common_columns(cells: Sequence[str]) -> bool:
-    """Return whether each cell is as `nvidia-smi` prints its column; a cell that says nothing fits any figure."""
+    """Return whether each cell matches the format of its column; an empty cell matches any column."""
     if len(cells) != len(COMMON_COLUMNS):
         return False
     row = dict(zip(COMMON_COLUMNS, cells, strict=True))

@@ -1,8 +1,7 @@
-"""Reads what `nvidia-smi -q -x` prints, of any driver release.
+"""Parse the output of `nvidia-smi -q -x`, of any driver release.
 
-Sections were renamed over the years (`power_readings`, then `gpu_power_readings`), so each figure has its list of
-places, newest last tried first where both may stand. A document cut short gives the cards that are complete, and a
-problem that says so.
+Sections were renamed over the years (`power_readings`, then `gpu_power_readings`), so each figure has a list of
+paths, and the newest is tried first. A truncated document yields its complete cards, and a problem that says so.
 """
 
 import re
@@ -46,12 +45,12 @@ def parse_xml(text: str) -> Reading:
 
 
 def _complete_cards(document: str) -> tuple[list[Element], bool]:
-    """The cards, and whether none is missing for a mistake in the XML."""
+    """Return the complete cards, and whether the XML was read to its end."""
     parser: Any = XMLPullParser(["end"])
     parser.feed(document)
     cards: list[Element] = []
     try:
-        # The parser tells of broken XML only here, after all that stands before the break.
+        # The parser reports broken XML only here, after all elements before the break.
         cards.extend(element for _, element in parser.read_events() if element.tag == "gpu")
     except ParseError:
         return cards, False
@@ -86,7 +85,7 @@ def _read_part(place: int, part: Element, card: Element, whole_card: Device) -> 
     gpu_instance, compute_instance = part.findtext("gpu_instance_id"), part.findtext("compute_instance_id")
     index = whole(part.findtext("index"))
     return Device(
-        # CUDA takes a MIG instance by its own UUID, or by the card's with both instance numbers.
+        # CUDA accepts a MIG instance by its own UUID, or by the card's UUID with both instance numbers.
         id=words(part.findtext("uuid")) or f"MIG-{whole_card.id}/{gpu_instance}/{compute_instance}",
         vendor=Vendor.NVIDIA,
         index=place if index is None else index,
@@ -101,7 +100,7 @@ def _read_part(place: int, part: Element, card: Element, whole_card: Device) -> 
 
 
 def _figures(card: Element) -> Iterator[str | None]:
-    """All of the card's own words, but none of its processes' names, which anybody may choose."""
+    """Return the texts of the card's fields, without process names, which any user can choose."""
     for section in card:
         if not section.tag.endswith("processes"):
             yield from (element.text for element in section.iter())
@@ -121,7 +120,7 @@ def _power(card: Element, figures: tuple[str, ...]) -> float | None:
 
 
 def _processes(card: Element, instance: tuple[str | None, str | None] | None) -> tuple[Process, ...] | None:
-    """Return the processes of the card, or of one instance of it, or None where the driver does not list them."""
+    """Return the processes of the card, or of one instance of it, or None if the driver does not list them."""
     section = card.find("processes")
     if section is None or (len(section) == 0 and (section.text or "").strip()):
         return None

@@ -1,14 +1,14 @@
-"""NVIDIA devices through NVML, the driver's own library: the cheapest and fullest way.
+"""NVIDIA devices through NVML, the driver's own library: the cheapest and most complete probe.
 
 Rules:
-- A figure the driver does not give is unknown; only the ways a card says "I am gone" make it unhealthy. One that has
-  no figures at all (a Jetson) is healthy; one whose figures all fail for another reason is not.
-- A card that this user may not use is no device: a problem tells how many there are. The others keep their numbers.
+- A figure that the driver does not report is unknown; only the errors for a lost card make it unhealthy. A card that
+  supports no figures at all (a Jetson) is healthy; a card where all figures fail for another reason is not.
+- A card that this user may not use is not listed: a problem says how many there are. The others keep their numbers.
 - Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
-- Whether a card is split into MIG instances is asked now and then: on an H200 the answer takes 160 us, more than all
-  figures together. How busy each process keeps a card takes 2 ms, and is asked only of a card that is busy.
-- The library is set up once. It is set up again after a fork, when it says it was closed, and from time to time while
-  a card is unhealthy, since only a new set-up sees a card that came back.
+- Whether a card is split into MIG instances is queried only now and then: on an H200 the call takes 160 us, more than
+  all figures together. The load per process takes 2 ms, and is queried only for a busy card.
+- The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
+  while a card is unhealthy, because only a new initialisation sees a card that came back.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class _NvmlCard(Struct, frozen=True, kw_only=True):
 
 
 class _LostError(Exception):
-    """The card said that it is gone; the argument is what it said."""
+    """The driver reports the card as lost; the argument is its message."""
 
 
 class Nvml:
@@ -72,7 +72,7 @@ class Nvml:
         self._set_up_at = 0.0
         self._mig_asked_at = 0.0
 
-    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a call into the driver cannot be cut short
+    def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         driver = self._driver = self._driver or _Driver(_import_nvml())
         try:
             if self._needs_setup(driver.nvml):
@@ -108,7 +108,7 @@ class Nvml:
         self._mig_asked_at = time.monotonic()
 
     def _close(self, nvml: ModuleType) -> None:
-        """Lets go of the library as often as we took it, or it would never be set up anew."""
+        """Shut the library down as often as it was initialised; otherwise it stays initialised."""
         if self._pid == os.getpid():
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
@@ -116,9 +116,9 @@ class Nvml:
 
 
 class _Driver:
-    """NVML's functions by name, with its refusals told apart.
+    """NVML's functions by name, with its errors classified.
 
-    `failed` says whether an answer was missing for another reason than that the device has none.
+    `failed` is True if a call failed for another reason than that the device does not support it.
     """
 
     def __init__(self, nvml: ModuleType) -> None:
@@ -129,7 +129,7 @@ class _Driver:
         self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """The driver's answer, `None` where it has none, and _LostError where the whole card is gone."""
+        """Return the driver's answer, or None if it has none. Raise _LostError if the card is lost."""
         call = getattr(self.nvml, function, None)
         if call is None:
             return None
@@ -144,7 +144,7 @@ class _Driver:
             return None
 
     def uuid(self, handle: Any) -> str | None:
-        """`None` where the device has none; a card that answers anything else is not well."""
+        """Return the UUID, or None if the device has none. Any other answer marks the card as faulty."""
         try:
             return _text(self.nvml.nvmlDeviceGetUUID(handle))
         except self.nvml.NVMLError as error:
@@ -153,7 +153,7 @@ class _Driver:
             raise
 
     def is_split(self, card: _NvmlCard) -> bool:
-        """A lost card says so when it is measured."""
+        """Return whether the card is split into MIG instances. A lost card is detected when it is measured."""
         if card.fault is not None or card.is_denied:
             return False
         with contextlib.suppress(_LostError):
@@ -162,7 +162,7 @@ class _Driver:
         return False
 
     def samples(self, card: _NvmlCard) -> list[Any] | None:
-        """Of the work of processes on the card, since a while before the newest known one; `None` where it has none."""
+        """Return load samples of processes since shortly before the newest known one, or None if there are none."""
         since = self._sampled_from.get(card.id, 0)
         try:
             found = list(self.nvml.nvmlDeviceGetProcessUtilization(card.handle, since))
@@ -181,7 +181,7 @@ class _Driver:
 
 def _import_nvml() -> ModuleType:
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # a look at it costs a hundredth of the import that would say the same
+        ctypes.CDLL("libnvidia-ml.so.1")  # this check costs a hundredth of the failing import
     except OSError as error:
         raise ProbeMissing("nvml", "libnvidia-ml.so.1 is not installed", hint=_HINT_MISSING) from error
     try:
@@ -206,7 +206,7 @@ def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
 
 
 def _identify(driver: _Driver, index: int) -> _NvmlCard:
-    """The lasting facts of one card; one that does not answer has nothing but its number and its fault."""
+    """Return the constant facts of one card; for a card that does not answer, its number and fault."""
     nvml = driver.nvml
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -238,9 +238,9 @@ def _denials(cards: tuple[_NvmlCard, ...]) -> Iterator[Problem]:
 def _named(
     found: list[_NvmlCard], known: tuple[_NvmlCard, ...], in_kernel: tuple[KernelCard, ...]
 ) -> Iterator[_NvmlCard]:
-    """The same cards; a lost one is named by what was at its place before, or by what the kernel remembers.
+    """Return the cards, with a lost card identified by its previous facts, or by the kernel's list.
 
-    Where cards have gone from the list, numbers have moved and tell nothing.
+    If cards have left the list, numbers have shifted and identify nothing.
     """
     well = {card.id for card in found if card.fault is None}
     missed = [card for card in known if card.id not in well and not card.is_denied]
@@ -258,7 +258,7 @@ def _named(
 
 
 def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]:
-    """The card as it is from now on, and what it shows: itself and its parts."""
+    """Return the updated card, and the devices it consists of: itself and its parts."""
     if card.is_denied:
         return card, []
     try:
@@ -307,7 +307,7 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
 
 
 def _measure_parts(driver: _Driver, card: _NvmlCard) -> Iterator[Device]:
-    """MIG instances, asked for anew each time since they come and go while the card is in use."""
+    """Return the MIG instances; they are queried each time because they come and go while the card is in use."""
     if not card.is_split:
         return
     for place in range(driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
@@ -342,7 +342,7 @@ def _memory(driver: _Driver, handle: Any) -> tuple[float | None, float | None, f
 
 
 def _temperature(driver: _Driver, handle: Any) -> float | None:
-    # The older call is announced to go; the newer one is not in older drivers.
+    # The older call is deprecated; the newer one is missing in older drivers.
     for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
         value = driver.ask(function, handle, driver.nvml.NVML_TEMPERATURE_GPU)
         if value is not None:
@@ -351,7 +351,7 @@ def _temperature(driver: _Driver, handle: Any) -> float | None:
 
 
 def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
-    """Return the processes of all kinds, by pid, or None where the driver lists none of the kinds."""
+    """Return the processes of all kinds by pid, or None if the driver lists no kind."""
     lists = [_process_list(driver, kind, handle) for kind in _PROCESS_LISTS]
     if all(listed is None for listed in lists):
         return None

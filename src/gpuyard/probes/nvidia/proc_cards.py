@@ -1,4 +1,4 @@
-"""What NVIDIA's kernel module says of its cards under /proc: enough to name one that no longer answers."""
+"""NVIDIA cards as the kernel module lists them under /proc: enough to identify a card that no longer answers."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ class KernelCard(Struct, frozen=True, kw_only=True):
 
 
 def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
-    """In the order of their PCI bus ids, which is how NVIDIA numbers them."""
+    """Return the cards in PCI bus order, which is NVIDIA's numbering."""
     folder = root / "proc/driver/nvidia/gpus"
     try:
         names = sorted(entry.name for entry in folder.iterdir())
@@ -31,7 +31,7 @@ def _read_card(folder: Path) -> KernelCard:
     uuid = facts.get("GPU UUID")
     return KernelCard(
         pci_bus_id=pci_bus_id(folder.name),
-        # A card that never came up has question marks in place of its UUID's digits.
+        # A card that was never initialised has question marks in its UUID.
         uuid=None if not uuid or "?" in uuid else uuid,
         name=facts.get("Model"),
     )

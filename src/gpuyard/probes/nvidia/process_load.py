@@ -1,12 +1,10 @@
-"""How busy each process keeps a card, by the samples that the driver takes a few times a second.
+"""Load of each process on a card, from the samples that the driver takes a few times a second.
 
 Rules:
-- A process keeps the card as busy as its newest sample says. One without a sample in the last two seconds did nothing
-  while others worked.
+- The load of a process is that of its newest sample. A process without a sample in the last two seconds was idle.
 - Times are the driver's own, so samples are compared with each other and never with our clock.
-- Samples of processes that are not listed, or of more than 100%, are of no use; drivers are known to give some. Where
-  none is of a listed process, each is unknown: in a container they have other numbers, and the samples of one that has
-  just begun are late.
+- Samples of unlisted processes and samples above 100%, which some drivers report, are ignored. If no sample belongs to
+  a listed process, all loads are unknown: in a container pids differ, and the first samples of a process come late.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,7 @@ _WHOLE = 100
 
 
 class LoadSample(Protocol):
-    """As NVML gives it: `timeStamp` is in microseconds."""
+    """A sample as NVML returns it; `timeStamp` is in microseconds."""
 
     pid: int
     timeStamp: int  # noqa: N815 - NVML's name
@@ -29,7 +27,7 @@ class LoadSample(Protocol):
 
 
 def window_start(samples: Iterable[LoadSample]) -> int:
-    """Return the time from which on samples count, by the newest of these."""
+    """Return the time since which samples count, given these samples."""
     return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
 
 
