@@ -62,8 +62,8 @@ FAULTS = (
     Fault(
         id="daemon-watching-needs-no-right",
         file=f"{_DAEMON}/web/access_rules.py",
-        old="            _check_right(as_request(target), terms)\n",
-        new="            as_request(target)\n",
+        old="            _check_right(target_request(target), terms)\n",
+        new="            target_request(target)\n",
         breaks="A page that is for looking only shows the variables of jobs to whoever watches them.",
         near=(_GATE,),
     ),
@@ -103,7 +103,7 @@ FAULTS = (
     Fault(
         id="daemon-body-limit-unread",
         file=f"{_DAEMON}/server/http_parser.py",
-        old="    if len(value) > 18 or int(value) > most_bytes:\n",
+        old="    if len(value) > 18 or int(value) > max_bytes:\n",
         new="    if len(value) > 18:\n",
         breaks="One request fills the daemon's memory.",
         near=(f"{_TESTS}/test_daemon_http.py::test_what_is_too_long_or_of_unknown_length_is_refused",),
@@ -111,8 +111,8 @@ FAULTS = (
     Fault(
         id="daemon-silent-clients-stay",
         file=f"{_DAEMON}/server/connection.py",
-        old="            self._allow(limits.silent_s, self._transport.abort)\n",
-        new="            self._allow_any_time()\n",
+        old="            self._set_timer(limits.silent_s, self._transport.abort)\n",
+        new="            self._cancel_timer()\n",
         breaks="Clients that say nothing use up all connections, and nobody is answered any more.",
         near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_when_their_time_is_up",),
     ),
@@ -130,8 +130,8 @@ FAULTS = (
     Fault(
         id="daemon-handler-of-a-gone-client-goes-on",
         file=f"{_DAEMON}/server/connection.py",
-        old="        if self._task is not None:\n            self._task.cancel()\n        if self._end_stream",
-        new="        if self._end_stream",
+        old="        if self._awaited is not None:\n            self._awaited.cancel()\n        if self._stop_stream",
+        new="        if self._stop_stream",
         breaks="Every interrupted `gpuyard wait` leaves a task behind in the daemon.",
         near=(f"{_TESTS}/test_daemon_http.py::test_the_handler_of_a_client_that_goes_away_is_cancelled",),
     ),
@@ -195,8 +195,8 @@ FAULTS = (
     Fault(
         id="daemon-unchanged-answers-are-sent-again",
         file=f"{_DAEMON}/server/event_stream.py",
-        old="        if told != self._told.get(target):\n",
-        new="        if told:\n",
+        old="        if event != self._sent.get(target):\n",
+        new="        if event:\n",
         breaks="Every viewer is sent the whole queue twice a second though nothing has changed.",
         near=("tests/unit/daemon/server/test_event_stream.py",),
     ),

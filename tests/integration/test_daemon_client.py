@@ -108,7 +108,7 @@ def test_a_body_that_is_too_long_is_told_so_though_it_could_not_all_be_sent(own_
 def test_a_daemon_that_is_full_says_so(own_home: Path) -> None:
     with served(own_home / "daemon.sock", limits=ConnectionLimits(connections=1)), connect(start=False) as first:
         first.request("GET", "/")
-        with connect(start=False) as second, pytest.raises(EnvironmentFault, match="takes no more"):
+        with connect(start=False) as second, pytest.raises(EnvironmentFault, match="which is its limit"):
             second.request("GET", "/")
 
 

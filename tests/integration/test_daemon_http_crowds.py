@@ -31,7 +31,7 @@ def streaming(begin: Callable[[StreamClient], None]) -> ResponseStream:
         begin(viewer)
         return lambda: None
 
-    return ResponseStream(begin=begun)
+    return ResponseStream(start=begun)
 
 
 def test_what_is_longer_than_may_be_left_unread_reaches_a_viewer_that_reads(path: Path) -> None:

@@ -21,7 +21,7 @@ from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
-from gpuyard.daemon.server.chunked_work import in_pieces
+from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
@@ -132,7 +132,7 @@ def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home
         waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
         waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
-        await in_pieces(scheduler.requests.cancel(JobSelection(ranges=((job, job),))))
+        await run_in_pieces(scheduler.requests.cancel(JobSelection(ranges=((job, job),))))
         scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits

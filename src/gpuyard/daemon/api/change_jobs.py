@@ -11,7 +11,7 @@ from gpuyard.daemon.api.list_jobs import LOOK_FOR_PEOPLE_S, read_wanted
 from gpuyard.daemon.api.parameters import read_body, read_priority, read_selection
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.chunked_work import in_pieces
+from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Answer, Route, Routes
 from gpuyard.errors import UserError
@@ -58,7 +58,7 @@ class ChangeHandler:
         ids: list[int] = []
         unchanged: list[Any] = []
         for selection in await self._selections(body):
-            changed = await in_pieces(act(selection))
+            changed = await run_in_pieces(act(selection))
             ids += changed.ids
             unchanged += changed.unchanged
         self._scheduler.finish_signal.tell()

@@ -67,7 +67,7 @@ class JobLogs:
     def _live(self, request: Request, job_id: int) -> ResponseStream:
         tail = min(read_whole(request.query.get("tail"), _TAIL), _MOST_LIVE)
         attempt = self._attempt(job_id, read_whole(request.query.get("attempt"), 0))
-        return ResponseStream(begin=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
+        return ResponseStream(start=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
 
     async def read(self, attempt: Attempt | None, at: int | None, tail: int, most: int) -> LogChunk:
         """So much from there on, or from where its last part begins."""

@@ -31,13 +31,13 @@ from gpuyard.daemon.metrics.collect import Metrics
 from gpuyard.daemon.monitor.device_history import UsageHistory
 from gpuyard.daemon.monitor.device_list import DeviceList
 from gpuyard.daemon.monitor.timeline import Timeline
-from gpuyard.daemon.server.chunked_work import in_pieces
-from gpuyard.daemon.server.connection import Answer as HttpAnswer
+from gpuyard.daemon.server.chunked_work import run_in_pieces
+from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
 
 # FIX
 from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Answer, Router, Told
+from gpuyard.daemon.server.router import Answer, RouteAnswer, Router
 from gpuyard.daemon.server.router import Routes as Table
 from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.local.job_logs import path_of, remove_logs
@@ -113,7 +113,7 @@ class Routes:
             told = self._router.find(request)()
         return _as_answer(told) if not isinstance(told, Awaitable) else self._later(told)
 
-    async def _later(self, told: Awaitable[Told]) -> HttpAnswer:
+    async def _later(self, told: Awaitable[RouteAnswer]) -> HttpAnswer:
         with self._damage_noticed():
             return _as_answer(await told)
 
@@ -162,7 +162,7 @@ class Routes:
         return {"stopping": True, "running": under_way(self._scheduler)}
 
     async def _clean(self, request: Request) -> Answer:
-        gone = await in_pieces(self._scheduler.requests.clean(read_age(read_body(request))))
+        gone = await run_in_pieces(self._scheduler.requests.clean(read_age(read_body(request))))
         folders = log_folders(Path(paths.state_folder()))
         freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, gone)
         return {"jobs": len(gone), "bytes": freed}
@@ -185,7 +185,7 @@ def _description() -> Response:
     return Response(body=document())
 
 
-def _as_answer(told: Told) -> HttpAnswer:
+def _as_answer(told: RouteAnswer) -> HttpAnswer:
     return Response(body=json.dumps(told).encode()) if isinstance(told, dict) else told
 
 

@@ -16,7 +16,7 @@ from gpuyard.core.job.submission import Submission, SubmissionRequest, decode_as
 from gpuyard.daemon.api.parameters import read_body
 from gpuyard.daemon.loop import SchedulerLoop, banned_devices
 from gpuyard.daemon.notify.setup_warnings import cautions
-from gpuyard.daemon.server.chunked_work import in_pieces
+from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.engines.registry import LOCAL, check_name
@@ -86,7 +86,7 @@ class SubmissionHandler:
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             look = await scheduler.sampling.fresh(_LOOK_FOR_SUBMIT_S)
             submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
-        first, last = await in_pieces(scheduler.requests.submit(submission, self._user))
+        first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         scheduler.wake()
         job = scheduler.store.job(first)
         notes = ["the queue is paused: `gpuyard unpause` lets it go on"] if scheduler.store.setting("paused") else []

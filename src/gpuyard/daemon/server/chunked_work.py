@@ -1,4 +1,4 @@
-"""Long requests are done piece by piece, and others are served in between."""
+"""Run a long request in pieces, so that the daemon can serve others in between."""
 
 import asyncio
 from typing import TypeVar
@@ -8,7 +8,8 @@ from gpuyard.control.user_requests import InPieces
 T = TypeVar("T")
 
 
-async def in_pieces(pieces: InPieces[T]) -> T:
+async def run_in_pieces(pieces: InPieces[T]) -> T:
+    """Exhaust the generator, with a turn of the event loop after each piece; return its result."""
     while True:
         try:
             next(pieces)

@@ -1,135 +1,136 @@
-"""Changes as they happen: whoever names what they want to know is told it again whenever it is no longer the same.
+"""Server-sent events: a client names the GET routes that it watches, and gets each answer again when it has changed.
 
-A viewer watches what can be asked with GET, such as `/status /jobs?state=queued`. However many watch the same, it is
-worked out once, after a step of the queue, and no more often than twice a second; an error is an answer, too. While
-anybody watches, the machine is looked at each second.
+A client watches targets such as `/status /jobs?state=queued`. Each target is evaluated once for all its clients: after
+a step of the scheduler, at most twice a second. An error is sent as an answer, too. While a client is connected the
+machine is sampled every second.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from gpuyard.control.step import Step
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.connection import Answer, failure
+from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, failure, read_future
 from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
-from gpuyard.daemon.server.watch_targets import as_request, named_in
+from gpuyard.daemon.server.watch_targets import target_request, watched_targets
 from gpuyard.errors import UserError
 
 _EVERY_S = 0.5
-_LOOK_EVERY_S = 1.0
+_SAMPLE_EVERY_S = 1.0
 _HEARTBEAT_S = 15.0
-_MOST_WATCHED = 16
+_MAX_TARGETS = 16
 _HEARTBEAT = b": still here\n\n"
 
 
 class EventStreams:
-    def __init__(self, scheduler: SchedulerLoop, handle: Callable[[Request], Answer | Awaitable[Answer]]) -> None:
+    def __init__(self, scheduler: SchedulerLoop, handle: Handler) -> None:
         self._scheduler = scheduler
         self._handle = handle
-        self._viewers: dict[str, set[StreamClient]] = {}
-        self._told: dict[str, bytes] = {}
-        self._asked: dict[str, asyncio.Future[None]] = {}
-        self._due: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None
-        self._last_at = 0.0
-        self._pulse: asyncio.TimerHandle | None = None
+        self._clients: dict[str, set[StreamClient]] = {}  # by target
+        self._sent: dict[str, bytes] = {}  # the last event of each target
+        self._awaited: dict[str, asyncio.Future[HttpAnswer]] = {}
+        self._update_timer: asyncio.TimerHandle | None = None
+        self._update_task: asyncio.Task[None] | None = None
+        self._updated_at = 0.0
+        self._beat_timer: asyncio.TimerHandle | None = None
         self._beats = 0
-        scheduler.listeners.append(self._changed)
+        scheduler.listeners.append(self._schedule_update)
 
     @property
     def viewers(self) -> int:
-        return len(self._all())
+        return len(self._all_clients())
 
     def stream(self, request: Request) -> ResponseStream:
-        watched = named_in(request)
-        if not watched or len(watched) > _MOST_WATCHED:
-            raise UserError("what is to be watched?", hint="name it as watch=/status /jobs?state=running")
-        for target in watched:
-            as_request(target)
-        return ResponseStream(begin=lambda viewer: self._join(viewer, watched))
+        targets = watched_targets(request)
+        if not targets or len(targets) > _MAX_TARGETS:
+            raise UserError(
+                f"1 to {_MAX_TARGETS} targets can be watched at once, not {len(targets)}",
+                hint="for example watch=/status /jobs?state=running",
+            )
+        for target in targets:
+            target_request(target)  # raises if it cannot be watched
+        return ResponseStream(start=lambda client: self._add(client, targets))
 
-    def _join(self, viewer: StreamClient, watched: list[str]) -> Callable[[], None]:
-        for target in watched:
-            self._viewers.setdefault(target, set()).add(viewer)
-            if target in self._told:
-                viewer.send(self._told[target])
+    def _add(self, client: StreamClient, targets: list[str]) -> Callable[[], None]:
+        for target in targets:
+            self._clients.setdefault(target, set()).add(client)
+            if target in self._sent:
+                client.send(self._sent[target])
             else:
-                self._ask(target)
-        if self._pulse is None:
+                self._update(target)
+        if self._beat_timer is None:
             self._beat()
-        return lambda: self._leave(viewer, watched)
+        return lambda: self._remove(client, targets)
 
-    def _leave(self, viewer: StreamClient, watched: list[str]) -> None:
-        for target in watched:
-            viewers = self._viewers.get(target, set())
-            viewers.discard(viewer)
-            if not viewers:
-                self._viewers.pop(target, None)
-                self._told.pop(target, None)
-        if not self._viewers and self._pulse is not None:
-            self._pulse.cancel()
-            self._pulse = None
+    def _remove(self, client: StreamClient, targets: list[str]) -> None:
+        for target in targets:
+            clients = self._clients.get(target, set())
+            clients.discard(client)
+            if not clients:
+                self._clients.pop(target, None)
+                self._sent.pop(target, None)
+        if not self._clients and self._beat_timer is not None:
+            self._beat_timer.cancel()
+            self._beat_timer = None
 
-    def _changed(self, _: Step) -> None:
-        if self._viewers and self._due is None:
+    def _schedule_update(self, _: Step) -> None:
+        if self._clients and self._update_timer is None:
             loop = asyncio.get_running_loop()
-            self._due = loop.call_at(max(loop.time(), self._last_at + _EVERY_S), self._tell)
+            due = max(loop.time(), self._updated_at + _EVERY_S)
+            self._update_timer = loop.call_at(due, self._start_update)
 
-    def _tell(self) -> None:
+    def _start_update(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._telling is not None and not self._telling.done():
-            self._due = loop.call_later(_EVERY_S, self._tell)
+        if self._update_task is not None and not self._update_task.done():
+            self._update_timer = loop.call_later(_EVERY_S, self._start_update)
             return
-        self._due, self._last_at = None, loop.time()
-        self._telling = loop.create_task(self._tell_each())
+        self._update_timer, self._updated_at = None, loop.time()
+        self._update_task = loop.create_task(self._update_all())
 
-    async def _tell_each(self) -> None:
-        """However many things are watched, others are served in between."""
-        for target in list(self._viewers):
-            if target in self._viewers:
-                self._ask(target)
+    async def _update_all(self) -> None:
+        """Other requests are served between two targets."""
+        for target in list(self._clients):
+            if target in self._clients:
+                self._update(target)
                 await asyncio.sleep(0)
 
-    def _ask(self, target: str) -> None:
-        """Tells its viewers, now or when the answer is there."""
-        if target in self._asked:
+    def _update(self, target: str) -> None:
+        """Evaluate the target, unless that is under way, and send the answer when it is there."""
+        if target in self._awaited:
             return
-        try:
-            answer = self._handle(as_request(target))
-        except Exception as error:  # noqa: BLE001 - as where requests are answered: the daemon lives on
-            self._answer(target, failure(as_request(target), error))
+        request = target_request(target)
+        answer = call_handler(self._handle, request)
+        if isinstance(answer, HttpAnswer):
+            self._send(target, answer)
             return
-        if not isinstance(answer, Awaitable):
-            self._answer(target, answer)
-            return
-        task = asyncio.ensure_future(self._await(target, answer))
-        self._asked[target] = task
-        task.add_done_callback(lambda _: self._asked.pop(target, None))
 
-    async def _await(self, target: str, answer: Awaitable[Answer]) -> None:
-        try:
-            self._answer(target, await answer)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._answer(target, failure(as_request(target), error))
+        def finish(future: asyncio.Future[HttpAnswer]) -> None:
+            del self._awaited[target]
+            if not future.cancelled():
+                self._send(target, read_future(request, future))
 
-    def _answer(self, target: str, answer: Answer) -> None:
+        self._awaited[target] = answer
+        answer.add_done_callback(finish)
+
+    def _send(self, target: str, answer: HttpAnswer) -> None:
+        """Send the answer to the clients of the target if it differs from the last one."""
         if isinstance(answer, ResponseStream):
-            answer = failure(as_request(target), UserError(f"{target} cannot be watched"))
-        told = b'data: {"watch": %b, "answer": %b}\n\n' % (json.dumps(target).encode(), answer.body)
-        if told != self._told.get(target):
-            if target in self._viewers:
-                self._told[target] = told
-            for viewer in list(self._viewers.get(target, ())):
-                viewer.send(told)
+            answer = failure(target_request(target), UserError(f"{target} cannot be watched"))
+        event = b'data: {"watch": %b, "answer": %b}\n\n' % (json.dumps(target).encode(), answer.body)
+        if event != self._sent.get(target):
+            if target in self._clients:
+                self._sent[target] = event
+            for client in list(self._clients.get(target, ())):
+                client.send(event)
 
     def _beat(self) -> None:
         self._beats += 1
         self._scheduler.sampling.request()
-        if self._beats * _LOOK_EVERY_S % _HEARTBEAT_S == 0:
-            for viewer in self._all():
-                viewer.send(_HEARTBEAT)
-        self._pulse = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._beat)
+        if self._beats * _SAMPLE_EVERY_S % _HEARTBEAT_S == 0:
+            for client in self._all_clients():
+                client.send(_HEARTBEAT)
+        self._beat_timer = asyncio.get_running_loop().call_later(_SAMPLE_EVERY_S, self._beat)
 
-    def _all(self) -> set[StreamClient]:
-        return {viewer for viewers in self._viewers.values() for viewer in viewers}
+    def _all_clients(self) -> set[StreamClient]:
+        return {client for clients in self._clients.values() for client in clients}

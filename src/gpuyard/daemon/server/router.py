@@ -1,4 +1,4 @@
-"""From a request to the one who answers it: paths with numbers in them, as `/jobs/{id}/why`."""
+"""Find the route for a request. Templates may contain numbers, as in `/jobs/{id}/why`."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 
 Answer = dict[str, Any]
-Told = Answer | Response | ResponseStream
+RouteAnswer = Answer | Response | ResponseStream
 # Called with the request and the numbers in its path.
-Route = Callable[..., Told | Awaitable[Told]]
+Route = Callable[..., RouteAnswer | Awaitable[RouteAnswer]]
 Routes = Mapping[tuple[str, str], Route]
 
 _NUMBER = r"([1-9][0-9]{0,17})"
@@ -18,10 +18,10 @@ _NUMBER = r"([1-9][0-9]{0,17})"
 class Router:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._templates = {path: _as_pattern(path) for _, path in routes if "{" in path}
+        self._patterns = {path: re.compile(re.sub(r"\{\w+\}", _NUMBER, path)) for _, path in routes if "{" in path}
 
-    def find(self, request: Request) -> Callable[[], Told | Awaitable[Told]]:
-        """404 where there is no such path, 405 where it cannot be asked so."""
+    def find(self, request: Request) -> Callable[[], RouteAnswer | Awaitable[RouteAnswer]]:
+        """Return the route, ready to be called. Raise 404 for an unknown path, 405 for a method it does not have."""
         path, numbers = self._match(request.path)
         method = "GET" if request.method == "HEAD" else request.method
         route = self._routes.get((method, path))
@@ -35,11 +35,7 @@ class Router:
         raise HttpError(404, f"there is no {request.method} {request.path}", hint=hint)
 
     def _match(self, path: str) -> tuple[str, list[int]]:
-        for template, pattern in self._templates.items():
+        for template, pattern in self._patterns.items():
             if (match := pattern.fullmatch(path)) is not None:
                 return template, [int(number) for number in match.groups()]
         return path, []
-
-
-def _as_pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{\w+\}", _NUMBER, template))

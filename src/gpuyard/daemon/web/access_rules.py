@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpuyard.connect.fast_http import API
 from gpuyard.daemon.server.http_parser import HttpError, Request
-from gpuyard.daemon.server.watch_targets import EVENTS, as_request, named_in
+from gpuyard.daemon.server.watch_targets import EVENTS, target_request, watched_targets
 
 PAGE = "/"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -81,8 +81,8 @@ def check_rights(request: Request, credential: Credential, terms: AccessRules) -
         raise HttpError(401, "this page is locked", hint=_ASK, headers=(("WWW-Authenticate", "Bearer"),))
     _check_right(request, terms)
     if request.path == API + EVENTS:
-        for target in named_in(request):
-            _check_right(as_request(target), terms)
+        for target in watched_targets(request):
+            _check_right(target_request(target), terms)
     if request.method == "POST":
         _check_change(request, credential)
 

@@ -6,7 +6,7 @@ import socket
 
 from msgspec import Struct
 
-from gpuyard.daemon.server.connection import ConnectionLimits, Server, serve_at
+from gpuyard.daemon.server.connection import ConnectionLimits, Server
 from gpuyard.daemon.web.access_rules import LOOPBACK
 from gpuyard.daemon.web.locked_page import HEADERS
 from gpuyard.daemon.web.page_server import PageServer
@@ -64,7 +64,9 @@ def bind(address: str, port: int | None) -> BoundAddress:
 
 
 async def serve_page(bound: BoundAddress, front: PageServer) -> Server:
-    return await serve_at(bound.listening, front.handle, LIMITS, refuse_other_users, vet=front.vet, fields=HEADERS)
+    server = Server(front.handle, LIMITS, refuse_other_users, front.vet, common_headers=HEADERS)
+    await server.start(bound.listening)
+    return server
 
 
 def bracketed(address: str) -> str:

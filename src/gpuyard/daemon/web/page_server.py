@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from gpuyard.connect.fast_http import API
-from gpuyard.daemon.server.connection import Answer, Handler
+from gpuyard.daemon.server.connection import Handler, HttpAnswer
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream, StreamClient, error_response
 from gpuyard.daemon.web.access_rules import (
     PAGE,
@@ -60,7 +60,7 @@ class PageServer:
         if request.path != PAGE or request.method == "POST":
             check_rights(request, credential, self.terms)
 
-    def handle(self, request: Request) -> Answer | Awaitable[Answer]:
+    def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         """Of one that was vetted."""
         if request.path == PAGE:
             return self._page(request)
@@ -92,19 +92,19 @@ class PageServer:
         if wait_s:
             raise _too_often("too many wrong tokens", wait_s)
 
-    async def _watched_later(self, answer: Awaitable[Answer]) -> Answer:
+    async def _watched_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
         return self._watched(await answer)
 
-    def _watched(self, answer: Answer) -> Answer:
+    def _watched(self, answer: HttpAnswer) -> HttpAnswer:
         if isinstance(answer, Response):
             return answer
         if self._streams >= MOST_STREAMS:
             message = f"{MOST_STREAMS} streams are open, and no more are"
             return error_response(503, message, "close a page that is open elsewhere", (("Retry-After", "5"),))
-        return msgspec.structs.replace(answer, begin=lambda viewer: self._begin(answer, viewer))
+        return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
-    def _begin(self, stream: ResponseStream, viewer: StreamClient) -> Callable[[], None]:
-        leave = stream.begin(viewer)
+    def _start_stream(self, stream: ResponseStream, client: StreamClient) -> Callable[[], None]:
+        leave = stream.start(client)
         self._streams += 1
 
         def end() -> None:

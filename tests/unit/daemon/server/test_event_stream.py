@@ -44,7 +44,7 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
         scheduler: Any = SimpleNamespace(listeners=[], sampling=SimpleNamespace(request=lambda: None))
         events, reader = EventStreams(cast("SchedulerLoop", scheduler), handle), Reader(2 * WATCHED)
         targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
-        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).begin(reader)
+        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).start(reader)
         assert len(reader.heard) == WATCHED
         order.clear()
         (changed,) = scheduler.listeners
@@ -72,7 +72,7 @@ def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
         asked = asyncio.Queue()
         scheduler: Any = SimpleNamespace(listeners=[], sampling=SimpleNamespace(request=lambda: None))
         events, reader = EventStreams(cast("SchedulerLoop", scheduler), handle), Reader(2)
-        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": "/status"})).begin(reader)
+        leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": "/status"})).start(reader)
         (changed,) = scheduler.listeners
         async with asyncio.timeout(30):
             assert await asked.get() == b"1"
