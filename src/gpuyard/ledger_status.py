@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Ticket
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.placement import PlacementView, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoads
@@ -38,7 +38,7 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
 
 
 def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
-    leases, tickets = ledger.leases(), in_line(ledger.tickets())
+    leases, tickets = ledger.leases(), in_queue_order(ledger.tickets())
     view = PlacementView(
         now=time.time(),
         snapshot=snapshot,

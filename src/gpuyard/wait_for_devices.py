@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import UserError, WaitedTooLong
@@ -107,7 +107,7 @@ class Acquisition:
     def _in_the_way(self) -> list[int]:
         """Return the processes that keep devices too busy: the end of one is news."""
         loads = [load for load in self._loads.values() if load.is_over]
-        return [stranger.process.pid for load in loads for stranger in load.strangers][:_WATCHED_AT_MOST]
+        return [stranger.process.pid for load in loads for stranger in load.processes][:_WATCHED_AT_MOST]
 
     def attempt(self) -> HeldLease | None:
         """The lease if it can be had now; otherwise `reasons` says why not."""
@@ -149,7 +149,7 @@ class Acquisition:
 
         One who was halted keeps its place in the line, and for that time nothing is kept for it.
         """
-        line = [ticket for ticket in in_line(tickets) if not is_stopped(ticket.holder)]
+        line = [ticket for ticket in in_queue_order(tickets) if not is_stopped(ticket.holder)]
         mine = self._ticket.id if self._ticket else None
         for place, ticket in enumerate(line):
             if ticket.id == mine or (mine is None and ticket.priority < self._priority):

@@ -309,9 +309,9 @@ def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"vram": "30G"}, r"30\.0 GB is more than the GPUs have"),
+        ({"vram": "30G"}, r"no GPU has 30\.0 GB"),
         ({"memory_free_threshold_gb": 30}, "more than the GPUs have"),
-        ({"num_gpus": 2, "specific_gpus": [0, 0]}, "2 GPUs asked for, and there are 1"),
+        ({"num_gpus": 2, "specific_gpus": [0, 0]}, "2 GPUs needed, but only 1 can be used"),
         ({"vram": float("nan")}, "vram is nan"),
         ({"vram": 0}, "vram is 0"),
     ],

@@ -73,7 +73,11 @@ def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one
 SOME_RAM_MB = round(0.4 * RAM_MB)
 GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "cpu": (["--busy"], {"max_cpu": percent_of(0.5)}, f"% > {percent_of(0.5):.0f}%"),
-    "memory": ([], {"run_ram": f"{SOME_RAM_MB}M", "min_free_mem_mb": round(1.25 * SOME_RAM_MB)}, "kept for runs) < "),
+    "memory": (
+        [],
+        {"run_ram": f"{SOME_RAM_MB}M", "min_free_mem_mb": round(1.25 * SOME_RAM_MB)},
+        "reserved for runs) < ",
+    ),
     "gpu": (["--load", "70"], {"max_gpu": 60, "run_vram": "100M", "device": "0"}, "% > 60%"),
     "gpu-memory": (
         ["--vram", "3000"],

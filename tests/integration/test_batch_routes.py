@@ -44,7 +44,7 @@ def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(yard: Y
     assert standing["counts"] == {"queued": 3, "running": 2}
     assert [run["index"] for run in standing["running"]] == ["0", "1"]
     assert not standing["done"]
-    assert standing["held_by"] == "2 runs of its batch may run at once, and as many do"
+    assert standing["held_by"] == "limit reached: 2 of the runs of its batch may run at a time"
     until(lambda: told(yard, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 

@@ -59,7 +59,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
     need: int
     asked: float
-    in_line: float
+    in_queue_order: float
     had: float
     granted: float
     ended: float
@@ -140,24 +140,24 @@ class Worker:
         return self.quota - sum(event.what == "grant" for event in self.events())
 
     def history(self) -> Iterator[Held]:
-        asked, in_line, grant = 0.0, 0.0, None
+        asked, in_queue_order, grant = 0.0, 0.0, None
         for event in self.events():
             if event.what == "ask":
-                asked = in_line = event.at
+                asked = in_queue_order = event.at
             elif event.what == "wait":
-                in_line = event.at
+                in_queue_order = event.at
             elif event.what == "grant":
                 grant = event
             elif event.what == "release" and grant is not None:
-                yield held(asked, in_line, grant, event.at)
+                yield held(asked, in_queue_order, grant, event.at)
                 grant = None
         if grant is not None and self.killed_at is not None:
-            yield held(asked, in_line, grant, max(grant.at, self.killed_at))
+            yield held(asked, in_queue_order, grant, max(grant.at, self.killed_at))
 
 
-def held(asked: float, in_line: float, grant: Event, ended: float) -> Held:
+def held(asked: float, in_queue_order: float, grant: Event, ended: float) -> Held:
     return Held(
-        need=grant.need, asked=asked, in_line=in_line, had=grant.had_at, granted=grant.at, ended=ended,
+        need=grant.need, asked=asked, in_queue_order=in_queue_order, had=grant.had_at, granted=grant.at, ended=ended,
         devices=grant.devices,
     )  # fmt: skip
 
@@ -203,9 +203,9 @@ def times(one: Held) -> tuple[tuple[float, bool], tuple[float, bool]]:
 def most_overtakes(histories: Sequence[Held]) -> int:
     """The most that came surely later, with an equal need, and were served while one still waited."""
     return max(
-        sum(other.need == one.need and other.asked > one.in_line and other.had < one.had for other in histories)
+        sum(other.need == one.need and other.asked > one.in_queue_order and other.had < one.had for other in histories)
         for one in histories
-        if one.in_line > one.asked
+        if one.in_queue_order > one.asked
     )
 
 

@@ -11,7 +11,7 @@ from gpuyard.core.job.crash_recovery import REBOOTED
 from gpuyard.core.job.dependencies import DependencyOutlook, prospect, prospect_of_all
 from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
-from gpuyard.core.scheduling.queue_order import level
+from gpuyard.core.scheduling.queue_order import current_priority
 from gpuyard.engines.local.keeper_journal import BEGAN, StartContext, outcome_of
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
@@ -168,7 +168,7 @@ class Checker:
 
     def _rank(self, job: Job) -> tuple[int, int]:
         since = job.queued_at or job.submitted_at
-        return -level(job.priority, since, self._world.now), job.id
+        return -current_priority(job.priority, since, self._world.now), job.id
 
     # At the end
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import PlacementView, choose, in_line
+from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import WantedClaim
@@ -153,7 +153,7 @@ class Others:
     def ask_again(self) -> None:
         """In the order of the line; who was there before a reboot is gone."""
         world = self._world
-        line = in_line([ticket for ticket, _ in world.tickets.values()])
+        line = in_queue_order([ticket for ticket, _ in world.tickets.values()])
         for place, ticket in enumerate(line):
             other = self._waiting.get(ticket.id)
             if other is None or ticket.id not in world.tickets:

@@ -8,7 +8,7 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
 from gpuyard.core.sample import Sample
-from gpuyard.core.scheduling.planner import SchedulingLimits
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
@@ -96,7 +96,7 @@ class Life:
 
     def others_are_in_the_way(self) -> bool:
         """As the daemon tells whether to watch the ledger."""
-        holds = self.controller.plan.holds
+        holds = self.controller.plan.waiting
         holders = [holder for hold in holds for reason in hold.reasons for holder in reason.holders]
         return any(holder.pid != self.me.pid for holder in holders)
 

@@ -11,7 +11,7 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.lease import Lease
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
@@ -120,7 +120,7 @@ class PaceWatch:
 
     def check_plan(self, plan: Plan) -> None:
         """One that waits for a gate stands in nobody's way."""
-        held = {hold.job_id for hold in plan.holds if hold.lane.pace is not None and _are_of_gates(hold.reasons)}
+        held = {hold.job_id for hold in plan.waiting if hold.lane.pace is not None and _are_of_gates(hold.reasons)}
         assert plan.head is None or plan.head.job_id not in held, f"all wait for job {plan.head.job_id}, at its gate"
 
     # When a run begins

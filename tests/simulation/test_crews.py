@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.scheduling import planner
+from gpuyard.core.scheduling import need_variants
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
 from tests.simulation.clients import Operation, operations
@@ -103,7 +103,7 @@ def test_crews_keep_their_rule_wherever_the_daemon_is_killed(first: int) -> None
 
 
 def test_a_crew_that_crowds_a_device_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "spread", lambda need, *_: [replace(need, memory_mb=1.0, part=None)])
+    monkeypatch.setattr(need_variants, "spread_need", lambda need, *_: [replace(need, memory_mb=1.0, part=None)])
     assert any(is_crowded(seed) for seed in range(20))
 
 

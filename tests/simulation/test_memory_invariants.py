@@ -74,7 +74,7 @@ def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         SuspendControl,
         "priced",
-        lambda self, running, *given: [replace(run, leave_cost_s=1.0, priority=-99) for run in running],
+        lambda self, running, *given: [replace(run, preempt_cost_s=1.0, priority=-99) for run in running],
     )
 
 

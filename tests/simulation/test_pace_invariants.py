@@ -8,7 +8,7 @@ import pytest
 
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.scheduling import batch_pacing, planner
+from gpuyard.core.scheduling import batch_pacing, planner, start_limits
 from gpuyard.core.scheduling.batch_pacing import ExpectedUse
 from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
 from gpuyard.store.job_store import JobStore
@@ -24,13 +24,13 @@ def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = planner._Planner._refuse_run
+    real = start_limits.StartLimits._run_refusals
 
-    def refuse(self: planner._Planner, lane: Any) -> Any:
-        self._has_paced = False
+    def refuse(self: start_limits.StartLimits, lane: Any) -> Any:
+        self._has_started_run = False
         return real(self, lane)
 
-    monkeypatch.setattr(planner._Planner, "_refuse_run", refuse)
+    monkeypatch.setattr(start_limits.StartLimits, "_run_refusals", refuse)
 
 
 def _leave_all_gates_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner._Planner, "_narrow", lambda self, lane, need: (need, ()))
+    monkeypatch.setattr(planner, "gated_variants", lambda lane, need, placement, view: ((need,), ()))
 
 
 def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def consider(self: planner._Planner, lane: Any, candidate: Any) -> None:
         real(self, lane, candidate)
-        hold = self._holds.get(lane.id)
-        if lane.pace is not None and lane.need.devices and hold is not None and self._head is None:
-            self._head = hold
+        job = self._waiting.get(lane.id)
+        if lane.pace is not None and lane.need.devices and job is not None and self._backfill.head is None:
+            self._backfill.head = job
 
     monkeypatch.setattr(planner._Planner, "_consider", consider)
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
 from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.scheduling import planner
+from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.queue_order import AGEING_S
+from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.store.job_store import JobStore
 from tests.scale import seeds, size
 from tests.simulation.clients import Operation
@@ -106,7 +107,7 @@ def test_whoever_is_first_is_never_delayed_by_those_who_pass_it() -> None:
 
 
 def test_a_delay_of_the_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner._Planner, "_ends_before_head", lambda self, candidate: True)
+    monkeypatch.setattr(Backfill, "_ends_before_head_starts", lambda self, candidate: True)
     assert delays(range(10))[1]
 
 
@@ -270,7 +271,7 @@ def _count_unbegun_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner._Planner, "_refuse", lambda self, lane: self._view.shut)
+    monkeypatch.setattr(StartLimits, "refusals", lambda self, lane: self._view.closed_reasons)
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ from gpuyard.core.scheduling.batch_pacing import (
     ExpectedUse,
     GateFigure,
     PaceState,
-    follow,
-    unknown_figures,
+    unreadable_bounds,
     unshown_percent,
+    update_pace,
     watches,
 )
-from gpuyard.core.scheduling.planner import Plan, Start
+from gpuyard.core.scheduling.plan import Plan, Start
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device
@@ -119,16 +119,18 @@ class BatchGates:
             return
         self._let_go(self._kept.keys() - waiting.keys())
         self._note_ends(now)
-        at_work, others_at = self._at_work()
+        running, any_launched_at = self._at_work()
         for group, lane in waiting.items():
             assert lane.pace is not None
             kept = self._kept.get(group) or self._take_up(group, lane.pace, now)
-            standing = replace(kept.standing, at_work=at_work.get(group, 0), others_at=others_at)
+            standing = replace(kept.standing, running=running.get(group, 0), any_launched_at=any_launched_at)
             taken_at = sample.snapshot.taken_at
-            if taken_at is None or taken_at != standing.looked_at:
+            if taken_at is None or taken_at != standing.sampled_at:
                 coming = self._coming(group, lane.pace, sample, now)
-                standing = follow(standing, lane.pace, sample.snapshot, coming, now)
-                self._note_unknown(group, kept, unknown_figures(lane.pace, standing, has_devices=lane.need.devices > 0))
+                standing = update_pace(standing, lane.pace, sample.snapshot, coming, now)
+                self._note_unknown(
+                    group, kept, unreadable_bounds(lane.pace, standing, has_devices=lane.need.devices > 0)
+                )
             kept.standing = standing
 
     def rest(self) -> None:
@@ -143,7 +145,7 @@ class BatchGates:
         """What became of it: who started, who waits for which gate, and for how long the last one held."""
         begun = (start for start in plan.starts if start.job_id in self._transitions.live)
         launched = {start.lane.group: start for start in begun if start.lane.pace is not None}
-        holds = {hold.lane.group: hold for hold in plan.holds if hold.lane.pace is not None}
+        holds = {hold.lane.group: hold for hold in plan.waiting if hold.lane.pace is not None}
         for group, kept in self._kept.items():
             if kept.gate is not None:
                 self._count_wait(kept, now)
@@ -274,9 +276,9 @@ class BatchGates:
             return
         devices = sample.snapshot.usable_devices()
         if start is None:
-            if kept.logged_at == kept.standing.looked_at:
+            if kept.logged_at == kept.standing.sampled_at:
                 return
-            kept.logged_at = kept.standing.looked_at
+            kept.logged_at = kept.standing.sampled_at
             held_by = kept.held_by.text if kept.held_by is not None else None
             self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(kept.standing, sample, devices)]
             return
@@ -303,20 +305,21 @@ def _rows(standing: PaceState, sample: Sample, devices: Iterable[Device]) -> Ite
         cpu_judged_percent=standing.cpu.judged,
         memory_available_mb=standing.memory.now,
         memory_judged_mb=standing.memory.judged,
-        running=standing.at_work,
+        running=standing.running,
     )
     is_alone = True
     for device in devices:
         is_alone = False
-        load, full = standing.loads.get(device.id, GateFigure()), standing.full.get(device.id, GateFigure())
+        load = standing.device_loads.get(device.id, GateFigure())
+        memory = standing.device_memory.get(device.id, GateFigure())
         yield replace(
             host,
             device=device.id,
             gpu_percent=load.now,
             gpu_smoothed_percent=load.smoothed.value,
             gpu_judged_percent=load.judged,
-            gpu_memory_used_mb=full.now,
-            gpu_memory_judged_mb=full.judged,
+            gpu_memory_used_mb=memory.now,
+            gpu_memory_judged_mb=memory.judged,
         )
     if is_alone:
         yield host

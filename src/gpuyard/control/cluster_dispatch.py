@@ -19,9 +19,9 @@ from gpuyard.core.job.crash_recovery import after_loss
 from gpuyard.core.job.job import Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
-from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.ports import Ended, SiteStatus
 from gpuyard.store.job_store import JobStore
 
@@ -91,7 +91,7 @@ class ClusterDispatch:
         if before is not None and before[1] > now:
             return  # others of the same parcel
         pause_s = _FIRST_PAUSE_S if before is None else min(_LONGEST_PAUSE_S, before[2] * 2)
-        reason = plain(ReasonKind.NO_ENGINE, f"{why}; tried again every {pause_s:.0f} s or so")
+        reason = Reason(ReasonKind.NO_ENGINE, f"{why}; tried again every {pause_s:.0f} s or so")
         self._refused[lane_id] = (reason, now + pause_s, pause_s)
 
     # What goes there next
@@ -103,7 +103,7 @@ class ClusterDispatch:
         self, job: Job, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float
     ) -> Explanation:
         lane = self._store.lane_of(job.id)
-        holds = self._plan(queues, rules, shut, now, about=lane.id).holds
+        holds = self._plan(queues, rules, shut, now, about=lane.id).waiting
         hold = next((hold for hold in holds if hold.lane.id == lane.id), None)
         return Explanation(
             reasons=hold.reasons if hold is not None else (),
@@ -145,9 +145,9 @@ class ClusterDispatch:
         if len(self.plan.starts) >= MOST_AT_ONCE:
             return now
         # Some that were to start could not even be prepared.
-        waiting = {hold.lane.id for hold in self.plan.holds} | {start.lane.id for start in self.plan.starts}
+        waiting = {hold.lane.id for hold in self.plan.waiting} | {start.lane.id for start in self.plan.starts}
         times = [until for lane_id, (_, until, _) in self._refused.items() if lane_id in waiting and until > now]
-        if any(self._engines.is_shut(hold.lane.engine) for hold in self.plan.holds):
+        if any(self._engines.is_shut(hold.lane.engine) for hold in self.plan.waiting):
             times.append(now + OPEN_AGAIN_S)
         return min(times, default=None)
 

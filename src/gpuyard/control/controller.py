@@ -33,10 +33,12 @@ from gpuyard.core.lease import Holder, Lease, Ticket
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.planner import Hold, Plan, PlannerView, Start, decide, estimate_start
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.start_estimate import estimate_start
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, WantedClaim
@@ -266,18 +268,18 @@ class Controller:
                 packing=self.rules.packing,
             ),
             queues=queues,
-            me=self.me,
+            holder=self.me,
             limits=self.rules.limits,
             running=running,
             used=self.transitions.used(now),
-            shut=tuple(self._shut(sample, now)),
+            closed_reasons=tuple(self._shut(sample, now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != mine),
             my_ticket=next((ticket for ticket in tickets if ticket.id == mine), None),
             estimate=self.transitions.estimates.estimate_of,
             ends_after=self.transitions.ends_after,
             ends_about=self.transitions.ends_about,
-            standings=self.batch_gates.standings,
-            stopped=self._store.stopped_tags(),
+            pace_states=self.batch_gates.standings,
+            stopped_tags=self._store.stopped_tags(),
             last_starts=self.transitions.last_starts(queue.lane for queue in queues),
             need=lambda lane, job_id: self.transitions.estimates.need(
                 job_id, devices, self.rules.first_run_part, self._sibling_mb(lane, now)
@@ -310,16 +312,16 @@ class Controller:
 
     def _paused(self) -> Iterator[Reason]:
         if self._store.setting("paused"):
-            yield plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+            yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
 
     def _here(self) -> list[LaneQueue]:
         """Lanes whose jobs run on this machine."""
         return [queue for queue in self._store.ready_queues() if not queue.lane.engine]
 
     @property
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[WaitingJob, ...]:
         """Of all lanes that were looked at, its first job's."""
-        return (*self.plan.holds, *self.cluster_dispatch.plan.holds)
+        return (*self.plan.waiting, *self.cluster_dispatch.plan.waiting)
 
     def _launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, now: float) -> int:
         job = self._store.job(start.job_id)
@@ -348,7 +350,7 @@ class Controller:
         return 1
 
     def _have_trouble(self, kind: ReasonKind, error: GpuyardError, now: float) -> None:
-        self._trouble = plain(kind, f"{error}; tried again in a moment")
+        self._trouble = Reason(kind, f"{error}; tried again in a moment")
         self._trouble_until = now + _TROUBLE_S
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
@@ -368,9 +370,9 @@ class Controller:
         view = seen[0]
         waits_to_go_on = next((queue.lane for queue in view.queues if queue.lane.id == -job.id), None)
         lane = waits_to_go_on or self._store.lane_of(job.id)
-        plan = decide(view, about=lane.id)
+        plan = decide(view, explained_lane=lane.id)
         ahead = 0 if waits_to_go_on else self._store.count_ahead(lane, job.id)
-        hold = next((hold for hold in plan.holds if hold.lane.id == lane.id), None)
+        hold = next((hold for hold in plan.waiting if hold.lane.id == lane.id), None)
         likely_s = self.transitions.estimates.estimate(job).likely_s
         return Explanation(
             reasons=hold.reasons if hold is not None else (),
@@ -386,7 +388,7 @@ class Controller:
             self._line.wake_at(now),
             self.batch_gates.wake_at(now),
         ]
-        times += self.transitions.staggered_starts((hold.lane for hold in self.plan.holds), now)
+        times += self.transitions.staggered_starts((hold.lane for hold in self.plan.waiting), now)
         times += self.transitions.ends_to_make()
         times.append(self.cluster_dispatch.wake_at(now))
         if self._has_rejected:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpuyard.control.step import Rules
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over, plain
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
 
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
 _SETTING = "under [queue] in the configuration is the limit for all jobs"
@@ -26,4 +26,4 @@ class HostGates:
         self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
         if self._memory.is_closed:
             text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
-            yield replace(plain(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")
+            yield replace(Reason(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")

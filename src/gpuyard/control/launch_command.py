@@ -3,7 +3,7 @@
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.workspace_task import place_of
-from gpuyard.core.scheduling.planner import Start
+from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch, Prepared

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Estimate, FinishedRun, Profile, estimate, fingerprints, learn, program_of
+from gpuyard.core.memory.estimates import Estimate, FinishedRun, Profile, estimate, find_program, fingerprints, learn
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.memory.sizing import Cards, declared_far_off, lacked_mb, need_of, predicted_mb
+from gpuyard.core.memory.sizing import DeviceSizes, declaration_advice, lacked_mb, predicted_mb, size_need
 from gpuyard.core.snapshot import Device
 from gpuyard.store.job_store import JobStore
 
@@ -39,7 +39,7 @@ class LearnedEstimates:
         self._store = store
         self._learned: dict[str, Profile] = {}
         self._written: dict[str, Profile | None] = {}
-        self._cards = Cards(())
+        self._cards = DeviceSizes(())
         self._known = lru_cache(maxsize=_REMEMBERED)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
@@ -55,14 +55,14 @@ class LearnedEstimates:
         """What a job is to be given whose lane leaves that open."""
         known = self._known(job_id)
         if devices is not self._cards.devices:
-            self._cards = Cards(devices)
+            self._cards = DeviceSizes(devices)
         exact, program = self._profile(known.exact), self._profile(known.program)
-        return need_of(known.job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
+        return size_need(known.job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
 
     def need_elsewhere(self, job: Job) -> Need:
         """The same for an engine that places it, on cards that nobody here has seen: a whole one where nothing is known
         of what it takes."""
-        return need_of(job, *self.profiles(job), Cards(()), first_run_part=1.0)
+        return size_need(job, *self.profiles(job), DeviceSizes(()), first_run_part=1.0)
 
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))
@@ -89,7 +89,7 @@ class LearnedEstimates:
         for fingerprint, is_exact in ((known.exact, True), (known.program, False)):
             before = self._profile(fingerprint) or _blank(job, is_exact=is_exact)
             self._learned[fingerprint] = learn(before, run)
-        said = declared_far_off(job.spec.need.memory_mb, attempt.usage)
+        said = declaration_advice(job.spec.need.memory_mb, attempt.usage)
         if said is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", said)
 
@@ -131,7 +131,7 @@ def _words(job: Job) -> tuple[str, ...]:
 
 
 def _blank(job: Job, *, is_exact: bool) -> Profile:
-    words = _words(job) if is_exact else program_of(_words(job), job.spec.cwd)
+    words = _words(job) if is_exact else find_program(_words(job), job.spec.cwd)
     return Profile(label=" ".join(filter(None, words))[:_LONGEST_LABEL], is_exact=is_exact)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from gpuyard.core.scheduling.planner import Hold
+from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import LeaseLedger
@@ -17,7 +17,7 @@ class QueueTicket:
         self._leases = leases
         self._head_since: tuple[int, float] | None = None
 
-    def stand(self, head: Hold | None, now: float, *, has_started: bool) -> None:
+    def stand(self, head: WaitingJob | None, now: float, *, has_started: bool) -> None:
         """One who has just been served goes behind those who wait already."""
         if head is None or has_started:
             self._leases.leave_line()

@@ -5,7 +5,7 @@ from msgspec import Struct
 from gpuyard.core.job.published_events import PublishedEvent
 from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import SchedulingLimits
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason
 
 

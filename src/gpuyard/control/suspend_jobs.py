@@ -17,7 +17,7 @@ from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, U
 from gpuyard.core.job.lifecycle import PARKED, JobEvent, JobState
 from gpuyard.core.lease import Claim, Lease, Need
 from gpuyard.core.sample import Sample
-from gpuyard.core.scheduling.planner import Preempt
+from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.core.snapshot import Snapshot
@@ -144,7 +144,7 @@ class SuspendControl:
         for run in running:
             live = self._transitions.live[run.job_id]
             may_be = live.job.state is JobState.RUNNING and live.job.spec.on_preempt is not OnPreempt.NEVER
-            yield replace(run, leave_cost_s=self._cost_s(live, sample, rules, now)) if may_be else run
+            yield replace(run, preempt_cost_s=self._cost_s(live, sample, rules, now)) if may_be else run
 
     def _cost_s(self, live: Live, sample: Sample, rules: Rules, now: float) -> float:
         if live.job.spec.on_preempt is OnPreempt.SUSPEND and self._why_not(live, sample, rules) is None:

@@ -12,10 +12,10 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import Verdict, judge_shortage
 from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
-from gpuyard.core.memory.sizing import grow, largest_mb, settle_time, settled_shares, shown_mb
+from gpuyard.core.memory.sizing import grow, largest_mb, settle_time, settled_shares, steady_estimate_mb
 from gpuyard.core.memory.usage_curve import note
 from gpuyard.core.sample import Sample
-from gpuyard.core.scheduling.wait_reasons import name_of
+from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, LeaseLedger, WantedClaim
@@ -105,7 +105,7 @@ class UsageTracker:
             for each in self._transitions.live.values()
             if each.job.group == group and each.job.spec.pace is not None
         )
-        shown = (shown_mb(each.attempt, now, settle_s) for each in runs)
+        shown = (steady_estimate_mb(each.attempt, now, settle_s) for each in runs)
         return max((each for each in shown if each is not None), default=None)
 
     @property
@@ -161,7 +161,7 @@ class UsageTracker:
         measured = self._leases.measure(snapshot, leases)
         for device in filter(None, map(snapshot.device, attempt.devices)):
             here = [lease for lease in leases if lease.on(device.id) is not None and lease.id != attempt.lease_id]
-            yield from ((name_of(lease.holder), measured.get((lease.id, device.id))) for lease in here)
+            yield from ((describe_holder(lease.holder), measured.get((lease.id, device.id))) for lease in here)
             seen = sum(measured.get((lease.id, device.id)) or 0.0 for lease in here)
             own = 0.0 if attempt.usage is None else attempt.usage.peaks_mb.get(device.id, 0.0)
             foreign = (device.memory_used_mb or 0.0) - seen - own

@@ -332,15 +332,15 @@ class JobTransitions:
 
     def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
         """Of the crews among them."""
-        found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.crew is not None)
+        found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
         return {tag: at for tag, at in found if at is not None}
 
     def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
         """When the next of each crew may start whom the clock holds back."""
         for lane in lanes:
-            last = self.last_start(lane.tag) if lane.crew is not None else None
-            if lane.crew is not None and last is not None and last <= now < last + lane.crew.stagger_s:
-                yield last + lane.crew.stagger_s
+            last = self.last_start(lane.tag) if lane.tag_sharing is not None else None
+            if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
+                yield last + lane.tag_sharing.stagger_s
 
     def running(self) -> list[RunningJob]:
         return [_running(live) for live in self.live.values()]
@@ -403,7 +403,7 @@ def _running(live: Live) -> RunningJob:
         priority=job.priority,
         is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
         takes_slot=job.spec.pace is None and not attempt.engine,
-        on=attempt.devices,
+        device_ids=attempt.devices,
     )
 
 

@@ -1,4 +1,4 @@
-"""Devices by the names that people give them, and what can never be had of them."""
+"""Find devices by the names that users type, and reject requests that no device can ever serve."""
 
 from collections.abc import Sequence
 
@@ -8,50 +8,53 @@ from gpuyard.errors import UserError
 
 
 def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Device]) -> None:
-    """What can never be had is not waited for."""
+    """Raise UserError for a request that would wait for ever: too few devices, or too little memory on them."""
     if len(candidates) < count:
         plural = "" if count == 1 else "s"
         raise UserError(
-            f"{count} GPU{plural} asked for, and there are {len(candidates)} to choose from",
-            hint="`gpuyard devices` shows all; CUDA_VISIBLE_DEVICES or a ban may leave some out",
+            f"{count} GPU{plural} needed, but only {len(candidates)} can be used",
+            hint="`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some",
         )
     needed = memory_mb or 0.0
-    large = [device for device in candidates if device.memory_total_mb is None or device.memory_total_mb >= needed]
+    sizes = [device.memory_total_mb for device in candidates]
+    large = [size for size in sizes if size is None or size >= needed]
     if len(large) < count:
+        largest = format_size(max(size for size in sizes if size is not None))
+        found = f"{len(large)} of {count} GPUs have" if large else "no GPU has"
         raise UserError(
-            f"{format_size(needed)} is more than the GPUs have ({len(large)} of {count} are large enough)",
-            hint="`gpuyard devices` shows how much they have",
+            f"{found} {format_size(needed)}; the largest has {largest}",
+            hint="ask for less memory, or for other GPUs; `gpuyard devices` shows the memory of each",
         )
 
 
-def find_devices(names: Sequence[int | str], seen: Snapshot) -> tuple[str, ...]:
-    """The ids of devices given as indexes, ids, or beginnings of ids."""
-    return tuple(_find(name, seen).id for name in names)
+def find_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the ids of devices that are given as indexes, ids, or prefixes of ids."""
+    return tuple(_find(name, snapshot).id for name in names)
 
 
-def _find(name: int | str, seen: Snapshot) -> Device:
-    for device in seen.usable_devices():
-        if is_called(name, device):
+def _find(name: int | str, snapshot: Snapshot) -> Device:
+    for device in snapshot.usable_devices():
+        if matches_name(name, device):
             return device
-    known = ", ".join(_both_names(device) for device in seen.usable_devices()) or "none"
+    known = ", ".join(_index_and_id(device) for device in snapshot.usable_devices()) or "none"
     raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known}")
 
 
-def _both_names(device: Device) -> str:
+def _index_and_id(device: Device) -> str:
     return device.id if device.index is None else f"{device.index} ({device.id})"
 
 
-def is_called(name: int | str, device: Device) -> bool:
-    """By its index, its id, or enough of the beginning of its id to mean something."""
+def matches_name(name: int | str, device: Device) -> bool:
+    """Return whether `name` is the device's index, its id, or a prefix of its id with more than four characters."""
     text = str(name)
     return text in (str(device.index), device.id) or (len(text) > 4 and device.id.startswith(text))
 
 
-def ban(names: Sequence[int | str], models: Sequence[str], seen: Snapshot) -> tuple[str, ...]:
-    """The ids of those that are banned by index or id, or by a part of their model's name."""
+def banned_ids(names: Sequence[int | str], models: Sequence[str], snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the ids of devices that are banned by index or id, or by a part of their model's name."""
     return tuple(
         device.id
-        for device in seen.devices
-        if any(is_called(name, device) for name in names)
+        for device in snapshot.devices
+        if any(matches_name(name, device) for name in names)
         or any(model and str(model) in (device.name or "") for model in models)
     )

@@ -1,4 +1,4 @@
-"""Needs, claims, leases and tickets: what work asks for on devices, and what it is granted."""
+"""Needs, claims, leases and tickets: the devices that work asks for, and the devices that it is granted."""
 
 from msgspec import Struct
 
@@ -6,15 +6,17 @@ from gpuyard.core.snapshot import Vendor
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """What a piece of work asks for: so many devices, alone on each or beside others, under which conditions.
+    """The devices that a piece of work asks for: how many, exclusive or shared, and under which conditions.
 
-    `memory_mb` is on each device: what a shared lease reserves, and what must be free for an exclusive one. A bound
-    that is `None` does not apply, and one whose figure is unknown is passed: what nobody can read keeps nobody waiting.
-    One that `takes_rest` needs at least that much, and reserves all that is free: nobody knows what it will use.
-    `load_percent` is how busy it is known to keep a device, and `model` a part of the device's name. `part` is how much
-    of a device it is to be given where nobody knows how much it needs; one that `ignores_load` goes beside others
-    however busy they keep a device: a person has said how many may share it. One that `ignores_foreign_load` goes
-    beside processes without a lease however busy they keep it: it has a bound of its own.
+    A limit that is None does not apply. A limit whose figure no probe can read counts as met.
+
+    memory_mb: on each device, what a shared lease reserves, or what must be free for an exclusive one.
+    load_percent: how busy the work is known to keep a device.
+    part: the part of a device to reserve where the needed memory is unknown.
+    takes_rest: reserve all free memory, at least `memory_mb`, because the memory that the work will use is unknown.
+    ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
+    ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
+    model: a part of the device's name.
     """
 
     devices: int = 1
@@ -37,16 +39,16 @@ class Need(Struct, frozen=True, kw_only=True):
     ignores_health: bool = False
 
     @property
-    def bounds_load(self) -> bool:
-        bounds = (self.max_utilization_percent, self.max_power_w, self.max_memory_used_mb)
-        return any(bound is not None for bound in bounds)
+    def limits_device_load(self) -> bool:
+        limits = (self.max_utilization_percent, self.max_power_w, self.max_memory_used_mb)
+        return any(limit is not None for limit in limits)
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """A device, or so much of its memory; an exclusive share may leave open how much it will use.
+    """A whole device, or a part of its memory. An exclusive share need not say how much memory it will use.
 
-    `foreign_mb` is what processes without a lease held there when it was granted. It is kept where the driver lists no
-    processes: what is in use beyond it is what the leases use.
+    `foreign_mb` is the memory that foreign processes held when the share was granted. It is recorded where the driver
+    lists no processes: memory in use beyond it belongs to the leases.
     """
 
     device_id: str
@@ -57,13 +59,13 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Proposed: these devices, for somebody who needs them."""
+    """Shares of devices that are proposed for a need, before the ledger grants them."""
 
     shares: tuple[Share, ...]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """Who is behind a lease or a ticket: the user is whoever owns its file, whatever it says inside."""
+    """The process behind a lease or a ticket. Its user is the owner of the file, whatever the file's content says."""
 
     uid: int
     user: str
@@ -74,7 +76,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Lease(Struct, frozen=True, kw_only=True):
-    """Granted: the shares are the holder's until it lets go or dies."""
+    """Granted shares. They belong to the holder until it releases them or dies."""
 
     id: str
     holder: Holder
@@ -86,7 +88,7 @@ class Lease(Struct, frozen=True, kw_only=True):
 
 
 class Ticket(Struct, frozen=True, kw_only=True):
-    """A place in the line of those who wait."""
+    """A place in the ledger's queue."""
 
     id: str
     holder: Holder

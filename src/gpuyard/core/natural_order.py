@@ -1,4 +1,4 @@
-"""Sort names as people count: `f2` before `f10`."""
+"""Sort names in natural order: `f2` before `f10`."""
 
 import re
 
@@ -6,4 +6,4 @@ import re
 def natural_order(path: str) -> tuple[list[list[str | int]], str]:
     """Return a sort key in which digits count as numbers, folder by folder."""
     parts = [re.split(r"([0-9]+)", part) for part in path.split("/")]
-    return [[int(word) if place % 2 else word for place, word in enumerate(part)] for part in parts], path
+    return [[int(text) if at % 2 else text for at, text in enumerate(part)] for part in parts], path

@@ -1,10 +1,10 @@
-"""What a machine looks like at one moment: a Snapshot of its host and its devices.
+"""The state of a machine at one moment: a Snapshot of its host and its devices.
 
 Rules:
 - Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
 - Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
-- The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the share that it may use.
-- A device's `id` names it for ever (a UUID where the vendor has one); its `index` is its vendor's number for people.
+- The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the part that it may use.
+- A device's `id` never changes (a UUID where the vendor has one); its `index` is the vendor's number for people.
 - A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
 """
 
@@ -23,7 +23,7 @@ class Vendor(StrEnum):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """A process that uses a device, how much of its memory it holds, and how busy it keeps it."""
+    """A process on a device: the device memory that it holds, and how busy it keeps the device."""
 
     pid: int
     memory_mb: float | None = None
@@ -31,7 +31,7 @@ class Process(Struct, frozen=True, kw_only=True):
     utilization_percent: float | None = None
 
 
-# A driver keeps less than this of a device for itself.
+# A driver uses less memory of a device than this for itself.
 _UNEXPLAINED_MB = 1024.0
 
 
@@ -58,12 +58,12 @@ class Device(Struct, frozen=True, kw_only=True):
 
     @property
     def hides_processes(self) -> bool:
-        """Whether processes use the device that the driver does not list, as in containers."""
+        """Whether the driver does not list all processes that use the device, as in containers."""
         return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > _UNEXPLAINED_MB)
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """The machine around the devices, within the limits of the container we run in, if any."""
+    """The machine around the devices, within the limits of our container, if there is one."""
 
     name: str | None = None
     cpu_count: float | None = None
@@ -77,7 +77,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Something that kept a probe from answering: what, why, and what to try."""
+    """Why a probe could not read its devices, and what to try."""
 
     source: str
     kind: str
@@ -91,14 +91,14 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What one probe saw, and what it could not see."""
+    """The devices that one probe read, and the problems that it met."""
 
     devices: tuple[Device, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """`taken_at` is in seconds since the epoch; `None` where a saved output does not tell."""
+    """`taken_at` is in seconds since the epoch; `None` where a saved output does not say."""
 
     taken_at: float | None
     host: Host
@@ -109,12 +109,12 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         return next((device for device in self.devices if device.id == device_id), None)
 
     def usable_devices(self) -> tuple[Device, ...]:
-        """Those that work can be placed on: healthy, and not a card that is split into parts."""
+        """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
         split = {device.parent for device in self.devices}
         return tuple(device for device in self.devices if device.healthy and device.id not in split)
 
 
-def fresh_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[Problem, ...]:
-    """The problems that were not there before, so that each is told once and not at every sample."""
+def find_new_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Return the problems that are not in `before`, so that each is reported once and not with every sample."""
     known = {(problem.source, problem.kind, problem.vendor) for problem in before}
     return tuple(problem for problem in now if (problem.source, problem.kind, problem.vendor) not in known)

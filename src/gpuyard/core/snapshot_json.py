@@ -1,4 +1,4 @@
-"""The stable JSON shape of a snapshot: what scripts may rely on. Keys are only ever added; unknown is `null`."""
+"""A snapshot as JSON for scripts. The format is stable: keys are only ever added; unknown is `null`."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -31,7 +31,7 @@ def problem_as_dict(problem: Problem) -> dict[str, Any]:
 
 
 def iso_time(seconds: float | None) -> str | None:
-    """Coordinated universal time with milliseconds."""
+    """Return the time in UTC, with milliseconds."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them. As GPU vendors do, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes."""
+"""Parse and format sizes and durations. As with GPU vendors, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes."""
 
 import re
 
@@ -12,7 +12,7 @@ _DURATION = re.compile(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?\s*", re.I
 
 
 def parse_size(text: str) -> float:
-    """`8G`, `8GB`, `8GiB`, `8000MB` or a bare `8000` (MB) in MB."""
+    """Return the MB of `8G`, `8GB`, `8GiB`, `8000MB` or a bare `8000` (MB)."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UserError(f"'{text}' is not a size", hint="write it as 8G, 512MB or a number of MB")
@@ -21,7 +21,7 @@ def parse_size(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """`30s`, `200ms`, `4h`, `2d` or a bare number of seconds, in seconds."""
+    """Return the seconds of `30s`, `200ms`, `4h`, `2d` or a bare number of seconds."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise UserError(f"'{text}' is not a time", hint="write it as 30s, 10m, 4h or a number of seconds")
@@ -29,14 +29,14 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(megabytes: float) -> str:
-    """MB below one GB, GB with one decimal above."""
+    """Return MB below one GB, and GB with one decimal from there on."""
     if megabytes < 1024:
         return f"{megabytes:.0f} MB"
     return f"{megabytes / 1024:.1f} GB"
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units that matter: `45s`, `3m 20s`, `4h 5m`, `2d 3h`."""
+    """Return the two largest units: `45s`, `3m 20s`, `4h 5m`, `2d 3h`."""
     whole = int(seconds)
     for unit, below, size in (("d", "h", 86400), ("h", "m", 3600), ("m", "s", 60)):
         if whole >= size:

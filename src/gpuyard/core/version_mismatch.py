@@ -2,16 +2,16 @@
 
 Rules:
 - Only a newer command restarts an older daemon, so two environments that are used in turn never restart each other's.
-- It restarts one that is idle, in the background, and that it could have started itself. In all other cases it says
-  what the user can do, and goes on.
-- A daemon that does not say its version is older: all that do not were made before versions were compared.
-- Versions that cannot be put in order (a local build, a typing mistake) are different, and neither is newer.
+- It restarts only a daemon that is idle, in the background, and that the command could have started itself. In all
+  other cases the command tells the user what to do, and continues.
+- A daemon that does not report its version is older: such daemons were made before versions were compared.
+- Versions that cannot be ordered (a local build, a typing mistake) are different, and neither is newer.
 """
 
 import re
 from enum import Enum
 
-# The shapes that PEP 440 allows for released and pre-released versions; what follows a "+" is not compared.
+# The forms that PEP 440 allows for released and pre-released versions. The part after a "+" is not compared.
 _SHAPE = re.compile(
     r"v?(?P<release>\d+(?:\.\d+)*)"
     r"(?:[-_.]?(?P<stage>a|alpha|b|beta|c|rc|pre|preview)[-_.]?(?P<stage_number>\d*))?"
@@ -29,7 +29,7 @@ _Key = tuple[tuple[int, ...], tuple[int, int], int, tuple[int, int]]
 class Reaction(Enum):
     """What a command does about the daemon that answers it."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     RESTART = "restart the daemon"
     SAY_DAEMON_IS_OLDER = "say that the daemon is older"
     SAY_COMMAND_IS_OLDER = "say that the command is older"
@@ -37,7 +37,7 @@ class Reaction(Enum):
 
 
 def is_newer(version: str, other: str | None) -> bool:
-    """Return whether `version` comes after `other`. False where the two cannot be put in order."""
+    """Return whether `version` comes after `other`. False where the two cannot be ordered."""
     if other is None:
         return True
     key, other_key = _order(version), _order(other)
@@ -50,7 +50,7 @@ def react(*, command: str, daemon: str | None, may_restart: bool) -> Reaction:
     `may_restart`: the daemon is idle, in the background, and the command may start daemons.
     """
     if command == daemon:
-        return Reaction.GO_ON
+        return Reaction.CONTINUE
     if is_newer(command, daemon):
         return Reaction.RESTART if may_restart else Reaction.SAY_DAEMON_IS_OLDER
     assert daemon is not None, "every version is newer than none"

@@ -17,11 +17,11 @@ from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller
 from gpuyard.control.step import Rules, Step
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.device_names import ban
+from gpuyard.core.device_names import banned_ids
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import SchedulingLimits
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.monitor.sample_logs import SampleLogs
@@ -290,7 +290,8 @@ class SchedulerLoop:
 
     def _others_are_in_the_way(self) -> bool:
         plan, me = self.controller.plan, self.controller.me
-        return any(holder.pid != me.pid for hold in plan.holds for reason in hold.reasons for holder in reason.holders)
+        reasons = (reason for job in plan.waiting for reason in job.reasons)
+        return any(holder.pid != me.pid for reason in reasons for holder in reason.holders)
 
     def _watch_ledger(self, *, is_wanted: bool) -> None:
         if is_wanted == (self._notice is not None):
@@ -358,4 +359,4 @@ def read_rules() -> Rules:
 
 def banned_devices(snapshot: Snapshot) -> tuple[str, ...]:
     devices = load_config().devices
-    return ban(devices.banned, devices.banned_names, snapshot)
+    return banned_ids(devices.banned, devices.banned_names, snapshot)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import Problem, Snapshot, fresh_problems
+from gpuyard.core.snapshot import Problem, Snapshot, find_new_problems
 from gpuyard.ports import Clock
 
 DEFAULT_HALF_LIFE_S = 5.0
@@ -79,7 +79,7 @@ class Sampler:
             key: smooth(self._averages.get(key, Smoothed()), value, now, self._half_life_s)
             for key, value in raw.items()
         }
-        new_problems = fresh_problems(self._problems, snapshot.problems)
+        new_problems = find_new_problems(self._problems, snapshot.problems)
         self._problems = snapshot.problems
         sample = Sample(
             snapshot=snapshot,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import ban, check_possible, find_devices
+from gpuyard.core.device_names import banned_ids, check_possible, find_devices
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
@@ -245,11 +245,11 @@ def _visible(here: Snapshot) -> list[Device]:
 def banned_devices(seen: Snapshot) -> tuple[str, ...]:
     """Return the ids of those that the configuration file bans."""
     config = load_config().devices
-    return ban(config.banned, config.banned_names, seen)
+    return banned_ids(config.banned, config.banned_names, seen)
 
 
 def _banned_by_script(here: Snapshot) -> tuple[str, ...]:
-    return ban(_listed("BANNED_GPUS", BANNED_GPUS), _listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES), here)
+    return banned_ids(_listed("BANNED_GPUS", BANNED_GPUS), _listed("BANNED_GPU_NAMES", BANNED_GPU_NAMES), here)
 
 
 def _listed(name: str, own: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.wait_text import describe_wait, telling_reasons
+from gpuyard.core.scheduling.wait_text import describe_wait, relevant_reasons
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_duration
 
@@ -27,7 +27,7 @@ class WaitMessages:
         self._since = time.monotonic()
 
     def wait(self, reasons: tuple[Reason, ...]) -> None:
-        telling = telling_reasons(self._need, reasons)
+        telling = relevant_reasons(self._need, reasons)
         # Figures change at each look; that alone is not worth another line.
         what = [(reason.kind, reason.device_id, frozenset(reason.holders)) for reason in telling]
         if self._told is None or (self._tells_changes and what != self._told):

@@ -18,7 +18,7 @@ from gpuyard import config
 from gpuyard.control.step import Rules
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import SchedulingLimits
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 

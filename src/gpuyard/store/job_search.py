@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.scheduling.queue_order import Candidate, LaneQueue, Party, whole_order
+from gpuyard.core.scheduling.queue_order import Candidate, LaneQueue, Party, full_order
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 
@@ -219,7 +219,7 @@ class _QueueOrder:
             return
         self._version, started = None, time.monotonic()
         self._execute("DELETE FROM queue_order")
-        self._insert("INSERT INTO queue_order VALUES (?, ?)", _with_pauses(whole_order(queues, used, now)))
+        self._insert("INSERT INTO queue_order VALUES (?, ?)", _with_pauses(full_order(queues, used, now)))
         self._version, self._computed_at = version, time.monotonic()
         self._took_s = self._computed_at - started
 

@@ -157,7 +157,7 @@ def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -
     page.get_by_role("textbox", name="GPUs").fill("1")
     page.get_by_role("textbox", name="Memory on each GPU").fill("90G")
     shown.button("Submit").click()
-    expect(page.get_by_role("alert")).to_contain_text("90.0 GB is more than the GPUs have")
+    expect(page.get_by_role("alert")).to_contain_text("no GPU has 90.0 GB")
     expect(page.get_by_role("alert")).to_contain_text("shows how much they have")
 
 

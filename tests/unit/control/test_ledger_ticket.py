@@ -6,9 +6,9 @@ import pytest
 
 from gpuyard.control.ledger_ticket import IN_LINE_AFTER_S, QueueTicket
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.planner import Hold
+from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.ports import LeaseLedger
 
 
@@ -41,9 +41,9 @@ def place(line: Line) -> QueueTicket:
     return QueueTicket(cast("LeaseLedger", line))
 
 
-def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) -> Hold:
+def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) -> WaitingJob:
     lane = Lane(id=1, priority=0, user="me", tag="", need=Need(), **of_lane)
-    return Hold(job_id=job_id, lane=lane, need=Need(), reasons=(plain(kind, "why"),))
+    return WaitingJob(job_id=job_id, lane=lane, need=Need(), reasons=(Reason(kind, "why"),))
 
 
 def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: QueueTicket) -> None:

@@ -15,16 +15,16 @@ from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace, PaceState
-from gpuyard.core.scheduling.planner import Hold, Plan, Start
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card
 from tests.unit.store import Shelf
 
 PACE = BatchPace(max_cpu_percent=80.0, min_free_memory_mb=2 * GB, smoothing_s=0.0, steady_s=0.0)
 NOW = 1000.0
-BUSY = plain(ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
-STAGGERED = plain(ReasonKind.STAGGERED, "runs start 5 s apart")
+BUSY = Reason(ReasonKind.HOST_TOO_BUSY, "CPU 95% > 80%")
+STAGGERED = Reason(ReasonKind.STAGGERED, "runs start 5 s apart")
 
 
 class Bench:
@@ -55,7 +55,7 @@ class Bench:
     def hold(self, *reasons: Reason, now: float = NOW) -> None:
         """Its next run is held back for these reasons."""
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
-        plan = Plan(holds=(Hold(job_id=99, lane=lane, need=lane.need, reasons=reasons),))
+        plan = Plan(waiting=(WaitingJob(job_id=99, lane=lane, need=lane.need, reasons=reasons),))
         self.batch_gates.record(plan, Sample(snapshot=Snapshot(taken_at=now, host=Host())), now)
 
     def launch(
@@ -137,7 +137,7 @@ def test_the_last_launch_outlives_the_daemon(bench: Bench) -> None:
     bench.restart()
     bench.see(NOW + 1)
     assert bench.standing.launched_at == NOW
-    assert bench.standing.at_work == 1
+    assert bench.standing.running == 1
 
 
 def test_the_last_launch_is_known_though_its_run_has_been_put_back(bench: Bench) -> None:
@@ -202,7 +202,7 @@ def test_after_a_step_that_failed_all_is_made_anew_from_the_store(bench: Bench) 
     ],
 )
 def test_each_reason_is_of_a_gate_and_waits_are_counted_by_it(bench: Bench, kind: ReasonKind, gate: str) -> None:
-    why = plain(kind, "so it is")
+    why = Reason(kind, "so it is")
     bench.see()
     bench.hold(why)
     assert bench.batch_gates.held_by(bench.group) == (gate, why)
@@ -256,7 +256,7 @@ def test_runs_at_work_are_counted(bench: Bench) -> None:
     for place in range(2):
         bench.launch(bench.runs[place], look)
     bench.see(NOW + 1)
-    assert bench.standing.at_work == 2
+    assert bench.standing.running == 2
 
 
 def test_ram_that_a_run_has_not_taken_yet_is_kept_for_it_and_for_one_more(
@@ -294,7 +294,7 @@ def test_a_run_without_devices_is_taken_to_keep_those_busy_that_its_gates_go_by(
     cards = (card(0, utilization_percent=10.0),)
     bench.launch(bench.runs[0], bench.see(devices=cards))
     bench.see(NOW + 5, devices=cards)
-    assert bench.standing.loads["G0"].judged == pytest.approx(10.0 + 100.0 / 2)
+    assert bench.standing.device_loads["G0"].judged == pytest.approx(10.0 + 100.0 / 2)
 
 
 def test_a_run_of_which_nothing_is_known_is_taken_to_keep_a_core_busy(bench_with: Callable[[BatchPace], Bench]) -> None:
@@ -384,7 +384,7 @@ def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
     bench.see(devices=(card(0, 5 * GB, utilization_percent=40.0), card(1)))
     look = Sample(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
     (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
-    held = Plan(holds=(Hold(job_id=1, lane=lane, need=lane.need, reasons=(BUSY,)),))
+    held = Plan(waiting=(WaitingJob(job_id=1, lane=lane, need=lane.need, reasons=(BUSY,)),))
     for _ in range(2):  # a look that is gone by twice is told once
         bench.batch_gates.record(held, look, NOW)
     first, second = rows_of(bench)

@@ -1,4 +1,4 @@
-from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor, fresh_problems
+from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor, find_new_problems
 from gpuyard.core.snapshot_json import snapshot_as_dict
 
 CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0)
@@ -26,8 +26,8 @@ def test_a_device_is_found_by_its_id() -> None:
 def test_a_problem_is_news_once() -> None:
     old = Problem(source="nvml", kind="timeout", message="no answer")
     new = Problem(source="nvml", kind="crashed", message="ended")
-    assert fresh_problems((), (old,)) == (old,)
-    assert fresh_problems((old,), (old, new)) == (new,)
+    assert find_new_problems((), (old,)) == (old,)
+    assert find_new_problems((old,), (old, new)) == (new,)
 
 
 def test_the_json_shape_is_the_documented_one() -> None:

@@ -58,8 +58,8 @@ def test_versions_without_an_order_are_newer_in_neither_direction(one: str, othe
 @pytest.mark.parametrize(
     ("command", "daemon", "may_restart", "reaction"),
     [
-        ("0.2.0", "0.2.0", True, Reaction.GO_ON),
-        ("0.2.0", "0.2.0", False, Reaction.GO_ON),
+        ("0.2.0", "0.2.0", True, Reaction.CONTINUE),
+        ("0.2.0", "0.2.0", False, Reaction.CONTINUE),
         ("0.2.0", "0.1.0", True, Reaction.RESTART),
         ("0.2.0", "0.1.0", False, Reaction.SAY_DAEMON_IS_OLDER),
         ("0.2.0", None, True, Reaction.RESTART),

@@ -37,7 +37,7 @@ def percent(loads: ForeignLoads, look: Snapshot, *leases: Lease, now: float = 0.
 def test_a_process_without_a_lease_is_named_with_its_user() -> None:
     load = ForeignLoads().follow(seen(os.getpid()), (), 0.0, 50.0)["G0"]
     assert (load.percent, load.is_over) == (90.0, True)
-    (stranger,) = load.strangers
+    (stranger,) = load.processes
     assert (stranger.process.pid, stranger.user) == (os.getpid(), getpass.getuser())
     assert stranger.process.name
 

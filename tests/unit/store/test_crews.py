@@ -16,7 +16,7 @@ def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:
     (first,) = shelf.add(tag="w", crew=CREW, task=TASK)
     again = JobStore(shelf.db)
     (queue,) = again.ready_queues()
-    assert queue.lane.crew == CREW
+    assert queue.lane.tag_sharing == CREW
     job = again.job(first)
     assert job is not None
     assert (job.spec.crew, job.spec.task) == (CREW, TASK)

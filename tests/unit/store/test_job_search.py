@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.scheduling.queue_order import AGEING_S, QueueLine
+from gpuyard.core.scheduling.queue_order import AGEING_S, QueueOrder
 from gpuyard.store.database import Database, open_database, open_reader
 from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
@@ -49,7 +49,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def walked(queue: Queue, used: dict[tuple[str, str], float]) -> list[int]:
-    line = QueueLine(queue.store.ready_queues(), used, NOW, is_whole=True)
+    line = QueueOrder(queue.store.ready_queues(), used, NOW, all_lanes=True)
     found = []
     while (first := line.first()) is not None:
         found.append(first[1].job_id)

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of, less
 from gpuyard.core.lease import Claim, Need
-from gpuyard.core.scheduling.planner import Hold, Plan, Start
+from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueLine
-from gpuyard.core.scheduling.running_counts import Counts, limit_reached
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueOrder
+from gpuyard.core.scheduling.running_counts import RunningCounts, limit_reached
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
 
 # A step hands over so many at most; the next one follows at once.
@@ -48,13 +48,13 @@ def hand_over(view: DispatchView, *, about: int | None = None) -> Plan:
 class _Hander:
     def __init__(self, view: DispatchView, about: int | None) -> None:
         self._view = view
-        self._counts = Counts(view.running)
+        self._counts = RunningCounts(view.running)
         self._live = dict(view.live)
         self._free = {name: offer.free for name, offer in view.offers.items()}
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
-        self._holds: dict[int, Hold] = {}
-        self._line = QueueLine(list(self._in_reach(view.queues)), view.used, view.now, about=about)
+        self._holds: dict[int, WaitingJob] = {}
+        self._line = QueueOrder(list(self._in_reach(view.queues)), view.used, view.now, explained_lane=about)
 
     def _in_reach(self, queues: Sequence[LaneQueue]) -> Iterator[LaneQueue]:
         """However many lanes wait for an engine that is in trouble, they hide none of another's."""
@@ -67,7 +67,7 @@ class _Hander:
     def plan(self) -> Plan:
         while (first := self._line.first()) is not None and len(self._starts) < MOST_AT_ONCE:
             self._consider(*first)
-        return Plan(starts=tuple(self._starts), holds=tuple(self._holds.values()))
+        return Plan(starts=tuple(self._starts), waiting=tuple(self._holds.values()))
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         refusal = self._refuse(lane)
@@ -81,7 +81,7 @@ class _Hander:
         self._line.drop(lane)
 
     def _hold(self, lane: Lane, candidate: Candidate, need: Need, why: tuple[Reason, ...]) -> None:
-        self._holds.setdefault(lane.id, Hold(job_id=candidate.job_id, lane=lane, need=need, reasons=why))
+        self._holds.setdefault(lane.id, WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=why))
 
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
@@ -97,19 +97,19 @@ class _Hander:
         if view.shut:
             return view.shut
         if trouble is not None:
-            return (plain(ReasonKind.NO_ENGINE, trouble),)
+            return (Reason(ReasonKind.NO_ENGINE, trouble),)
         if lane.tag in view.stopped:
-            return (plain(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
+            return (Reason(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
         if lane.id in view.refused:
             return (view.refused[lane.id],)
         return self._refuse_by_number(lane)
 
     def _refuse_by_number(self, lane: Lane) -> tuple[Reason, ...]:
         offer, counts, most = self._offer(lane), self._counts, self._view.tags.get(lane.tag)
-        if most is not None and counts.tags.get(lane.tag, 0) >= most:
+        if most is not None and counts.by_tag.get(lane.tag, 0) >= most:
             return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
         most = lane.group_limit
-        if most is not None and counts.groups.get(lane.group, 0) >= most:
+        if most is not None and counts.by_group.get(lane.group, 0) >= most:
             return (limit_reached(ReasonKind.ARRAY_LIMIT, "jobs of its array", most),)
         if offer.most_jobs is not None and self._live.get(lane.engine, 0) >= offer.most_jobs:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", offer.most_jobs),)
@@ -129,7 +129,7 @@ class _Hander:
         never = None if offer.total is None else _shortage(lane.engine, offer.total, wanted, "in all")
         if never is not None:
             return (never,)  # to wait for what is not there is no reason to hold up others
-        self._full[lane.engine] = plain(
+        self._full[lane.engine] = Reason(
             ReasonKind.BEHIND, f"job {candidate.job_id} comes first, and there is no room for it on {lane.engine} yet"
         )
         return (short,)

@@ -115,7 +115,7 @@ def _asked_for(job: Job) -> dict[NotExported, bool]:
         NotExported.ENVIRONMENT: True,
         NotExported.GROWTH: True,
         NotExported.PREEMPTION: spec.preempts or spec.on_preempt is not OnPreempt.SUSPEND,
-        NotExported.GATES: need.bounds_load or need.max_cpu_percent is not None,
+        NotExported.GATES: need.limits_device_load or need.max_cpu_percent is not None,
         NotExported.DEVICES: need.only is not None or need.vendor is not None,
         NotExported.BATCH: spec.pace is not None,
         NotExported.TASK: spec.task is not None,

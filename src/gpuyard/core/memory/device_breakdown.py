@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
-from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare, charge
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, charged_mb
 from gpuyard.core.snapshot import Device
 
 
@@ -34,7 +34,7 @@ def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractS
     mine = [promise for promise in promises if promise.lease_id in own]
     others = [promise for promise in promises if promise.lease_id not in own]
     used = MemoryPart(used_mb=_used(mine)), MemoryPart(used_mb=_used(others))
-    room = DeviceRoom(device, promises, None)
+    room = DeviceState(device, promises, None)
     size = room.capacity_mb
     if size is None or room.free_mb is None:
         return Breakdown(capacity_mb=None, own=used[0], others=used[1], foreign_mb=None, free_mb=None)
@@ -70,4 +70,4 @@ def _used(promises: Iterable[PromisedShare]) -> float | None:
 
 
 def _charged(promises: Iterable[PromisedShare], size: float) -> float:
-    return sum((charge(promise, size) for promise in promises), 0.0)
+    return sum((charged_mb(promise, size) for promise in promises), 0.0)

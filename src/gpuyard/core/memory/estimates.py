@@ -74,11 +74,11 @@ class Estimate(Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1024)
 def fingerprints(words: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
     """The exact command's, and the program's. A script that is named from where one stands is that one alone."""
-    program = program_of(words, cwd)
+    program = find_program(words, cwd)
     return _digest("\0".join((*program, *words, configuration))), _digest("\0".join(program))
 
 
-def program_of(words: Sequence[str], cwd: str = "") -> tuple[str, str]:
+def find_program(words: Sequence[str], cwd: str = "") -> tuple[str, str]:
     """An interpreter's script, or its module, counts as the program."""
     if not words:
         return "", ""
@@ -111,7 +111,7 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
     )
 
 
-def memory_of(profile: Profile) -> float | None:
+def memory_estimate(profile: Profile) -> float | None:
     """What a run of it is given: the high quantile with its margin, and more than what was not enough."""
     if len(profile.peaks_mb) < _LEAST_RUNS[profile.is_exact]:
         return None
@@ -122,7 +122,7 @@ def memory_of(profile: Profile) -> float | None:
     return max(high + margin, (profile.floor_mb or 0.0) * (1.0 + lasting))
 
 
-def speaks_for_others(profile: Profile) -> bool:
+def is_consistent(profile: Profile) -> bool:
     """Where a program's arguments change what it needs, a few other runs do not say how much this one does."""
     peaks = profile.peaks_mb
     if profile.is_exact or len(peaks) >= _MANY_RUNS:
@@ -130,7 +130,7 @@ def speaks_for_others(profile: Profile) -> bool:
     return max(peaks, default=0.0) <= _ALIKE * min(peaks, default=0.0)
 
 
-def how_far_off(profile: Profile) -> float | None:
+def prediction_error(profile: Profile) -> float | None:
     """The last prediction less what was used, as a part of what was used."""
     if profile.predicted_mb is None or not profile.actual_mb:
         return None

@@ -2,15 +2,15 @@
 reading alone would start it, and one of them would run out."""
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_fit import unsuitable
-from gpuyard.core.scheduling.planner import Hold
+from gpuyard.core.scheduling.device_fit import check_suitable
+from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Snapshot
 
 _PROMISED = frozenset({ReasonKind.NO_ROOM, ReasonKind.LEASED})
 
 
-def would_have_run_out(hold: Hold, snapshot: Snapshot) -> bool:
+def would_have_run_out(hold: WaitingJob, snapshot: Snapshot) -> bool:
     """Not where nobody knows what it needs, nor where it waits to be alone."""
     need = hold.need
     if not need.devices or need.memory_mb is None or need.is_exclusive:
@@ -25,5 +25,7 @@ def _with_enough_free(need: Need, memory_mb: float, snapshot: Snapshot) -> list[
     return [
         device.id
         for device in snapshot.usable_devices()
-        if device.memory_free_mb is not None and device.memory_free_mb >= memory_mb and unsuitable(need, device) is None
+        if device.memory_free_mb is not None
+        and device.memory_free_mb >= memory_mb
+        and check_suitable(need, device) is None
     ]

@@ -68,7 +68,7 @@ _HABITS = (
 )
 
 
-def preallocates(
+def preallocation_advice(
     command: Sequence[str],
     environment: Mapping[str, str],
     text: str,

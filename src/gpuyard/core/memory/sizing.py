@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, Usage
 from gpuyard.core.lease import Need, Share
-from gpuyard.core.memory.estimates import Profile, memory_of, speaks_for_others
+from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.device_fit import tiny_mb, unsuitable
+from gpuyard.core.scheduling.device_fit import check_suitable, tiny_mb
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device
@@ -45,18 +45,18 @@ _NEARLY_ALL = 0.9
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
 
-def need_of(  # noqa: PLR0913 - all that is known of it
+def size_need(  # noqa: PLR0913 - all that is known of it
     job: Job,
     exact: Profile | None,
     program: Profile | None,
-    devices: "Cards | Sequence[Device]",
+    devices: "DeviceSizes | Sequence[Device]",
     first_run_part: float = FIRST_RUN_PART,
     *,
     sibling_mb: float | None = None,
 ) -> Need:
     """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone.
     `sibling_mb` is what others of its batch that still run are known to need."""
-    cards = devices if isinstance(devices, Cards) else Cards(devices)
+    cards = devices if isinstance(devices, DeviceSizes) else DeviceSizes(devices)
     need = replace(job.spec.need, load_percent=_known_load(exact, program))
     growth = job.growth
     if growth.ram_mb is not None:
@@ -81,12 +81,12 @@ def need_of(  # noqa: PLR0913 - all that is known of it
     return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
 
 
-def _can_be_shared(need: Need, crew: TagSharing, cards: "Cards") -> bool:
+def _can_be_shared(need: Need, crew: TagSharing, cards: "DeviceSizes") -> bool:
     sizes = cards.suiting(need).sizes
     return crew.most_per_device > 1 and bool(sizes) and sizes[-1] > 0
 
 
-class Suiting(Struct, frozen=True, kw_only=True):
+class SuitableSizes(Struct, frozen=True, kw_only=True):
     """Devices that would do for some need, with their sizes; these sizes, and what they could give as good as empty,
     from the largest down. `listed` are the sizes of those whose driver lists processes, `free` what is free on the
     others; `least_mb` is the least that a first run needs on these."""
@@ -99,27 +99,27 @@ class Suiting(Struct, frozen=True, kw_only=True):
     least_mb: float
 
 
-class Cards:
+class DeviceSizes:
     """The devices of a machine, as far as sizes matter: looked through once for each kind of need."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = devices
-        self._found: dict[tuple[object, ...], Suiting] = {}
+        self._found: dict[tuple[object, ...], SuitableSizes] = {}
 
-    def suiting(self, need: Need) -> Suiting:
+    def suiting(self, need: Need) -> SuitableSizes:
         kind = (need.only, need.banned, need.vendor, need.model)
         found = self._found.get(kind)
         if found is None:
-            found = self._found[kind] = _suiting([each for each in self.devices if unsuitable(need, each) is None])
+            found = self._found[kind] = _suiting([each for each in self.devices if check_suitable(need, each) is None])
         return found
 
 
-def _suiting(devices: Sequence[Device]) -> Suiting:
+def _suiting(devices: Sequence[Device]) -> SuitableSizes:
     sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
     sizes = _from_largest(size for _, size in sized)
     roomy = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
     unlisted = [device for device in devices if device.hides_processes]
-    return Suiting(
+    return SuitableSizes(
         devices=sized,
         sizes=sizes,
         roomy=_from_largest(roomy),
@@ -137,18 +137,18 @@ def _free(device: Device) -> float:
     return (capacity(device) or 0.0) - (device.memory_used_mb or 0.0)
 
 
-def _alone(need: Need, cards: Cards) -> Need:
+def _alone(need: Need, cards: DeviceSizes) -> Need:
     return replace(need, memory_mb=None, is_exclusive=True, takes_rest=False, only=_largest(need, cards))
 
 
-def _first_run_mb(need: Need, program: Profile | None, cards: Cards, part: float) -> float | None:
+def _first_run_mb(need: Need, program: Profile | None, cards: DeviceSizes, part: float) -> float | None:
     """The part of the largest, as far as the smallest has that much, or of what is free where no driver lists
     processes; of a program whose runs were unlike each other, it may be like the largest of these. `None` is a device
     alone, as where a size is unknown."""
     suiting = cards.suiting(need)
     if part >= 1.0 or not suiting.sizes or not suiting.sizes[-1]:
         return None
-    known = None if program is None else memory_of(program)
+    known = None if program is None else memory_estimate(program)
     if suiting.listed:
         return max(known or 0.0, min(part * suiting.listed[0], _NEARLY_ALL * suiting.listed[-1]))
     return max(known or 0.0, suiting.least_mb, part * suiting.free[min(need.devices, len(suiting.free)) - 1])
@@ -156,8 +156,8 @@ def _first_run_mb(need: Need, program: Profile | None, cards: Cards, part: float
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
     for profile in (exact, program):
-        if profile is not None and speaks_for_others(profile):
-            found = memory_of(profile)
+        if profile is not None and is_consistent(profile):
+            found = memory_estimate(profile)
             if found is not None:
                 return found
     return None
@@ -184,7 +184,7 @@ def grow(
         return replace(growth, count=count, is_alone=True)
     is_sized = attempt.predicted_mb is not None or job.spec.need.memory_mb is not None or growth.memory_mb is not None
     memory_mb = max(lacked, attempt.reserved_mb if is_sized else 0.0) * _GROWN[count - 1]
-    if _takes_all(memory_mb, job.spec.need, Cards(devices)):
+    if _takes_all(memory_mb, job.spec.need, DeviceSizes(devices)):
         return replace(growth, count=count, is_alone=True)
     return replace(growth, count=count, memory_mb=memory_mb)
 
@@ -219,7 +219,7 @@ def settle_time(job: Job, settle_s: float) -> float:
     return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)
 
 
-def shown_mb(attempt: Attempt, now: float, settle_s: float) -> float | None:
+def steady_estimate_mb(attempt: Attempt, now: float, settle_s: float) -> float | None:
     """What others of its batch need, as a run shows that has not ended, once it has been flat for `settle_s`."""
     usage = attempt.usage
     if usage is None or usage.peak_mb is None or not _is_flat(attempt, usage, now, settle_s):
@@ -240,7 +240,7 @@ def _settled(share: Share, usage: Usage) -> Share:
     return replace(share, memory_mb=enough, load_percent=load, is_exclusive=False)
 
 
-def declared_far_off(declared_mb: float | None, usage: Usage | None) -> str | None:
+def declaration_advice(declared_mb: float | None, usage: Usage | None) -> str | None:
     """What to tell somebody who declared far more or less than was used."""
     peak = None if usage is None else usage.peak_mb
     if declared_mb is None or not peak:
@@ -255,13 +255,13 @@ def largest_mb(devices: Sequence[Device]) -> float | None:
     return max((size for device in devices if (size := capacity(device)) is not None), default=None)
 
 
-def _takes_all(memory_mb: float, need: Need, cards: Cards) -> bool:
+def _takes_all(memory_mb: float, need: Need, cards: DeviceSizes) -> bool:
     """Whether so much can be had only of devices that are as good as empty, if at all."""
     roomy = cards.suiting(need).roomy
     return bool(roomy) and (len(roomy) < need.devices or memory_mb > roomy[need.devices - 1])
 
 
-def _largest(need: Need, cards: Cards) -> tuple[str, ...] | None:
+def _largest(need: Need, cards: DeviceSizes) -> tuple[str, ...] | None:
     """As many as it needs of the largest that it may use."""
     suiting = cards.suiting(need)
     if len(suiting.sizes) < need.devices:

@@ -15,9 +15,9 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.notify.subscriptions import Event
-from gpuyard.core.scheduling.device_fit import Packing, crowded
-from gpuyard.core.scheduling.device_memory import DeviceRoom
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_strangers
+from gpuyard.core.scheduling.device_fit import Packing, check_capacity
+from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_foreign_processes
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
 
@@ -175,9 +175,9 @@ class Freed:
 def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     """Return whether somebody uses the device. A screen on it does not count."""
     is_taken = any(lease.on(device.id) for lease in leases)
-    is_empty = device.processes == () and not may_have_strangers(device)
+    is_empty = device.processes == () and not may_have_foreign_processes(device)
     is_busy = not is_empty and (device.utilization_percent or 0.0) > IDLE_PERCENT
-    return is_taken or is_busy or crowded(Need(), DeviceRoom(device, (), None), Packing()) is not None
+    return is_taken or is_busy or check_capacity(Need(), DeviceState(device, (), None), Packing()) is not None
 
 
 def label_of(device: Device) -> str:

@@ -1,12 +1,12 @@
-"""How much room a device has: reserve and measure.
+"""Free memory and load of a device, from what its leases reserve and what was measured.
 
-Free memory on a device is its capacity, less what strangers hold, less for each lease the larger of what it reserved
-and what it was measured to use. A lease that has not allocated yet is charged what it reserved; one that grew, what it
-uses; a stranger, what it holds. Where the driver lists no processes, strangers hold what they held when the leases were
-granted, and whatever is in use beyond that and beyond what the leases reserved.
+Free memory of a device is its capacity, less the memory of foreign processes, less for each lease the larger of its
+reservation and its measured use. So a lease that has not allocated yet is charged its reservation, and a lease that has
+grown is charged what it uses. Where the driver lists no processes, foreign processes are charged what they held when
+the leases were granted, and all use beyond that and beyond what the leases reserved.
 
-How busy it is goes by the same rule: the larger of what its leases are known to keep it busy with together with the
-processes that have no lease, and what was seen.
+Load follows the same rule: the larger of the measured load, and the sum of the known loads of the leases and of the
+foreign processes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,37 +18,42 @@ from gpuyard.core.lease import Holder, Share
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.snapshot import Device
 
-# One of which nothing is known may keep a whole device busy.
+# A job of unknown load may keep a whole device busy.
 UNKNOWN_PERCENT = 100.0
 
 
 class PromisedShare(Struct, frozen=True, kw_only=True):
-    """A share that is taken, or kept for somebody who is ahead; `lease_id` where it was granted."""
+    """A share that is leased (with its `lease_id`), claimed by this plan, or reserved for a request ahead."""
 
     share: Share
     holder: Holder
     measured_mb: float | None = None
-    is_kept: bool = False
+    is_reservation: bool = False
     lease_id: str | None = None
 
 
-class DeviceRoom:
-    """A device and what is promised of it, with the sums of that; it never changes."""
+class DeviceState:
+    """A device and its promised shares, with their sums. Never changes after construction.
+
+    load_percent: how busy the device is known to be; shares of unknown load count as 0.
+    expected_percent: how busy it may become; shares of unknown load count as 100%.
+    lease_count: promised shares without reservations.
+    """
 
     __slots__ = (
-        "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_alone", "is_loaded", "load_percent",
-        "promises", "seen_percent", "takers",
+        "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_exclusive", "is_loaded", "lease_count",
+        "load_percent", "measured_percent", "promises",
     )  # fmt: skip
 
     def __init__(
         self,
         device: Device,
         promises: Sequence[PromisedShare],
-        seen_percent: float | None,
+        measured_percent: float | None,
         foreign: ForeignLoad = NO_FOREIGN_LOAD,
     ) -> None:
         self.device = device
-        self.seen_percent = seen_percent
+        self.measured_percent = measured_percent
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
@@ -56,19 +61,19 @@ class DeviceRoom:
 
     @property
     def charged_mb(self) -> float | None:
-        """What strangers hold and what is promised."""
+        """Memory that foreign processes hold or that is promised."""
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
-    def with_promise(self, promise: PromisedShare) -> "DeviceRoom":
-        return DeviceRoom(self.device, [*self.promises, promise], self.seen_percent, self.foreign)
+    def with_promise(self, promise: PromisedShare) -> "DeviceState":
+        return DeviceState(self.device, [*self.promises, promise], self.measured_percent, self.foreign)
 
-    def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceRoom":
-        """As it will be when these leases, or all, have ended: how busy they keep it says nothing about then."""
+    def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
+        """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
         left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
         if len(left) == len(self.promises):
             return self
         foreign = self.foreign_mb
-        used = foreign + min(self._ours(left), (self.device.memory_used_mb or 0.0) - foreign)
+        used = foreign + min(self._leased_use_mb(left), (self.device.memory_used_mb or 0.0) - foreign)
         device = replace(
             self.device,
             memory_used_mb=used,
@@ -76,52 +81,53 @@ class DeviceRoom:
             utilization_percent=None,
             power_draw_w=None,
         )
-        return DeviceRoom(device, left, None, self.foreign)
+        return DeviceState(device, left, None, self.foreign)
 
     def _add_up(self) -> None:
         promises = self.promises
-        self.is_alone = False
-        self.takers = 0
+        self.is_exclusive = False
+        self.lease_count = 0
         known = expected = 0.0
         for each in promises:
             share = each.share
-            self.is_alone = self.is_alone or share.is_exclusive
-            self.takers += not each.is_kept
+            self.is_exclusive = self.is_exclusive or share.is_exclusive
+            self.lease_count += not each.is_reservation
             known += share.load_percent or 0.0
             expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
         foreign = self.foreign.percent if self.foreign.percent > IDLE_PERCENT else 0.0
-        # What was seen on a device that only strangers use may have been the doing of somebody who has left.
-        seen = (self.seen_percent or 0.0) if promises else 0.0
-        self.load_percent = max(known + foreign, seen)
-        self.expected_percent = max(expected + foreign, seen)
+        # On a device without leases, the measured load may come from a job that has just ended.
+        measured = (self.measured_percent or 0.0) if promises else 0.0
+        self.load_percent = max(known + foreign, measured)
+        self.expected_percent = max(expected + foreign, measured)
         self.is_loaded = bool(promises) or foreign > 0.0
         size = self.capacity_mb
         self.free_mb = (
-            None if size is None else size - self.foreign_mb - sum(charge(promise, size) for promise in promises)
+            None if size is None else size - self.foreign_mb - sum(charged_mb(promise, size) for promise in promises)
         )
 
     @property
     def foreign_mb(self) -> float:
-        """What strangers hold: all that is used, less what leases were measured to use or may use unseen."""
+        """Memory of foreign processes: all use, less what leases were measured to use or may use unmeasured."""
         used = self.device.memory_used_mb or 0.0
-        unexplained = max(0.0, used - self._ours(self.promises))
+        unexplained = max(0.0, used - self._leased_use_mb(self.promises))
         if not self.device.hides_processes:
             return unexplained
         before = max((each.share.foreign_mb or 0.0 for each in self.promises), default=0.0)
         return max(unexplained, min(before, used))
 
-    def _ours(self, promises: Iterable[PromisedShare]) -> float:
+    def _leased_use_mb(self, promises: Iterable[PromisedShare]) -> float:
         size = self.capacity_mb or 0.0
-        ours = 0.0
+        total = 0.0
         for each in promises:
             if each.measured_mb is not None:
-                ours += each.measured_mb
-            elif not each.is_kept:
-                ours += charge(each, size)
-        return ours
+                total += each.measured_mb
+            elif not each.is_reservation:
+                total += charged_mb(each, size)
+        return total
 
 
-def charge(promise: PromisedShare, capacity_mb: float) -> float:
+def charged_mb(promise: PromisedShare, capacity_mb: float) -> float:
+    """Return the larger of the reserved and the measured memory. An exclusive share reserves the whole device."""
     reserved = promise.share.memory_mb
     if promise.share.is_exclusive or reserved is None:
         reserved = capacity_mb
@@ -129,7 +135,7 @@ def charge(promise: PromisedShare, capacity_mb: float) -> float:
 
 
 def capacity(device: Device) -> float | None:
-    """Used and free together: a driver keeps a part of the total for itself."""
+    """Return used plus free memory, as a driver keeps a part of the total for itself."""
     if device.memory_used_mb is not None and device.memory_free_mb is not None:
         return device.memory_used_mb + device.memory_free_mb
     return device.memory_total_mb

@@ -1,24 +1,24 @@
-"""Smoothing: what a figure has been like of late, so that one spike or one lull decides nothing; gates that go by it.
+"""Smoothed figures, and gates that open and close by them, so that a single spike or lull decides nothing.
 
-An exponential average that knows how much time passed: a reading loses half of its weight per half-life, however far
-apart the samples are. A figure that stays unknown is remembered for a while, then unknown again.
+Smoothing is an exponential average by time: a reading loses half of its weight per half-life, however far apart the
+samples are. A figure that can no longer be read is remembered for a while, then counts as unknown.
 """
 
 from msgspec import Struct
 
-# After this many half-lives without a reading, what is remembered counts for less than a tenth.
+# After this many half-lives without a reading, the last average counts for less than a tenth.
 FORGET_AFTER_HALF_LIVES = 4.0
 
 
 class Smoothed(Struct, frozen=True, kw_only=True):
-    """The average as it stood `at` the time of the last reading that was known."""
+    """The average, and the time of the last known reading."""
 
     value: float | None = None
     at: float | None = None
 
 
 def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: float) -> Smoothed:
-    """The average with one more reading, taken at `now` on a clock that never goes back."""
+    """Return the average with one more reading, taken at `now` on a monotonic clock."""
     if before.value is None or before.at is None:
         return before if reading is None else Smoothed(value=reading, at=now)
     elapsed = now - before.at
@@ -31,34 +31,34 @@ def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: flo
 
 
 class Gate(Struct, frozen=True, kw_only=True):
-    """Closed while a figure is beyond its bound; it opens again only when the figure is well within."""
+    """Closes when a figure exceeds its limit; reopens when the figure is within the limit by a margin."""
 
     is_closed: bool = False
 
 
-def judge_above(gate: Gate, figure: float | None, bound: float | None, margin: float) -> Gate:
-    """For a figure that must not be too high. What is unknown closes nothing."""
-    if figure is None or bound is None:
+def judge_above(gate: Gate, figure: float | None, limit: float | None, margin: float) -> Gate:
+    """Return the gate of a figure that must not exceed `limit`. An unknown figure opens it."""
+    if figure is None or limit is None:
         return Gate()
-    return Gate(is_closed=figure > (bound - margin if gate.is_closed else bound))
+    return Gate(is_closed=figure > (limit - margin if gate.is_closed else limit))
 
 
-def judge_below(gate: Gate, figure: float | None, bound: float | None, margin: float) -> Gate:
-    """For a figure that must not be too low."""
-    if figure is None or bound is None:
+def judge_below(gate: Gate, figure: float | None, limit: float | None, margin: float) -> Gate:
+    """Return the gate of a figure that must not fall below `limit`. An unknown figure opens it."""
+    if figure is None or limit is None:
         return Gate()
-    return Gate(is_closed=figure < (bound + margin if gate.is_closed else bound))
+    return Gate(is_closed=figure < (limit + margin if gate.is_closed else limit))
 
 
 class SteadyGate(Struct, frozen=True, kw_only=True):
-    """Closed since its figure was beyond its bound; `within_since` says since when it no longer is."""
+    """Closes when a figure exceeds its limit. `within_since`: since when the figure of a closed gate is within."""
 
     is_closed: bool = False
     within_since: float | None = None
 
 
 def judge_steadily(gate: SteadyGate, is_within: bool | None, now: float, steady_s: float) -> SteadyGate:  # noqa: FBT001
-    """It opens once its figure has been within for so long without a break. What is unknown closes nothing."""
+    """Reopen after `steady_s` seconds continuously within the limit. An unknown figure opens the gate."""
     if is_within is None:
         return SteadyGate()
     if not is_within:

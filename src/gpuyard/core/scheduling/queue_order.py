@@ -1,13 +1,13 @@
-"""Who is next: priority, then fair share, then submission; and who waits long rises, so that nobody starves.
+"""Queue order: priority, then fair share, then submission. Priority rises with waiting time, so that no job starves.
 
-Ready jobs stand in lanes. All jobs of a lane have the same priority, owner, tag, need and array, so only its first job
-has to be looked at: where it cannot start, none behind it can. A step costs what it starts and how many kinds of jobs
-there are, not how many wait.
+Ready jobs wait in lanes. All jobs of a lane have the same priority, owner, tag, need and array, so only its first job
+is considered: where that cannot start, none behind it can. The cost of a step grows with the jobs that it starts and
+with the number of lanes, not with the number of waiting jobs.
 
-- A job gains one level of priority for each AGEING_S that it has been queued, whatever it was submitted with.
-- Within a level, those go first whose user and tag have used the least of late: use loses half of its weight per
-  HALF_LIFE_S, and what runs counts as it goes.
-- Then whoever was submitted first.
+- A job gains one level of priority for each AGEING_S that it has been queued, whatever priority it was submitted with.
+- Within a level, the user and tag with the least recent use goes first: use loses half of its weight per HALF_LIFE_S,
+  and running jobs count as they run.
+- Then the job that was submitted first.
 """
 
 import heapq
@@ -21,22 +21,25 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 
 AGEING_S = 600.0
 HALF_LIFE_S = 86_400.0
-# Lanes beyond this many, with devices or without, are not looked at in one step; their jobs rise as those before them
-# start.
+# A step considers at most this many lanes with devices, and as many without; the others follow as earlier jobs start.
 MOST_LANES = 256
-# What a start counts for until the job has run for a while, so that two tags take turns within one step.
+# The use that each start adds within a step, so that two tags take turns.
 STARTING_S = 1.0
 
 Party = tuple[str, str]
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """`group` is the array whose `group_limit` holds for it; a large submission is a `batch` with lanes of its own.
+    """Ready jobs that are alike.
 
-    Where a lane `sizes_each`, each of its jobs has a need of its own, which is learned or has grown. One that `resumes`
-    has a single job, which is suspended; one that `preempts` may have others make room. The runs of a batch, which is a
-    `group`, start at its `pace`. Where there is a `crew`, it is all that have the tag. Where there is an `engine`, that
-    places its jobs, of which it is asked the same: these are its `demands`.
+    group: the array, or the batch, that the jobs belong to; at most `group_limit` of it run at a time.
+    batch: set for a large submission, which has lanes of its own.
+    sizes_each: each job has a need of its own, which is learned or has grown.
+    resumes: the lane has a single job, which is suspended.
+    preempts: its jobs may preempt others.
+    pace: when the runs of a batch may start.
+    tag_sharing: how all jobs with the tag share devices.
+    engine: the cluster engine that places its jobs; `demands` are the engine's options that they have in common.
     """
 
     id: int
@@ -51,7 +54,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     resumes: bool = False
     preempts: bool = False
     pace: BatchPace | None = None
-    crew: TagSharing | None = None
+    tag_sharing: TagSharing | None = None
     engine: str = ""
     demands: tuple[str, ...] = ()
 
@@ -61,21 +64,21 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A job that could start now, if there is room; `queued_at` is since when."""
+    """A job that is ready to start since `queued_at`."""
 
     job_id: int
     queued_at: float
 
 
 class LaneQueue(Struct, frozen=True, kw_only=True):
-    """A lane and its jobs, first come first; they are fetched as they are asked for."""
+    """A lane and its jobs in order of submission, fetched lazily."""
 
     lane: Lane
     jobs: Iterator[Candidate]
 
 
 class WeightedUse(Struct, frozen=True, kw_only=True):
-    """Device-seconds (for work without devices: seconds), as they weighed `at` that time."""
+    """Device-seconds (for jobs without devices: seconds), weighted as of the time `at`."""
 
     seconds: float = 0.0
     at: float = 0.0
@@ -89,13 +92,13 @@ def add_use(use: WeightedUse, seconds: float, now: float) -> WeightedUse:
     return WeightedUse(seconds=weight(use, now) + seconds, at=now)
 
 
-def level(priority: int, queued_at: float, now: float) -> int:
-    """The priority that a job has by now."""
+def current_priority(priority: int, queued_at: float, now: float) -> int:
+    """Return the job's priority with what it has gained by waiting."""
     return priority + max(0, int((now - queued_at) // AGEING_S))
 
 
-class QueueLine:
-    """The lanes' first jobs in their order; a start or a refusal brings the next one forward."""
+class QueueOrder:
+    """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward."""
 
     def __init__(
         self,
@@ -103,20 +106,20 @@ class QueueLine:
         used: Mapping[Party, float],
         now: float,
         *,
-        about: int | None = None,
-        is_whole: bool = False,
+        explained_lane: int | None = None,
+        all_lanes: bool = False,
     ) -> None:
-        """`about` is a lane that is looked at however many there are; `is_whole` looks at all of them."""
+        """Consider MOST_LANES lanes, and always `explained_lane`; with `all_lanes`, all of them."""
         self._now = now
         self._used = dict(used)
         heads = ((queue, next(queue.jobs, None)) for queue in queues)
         self._heads = [(queue, head) for queue, head in heads if head is not None]
-        if len(self._heads) > MOST_LANES and not is_whole:
+        if len(self._heads) > MOST_LANES and not all_lanes:
             with_devices = [entry for entry in self._heads if entry[0].lane.need.devices]
             without = [entry for entry in self._heads if not entry[0].lane.need.devices]
             first = [entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]]
-            asked = [entry for entry in self._heads if entry[0].lane.id == about and entry not in first]
-            self._heads = first + asked
+            explained = [entry for entry in self._heads if entry[0].lane.id == explained_lane and entry not in first]
+            self._heads = first + explained
 
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:
@@ -125,12 +128,12 @@ class QueueLine:
         return queue.lane, head
 
     def advance(self, lane: Lane) -> None:
-        """Its first job starts: its next one stands in line now."""
+        """Replace the lane's first job, which starts, by its next one, and count the start as use."""
         self._used[lane.party] = self._used.get(lane.party, 0.0) + STARTING_S * max(1, lane.need.devices)
         self.pass_over(lane)
 
     def pass_over(self, lane: Lane) -> None:
-        """Its first job cannot start, but its next one may."""
+        """Replace the lane's first job, which cannot start, by its next one."""
         for place, (queue, _) in enumerate(self._heads):
             if queue.lane is lane:
                 following = next(queue.jobs, None)
@@ -141,21 +144,21 @@ class QueueLine:
                 return
 
     def drop(self, lane: Lane) -> None:
-        """Nothing of it can start now."""
+        """Remove a lane of which no job can start now."""
         self._heads = [entry for entry in self._heads if entry[0].lane is not lane]
 
     def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
         queue, head = entry
         lane = queue.lane
-        now_at = level(lane.priority, head.queued_at, self._now)
-        return -now_at, self._used.get(lane.party, 0.0), head.job_id
+        priority = current_priority(lane.priority, head.queued_at, self._now)
+        return -priority, self._used.get(lane.party, 0.0), head.job_id
 
 
-def whole_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:
-    """All jobs as a whole Line would bring them forward, at a cost that hardly grows with the lanes.
+def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:
+    """Yield all jobs in the order of a QueueOrder with `all_lanes`, at a cost that hardly grows with the lanes.
 
-    A start changes only what its own party has used: so each party has its lanes' first jobs in order, and of the
-    parties only the one whose job was taken has to find its place anew.
+    A start changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a
+    heap, and after each job only its party is placed again in the heap of parties.
     """
     weights = dict(used)
     parties: dict[Party, list[tuple[int, int, int]]] = {}
@@ -163,13 +166,13 @@ def whole_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: f
     for place, (queue, head) in enumerate(zip(queues, heads, strict=True)):
         if head is not None:
             parties.setdefault(queue.lane.party, []).append(_urgency(queue.lane, head, now, place))
-    line: list[tuple[int, float, int, Party]] = []
+    order: list[tuple[int, float, int, Party]] = []
     for party, waiting in parties.items():
         heapq.heapify(waiting)
-        line.append((waiting[0][0], weights.get(party, 0.0), waiting[0][1], party))
-    heapq.heapify(line)
-    while line:
-        party = line[0][3]
+        order.append((waiting[0][0], weights.get(party, 0.0), waiting[0][1], party))
+    heapq.heapify(order)
+    while order:
+        party = order[0][3]
         waiting = parties[party]
         place = waiting[0][2]
         lane, head = queues[place].lane, heads[place]
@@ -182,10 +185,10 @@ def whole_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: f
         else:
             heapq.heapreplace(waiting, _urgency(lane, following, now, place))
         if waiting:
-            heapq.heapreplace(line, (waiting[0][0], weights[party], waiting[0][1], party))
+            heapq.heapreplace(order, (waiting[0][0], weights[party], waiting[0][1], party))
         else:
-            heapq.heappop(line)
+            heapq.heappop(order)
 
 
 def _urgency(lane: Lane, head: Candidate, now: float, place: int) -> tuple[int, int, int]:
-    return -level(lane.priority, head.queued_at, now), head.job_id, place
+    return -current_priority(lane.priority, head.queued_at, now), head.job_id, place

@@ -1,8 +1,8 @@
-"""Rooms that can be shared, the least busy first, so that the best one for a job is found without asking them all.
+"""Devices that can be shared, the least busy first, so that the best one for a job is found without checking all.
 
-A job goes where it slows others least, and there where it leaves the least room over. It slows nobody in the rooms at
-the beginning of this order: of those that have room for it, the fullest is the best. Behind these, the first that has
-room for it is.
+The best device is where the job slows others least, and among those the one with the least free memory. The job slows
+no other on the devices at the start of this order: of those with enough memory, the fullest is the best. Behind them,
+the first with enough memory is the best.
 """
 
 import bisect
@@ -10,28 +10,28 @@ import math
 from collections.abc import Iterable
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_fit import Packing, crowded
-from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceRoom
+from gpuyard.core.scheduling.device_fit import Packing, check_capacity
+from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceState
 
 # Jobs that together keep a card no busier than this hardly slow each other.
 _COMFORTABLE_PERCENT = 100.0
 _ROUNDING = 1e-6
 
-# How busy it will be, what is free, its index and its id, by which rooms are compared; and how busy it is known to be.
-_Offer = tuple[float, float, int, str, float, DeviceRoom]
+# The sort key (expected load, free memory, index, id), then the known load and the device's state.
+_Offer = tuple[float, float, int, str, float, DeviceState]
 
 
 class SharedDevices:
-    def __init__(self, rooms: Iterable[DeviceRoom]) -> None:
-        self._offers = sorted(offer for offer in map(_offer, rooms) if offer is not None)
+    def __init__(self, states: Iterable[DeviceState]) -> None:
+        self._offers = sorted(offer for offer in map(_offer, states) if offer is not None)
 
     def copy(self) -> "SharedDevices":
         other = SharedDevices(())
         other._offers = self._offers.copy()
         return other
 
-    def exchange(self, before: DeviceRoom, after: DeviceRoom) -> None:
-        """One that was here, or was not, for what has become of it."""
+    def replace(self, before: DeviceState, after: DeviceState) -> None:
+        """Replace a device's state. Does nothing if `before` is not in this set."""
         offer = _offer(before)
         place = bisect.bisect_left(self._offers, offer) if offer is not None else len(self._offers)
         if place == len(self._offers) or self._offers[place][-1] is not before:
@@ -41,38 +41,38 @@ class SharedDevices:
         if offer is not None:
             bisect.insort(self._offers, offer)
 
-    def best(self, need: Need, packing: Packing) -> DeviceRoom | None:
-        """For a job that needs one device and shares it."""
-        slows_nobody = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
-        return self._fullest(need, packing, slows_nobody) or self._first(need, packing, slows_nobody)
+    def best(self, need: Need, packing: Packing) -> DeviceState | None:
+        """Return the best device for a job that needs a share of one device."""
+        slowing = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
+        return self._fullest(need, packing, slowing) or self._first(need, packing, slowing)
 
-    def _fullest(self, need: Need, packing: Packing, end: int) -> DeviceRoom | None:
-        """Of those up to there."""
+    def _fullest(self, need: Need, packing: Packing, end: int) -> DeviceState | None:
+        """Return the fullest device before `end` that has capacity for the need."""
         least = -math.inf if need.memory_mb is None else need.memory_mb
         best, free_mb = None, math.inf
         for offer in self._offers[:end]:
             is_fuller = least <= offer[1] <= free_mb and (best is None or offer[1:4] < best[1:4])
-            if is_fuller and not crowded(need, offer[-1], packing):
+            if is_fuller and not check_capacity(need, offer[-1], packing):
                 best, free_mb = offer, offer[1]
         return None if best is None else best[-1]
 
-    def _first(self, need: Need, packing: Packing, start: int) -> DeviceRoom | None:
-        """Of those from there on."""
+    def _first(self, need: Need, packing: Packing, start: int) -> DeviceState | None:
+        """Return the first device from `start` on that has capacity for the need."""
         least = -math.inf if need.memory_mb is None else need.memory_mb
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
         most -= (need.load_percent or 0.0) - _ROUNDING
-        roomy = (offer[-1] for offer in self._offers[start:] if offer[1] >= least and offer[4] <= most)
-        return next((room for room in roomy if not crowded(need, room, packing)), None)
+        large = (offer[-1] for offer in self._offers[start:] if offer[1] >= least and offer[4] <= most)
+        return next((state for state in large if not check_capacity(need, state, packing)), None)
 
 
-def unfitness(need: Need, room: DeviceRoom) -> tuple[float, float, int, str]:
-    """How much it would slow others, then how much room would be left over."""
-    crowding = room.expected_percent + _load(need) - _COMFORTABLE_PERCENT if room.is_loaded else 0.0
+def placement_cost(need: Need, state: DeviceState) -> tuple[float, float, int, str]:
+    """Return a sort key: how much the job would slow others there, then how much memory would be left over."""
+    crowding = state.expected_percent + _load(need) - _COMFORTABLE_PERCENT if state.is_loaded else 0.0
     return (
         crowding if crowding > _ROUNDING else 0.0,
-        room.free_mb if room.free_mb is not None else math.inf,
-        room.device.index or 0,
-        room.device.id,
+        state.free_mb if state.free_mb is not None else math.inf,
+        state.device.index or 0,
+        state.device.id,
     )
 
 
@@ -80,11 +80,11 @@ def _load(need: Need) -> float:
     return UNKNOWN_PERCENT if need.load_percent is None else need.load_percent
 
 
-def _offer(room: DeviceRoom) -> _Offer | None:
-    """Return None for a device that is held alone or whose size is unknown. On an idle one a job slows no other."""
-    if room.is_alone or room.free_mb is None:
+def _offer(state: DeviceState) -> _Offer | None:
+    """Return None for a device that is held exclusively or of unknown size. On an idle device a job slows no other."""
+    if state.is_exclusive or state.free_mb is None:
         return None
-    device = room.device
-    expected = room.expected_percent if room.is_loaded else -math.inf
-    known = room.load_percent if room.takers else -math.inf
-    return expected, room.free_mb, device.index or 0, device.id, known, room
+    device = state.device
+    expected = state.expected_percent if state.is_loaded else -math.inf
+    known = state.load_percent if state.lease_count else -math.inf
+    return expected, state.free_mb, device.index or 0, device.id, known, state

@@ -1,9 +1,8 @@
-"""A crew: the jobs of a tag, that share devices by a rule of their own: so many of them on one device, spread evenly,
-and so long between two of their starts.
+"""How the jobs of one tag share devices: how many run on one device, spread evenly, and the time between two starts.
 
-A job whose memory is unknown reserves an equal share of what others leave: the free memory, divided by the places that
-the crew has left on the device. So as many fit as were asked for, also beside a desktop. A share is at most one over
-`most_per_device` of the device, and at least half of that: where less is free, the job waits.
+A job of unknown memory reserves an equal part of what others leave: the free memory, divided by the places that the tag
+has left on the device. So as many jobs fit as the user asked for, also beside a desktop. The part is at most
+1/`most_per_device` of the device, and at least half of that: where less is free, the job waits.
 """
 
 import itertools
@@ -15,10 +14,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import DeviceRoom
-from gpuyard.core.scheduling.shared_devices import unfitness
+from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.shared_devices import placement_cost
 
-# Of its full share: a job that is given less than this would probably run out of memory.
+# A job that gets less than this of its full part would probably run out of memory.
 _LEAST_PART = 0.5
 
 
@@ -27,59 +26,66 @@ class TagSharing(Struct, frozen=True, kw_only=True):
     stagger_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
-def spread(need: Need, crew: TagSharing, rooms: Sequence[DeviceRoom], counts: Mapping[str, int]) -> list[Need]:
-    """The same need in the order in which it is tried: on devices that have the fewest of the crew first. `counts` says
-    how many each has; nothing where all but too few have as many as may be."""
-    free = [room for room in rooms if counts.get(room.device.id, 0) < crew.most_per_device]
-    places = {room.device.id: crew.most_per_device - counts.get(room.device.id, 0) for room in free}
-    levels = sorted(set(places.values()), reverse=True)
+def spread_need(
+    need: Need, sharing: TagSharing, states: Sequence[DeviceState], counts: Mapping[str, int]
+) -> list[Need]:
+    """Return variants of the need in the order to try them: devices with the fewest jobs of the tag first.
+
+    Empty where too few devices are below their limit. `counts` is the number of jobs of the tag by device id.
+    """
+    free = [state for state in states if counts.get(state.device.id, 0) < sharing.most_per_device]
+    places = {state.device.id: sharing.most_per_device - counts.get(state.device.id, 0) for state in free}
     need = replace(need, ignores_load=True)
     return [
-        way
-        for level in levels
-        for way in _sized(need, [room for room in free if places[room.device.id] >= level], places)
+        variant
+        for least in sorted(set(places.values()), reverse=True)
+        for variant in _sized(need, [state for state in free if places[state.device.id] >= least], places)
     ]
 
 
-def emptiest(rooms: Sequence[DeviceRoom], counts: Mapping[str, int], devices: int) -> list[str]:
-    """Those with the fewest of the crew."""
-    return sorted((room.device.id for room in rooms), key=lambda each: (counts.get(each, 0), each))[:devices]
+def devices_with_fewest(states: Sequence[DeviceState], counts: Mapping[str, int], devices: int) -> list[str]:
+    """Return the ids of the `devices` devices with the fewest jobs of the tag."""
+    return sorted((state.device.id for state in states), key=lambda each: (counts.get(each, 0), each))[:devices]
 
 
-def anywhere(needs: Sequence[Need]) -> Need:
-    """All of them as one, for those who ask what it waits for."""
+def merge_variants(needs: Sequence[Need]) -> Need:
+    """Return one need that covers all variants, to explain what the job waits for."""
+    if len(needs) == 1:
+        return needs[0]
     ids = dict.fromkeys(device_id for need in needs for device_id in need.only or ())
     sizes = [need.memory_mb for need in needs if need.memory_mb is not None]
     return replace(needs[-1], only=tuple(ids), memory_mb=min(sizes, default=None))
 
 
-def _sized(need: Need, rooms: Sequence[DeviceRoom], places: Mapping[str, int]) -> Iterator[Need]:
-    """With its share of such devices; where one is enough, first those where it slows others least, then those where
-    its share is largest."""
-    if len(rooms) < need.devices:
+def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int]) -> Iterator[Need]:
+    """Yield the need with its part of these devices.
+
+    For one device: first where the job slows others least, then where its part is largest.
+    """
+    if len(states) < need.devices:
         return
     if need.part is None:
-        yield replace(need, only=_ids(rooms))
+        yield replace(need, only=_ids(states))
         return
-    shares = {room.device.id: _share(room, need.part, places[room.device.id]) for room in rooms}
+    sizes = {state.device.id: _part_mb(state, need.part, places[state.device.id]) for state in states}
     if need.devices > 1:
-        roomy = [share for room in rooms if (share := shares[room.device.id]) <= (room.free_mb or 0.0)]
-        yield replace(need, only=_ids(rooms), memory_mb=min(roomy or shares.values()))
+        fitting = [size for state in states if (size := sizes[state.device.id]) <= (state.free_mb or 0.0)]
+        yield replace(need, only=_ids(states), memory_mb=min(fitting or sizes.values()))
         return
 
-    def rank(room: DeviceRoom) -> tuple[float, float]:
-        return unfitness(need, room)[0], -shares[room.device.id]
+    def rank(state: DeviceState) -> tuple[float, float]:
+        return placement_cost(need, state)[0], -sizes[state.device.id]
 
-    for (_, share), alike in itertools.groupby(sorted(rooms, key=rank), key=rank):
-        yield replace(need, only=_ids(alike), memory_mb=-share)
+    for (_, negative_size), alike in itertools.groupby(sorted(states, key=rank), key=rank):
+        yield replace(need, only=_ids(alike), memory_mb=-negative_size)
 
 
-def _share(room: DeviceRoom, part: float, places: int) -> float:
-    """Whole MB, so that rounding never makes the shares exceed what is free."""
-    full = part * (room.capacity_mb or 0.0)
-    equal = full if room.free_mb is None else math.floor(room.free_mb / places)
+def _part_mb(state: DeviceState, part: float, places: int) -> float:
+    """Return whole MB, so that rounding never makes the parts exceed the free memory."""
+    full = part * (state.capacity_mb or 0.0)
+    equal = full if state.free_mb is None else math.floor(state.free_mb / places)
     return min(full, max(equal, full * _LEAST_PART))
 
 
-def _ids(rooms: Iterable[DeviceRoom]) -> tuple[str, ...]:
-    return tuple(room.device.id for room in rooms)
+def _ids(states: Iterable[DeviceState]) -> tuple[str, ...]:
+    return tuple(state.device.id for state in states)

@@ -1,4 +1,4 @@
-"""Why a piece of work does not start: a closed set, each with its figures, in words for people."""
+"""Reasons why work does not start: a closed set of kinds, each with its figures and a text for users."""
 
 from enum import StrEnum
 
@@ -43,8 +43,8 @@ class ReasonKind(StrEnum):
     STAGGERED = "staggered"
 
 
-# More names than this do not help anybody who waits.
-_NAMED_STRANGERS = 3
+# A text names at most this many foreign processes.
+_NAMED_PROCESSES = 3
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
     ReasonKind.TOO_HUNGRY: ("power", " W"),
@@ -53,9 +53,11 @@ _MEASURES = {
 }
 
 
-class Reason(Struct, frozen=True, kw_only=True):
-    """`device_id` is `None` where it concerns the machine as a whole; `had` and `needed` are what was compared.
-    `remedy` names the option or setting that changes it, where waiting may not."""
+class Reason(Struct, frozen=True):
+    """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
+
+    `remedy` names the option or setting that changes it, where waiting may not help.
+    """
 
     kind: ReasonKind
     text: str
@@ -66,66 +68,64 @@ class Reason(Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def name_of(holder: Holder) -> str:
+def describe_holder(holder: Holder) -> str:
     label = f" ({holder.label})" if holder.label else ""
     return f"{holder.user}, pid {holder.pid}{label}"
 
 
+def _list_holders(holders: tuple[Holder, ...]) -> str:
+    return "; ".join(map(describe_holder, holders))
+
+
 def leased(device_id: str, holders: tuple[Holder, ...]) -> Reason:
-    text = f"held by {'; '.join(map(name_of, holders))}"
-    return Reason(kind=ReasonKind.LEASED, device_id=device_id, text=text, holders=holders)
+    return Reason(ReasonKind.LEASED, f"held by {_list_holders(holders)}", device_id, holders=holders)
 
 
 def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
-    text = f"kept for {'; '.join(map(name_of, holders))}, who came first"
-    return Reason(kind=ReasonKind.AWAITED, device_id=device_id, text=text, holders=holders)
+    text = f"reserved for {_list_holders(holders)}, ahead in the queue"
+    return Reason(ReasonKind.AWAITED, text, device_id, holders=holders)
 
 
 def no_room(device_id: str, had: float, needed: float, holders: tuple[Holder, ...]) -> Reason:
-    beside = f", beside {'; '.join(map(name_of, holders))}" if holders else ""
+    beside = f", beside {_list_holders(holders)}" if holders else ""
     text = f"{format_size(max(0.0, had))} free, {format_size(needed)} needed{beside}"
-    return Reason(kind=ReasonKind.NO_ROOM, device_id=device_id, text=text, had=had, needed=needed, holders=holders)
+    return Reason(ReasonKind.NO_ROOM, text, device_id, had, needed, holders)
 
 
-def too_many(device_id: str, most: int, holders: tuple[Holder, ...]) -> Reason:
-    text = f"{most} may share it (max_jobs_per_device), and as many do"
-    return Reason(
-        kind=ReasonKind.TOO_MANY, device_id=device_id, text=text, had=float(most), needed=float(most), holders=holders
-    )
+def too_many(device_id: str, limit: int, holders: tuple[Holder, ...]) -> Reason:
+    text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"
+    return Reason(ReasonKind.TOO_MANY, text, device_id, float(limit), float(limit), holders)
 
 
-def loaded(device_id: str, had: float, needed: float | None, most: float, holders: tuple[Holder, ...]) -> Reason:
-    more = f" and it would add about {needed:.0f}%" if needed else ""
-    text = f"{had:.0f}% busy{more}, over {most:.0f}%: one more would only slow the others"
-    return Reason(kind=ReasonKind.LOADED, device_id=device_id, text=text, had=had, needed=needed, holders=holders)
+def loaded(device_id: str, had: float, needed: float | None, limit: float, holders: tuple[Holder, ...]) -> Reason:
+    more = f"; this job would add about {needed:.0f}%" if needed else ""
+    text = f"{had:.0f}% busy, load limit {limit:.0f}%{more}"
+    return Reason(ReasonKind.LOADED, text, device_id, had, needed, holders)
 
 
 def occupied(device_id: str, foreign: float, allowed: float) -> Reason:
-    text = f"others hold {format_size(foreign)} of it without a lease, over {format_size(allowed)}"
-    return Reason(kind=ReasonKind.OCCUPIED, device_id=device_id, text=text, had=foreign, needed=allowed)
+    text = f"processes outside gpuyard hold {format_size(foreign)} of it, over {format_size(allowed)}"
+    return Reason(ReasonKind.OCCUPIED, text, device_id, foreign, allowed)
 
 
-def foreign_load(device_id: str, load: ForeignLoad, bound: float) -> Reason:
-    names = [_stranger_name(stranger) for stranger in load.strangers[:_NAMED_STRANGERS]]
-    more = len(load.strangers) - len(names)
+def foreign_load(device_id: str, load: ForeignLoad, limit: float) -> Reason:
+    names = [_describe_process(process) for process in load.processes[:_NAMED_PROCESSES]]
+    more = len(load.processes) - len(names)
     who = ", ".join(names + [f"{more} more"] * (more > 0)) or "processes outside gpuyard"
     text = (
-        f"{who} keep{'s' if len(load.strangers) == 1 else ''} it {load.percent:.0f}% busy without a lease; "
-        f"the limit is {bound:.0f}%"
+        f"{who} keep{'s' if len(load.processes) == 1 else ''} it {load.percent:.0f}% busy without a lease; "
+        f"the limit is {limit:.0f}%"
     )
-    return Reason(kind=ReasonKind.FOREIGN_LOAD, device_id=device_id, text=text, had=load.percent, needed=bound)
+    return Reason(ReasonKind.FOREIGN_LOAD, text, device_id, load.percent, limit)
 
 
-def _stranger_name(stranger: ForeignProcess) -> str:
-    user = f", user {stranger.user}" if stranger.user else ""
-    return f"{stranger.process.name or 'process'} (pid {stranger.process.pid}{user})"
+def _describe_process(foreign: ForeignProcess) -> str:
+    user = f", user {foreign.user}" if foreign.user else ""
+    return f"{foreign.process.name or 'process'} (pid {foreign.process.pid}{user})"
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
+    """Return the reason that a figure exceeds its limit."""
     what, unit = _MEASURES[kind]
     text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"
-    return Reason(kind=kind, device_id=device_id, text=text, had=had, needed=allowed)
-
-
-def plain(kind: ReasonKind, text: str, device_id: str | None = None) -> Reason:
-    return Reason(kind=kind, device_id=device_id, text=text)
+    return Reason(kind, text, device_id, had, allowed)

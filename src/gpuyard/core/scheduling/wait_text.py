@@ -1,4 +1,4 @@
-"""What a request waits for, in one line for people."""
+"""Describe in one line what a request waits for."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,8 @@ from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 
 
-def telling_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
-    """Return the reasons that say something about the devices in question."""
+def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
+    """Return the reasons that concern the machine or a requested device, without the count of devices."""
     return [
         reason
         for reason in reasons
@@ -20,7 +20,7 @@ def describe_devices(count: int) -> str:
 
 
 def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str]) -> str:
-    """Return what is waited for and why; `names` are those of devices by their ids, such as {"GPU-17ab": "0"}."""
+    """Return what the request waits for and why. `names` maps device ids to short names: {"GPU-17ab": "0"}."""
     places: dict[str, list[str]] = {}
     for reason in reasons:
         places.setdefault(reason.text, []).append(names.get(reason.device_id or "", reason.device_id or ""))

@@ -4,7 +4,7 @@ from typing import Any
 
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
@@ -41,7 +41,7 @@ def standing(scheduler: SchedulerLoop, first_id: int) -> dict[str, Any]:
 def _held_by(scheduler: SchedulerLoop, first_id: int) -> tuple[str | None, Reason | None]:
     """While the queue is paused nobody comes to its gates, and what comes after the runs waits as well."""
     if scheduler.store.setting("paused"):
-        return "pause", plain(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+        return "pause", Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
     return scheduler.controller.batch_gates.held_by(first_id) or (None, None)
 
 

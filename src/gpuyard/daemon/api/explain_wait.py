@@ -9,8 +9,8 @@ from gpuyard.core.job.dependencies import DependencyOutlook, prospect
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, PARKED, JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.core.scheduling.queue_order import whole_order
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, plain
+from gpuyard.core.scheduling.queue_order import full_order
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.loop import SchedulerLoop
@@ -44,7 +44,7 @@ class Listing:
     def _queued(self) -> Iterator[Job]:
         now = self._scheduler.sampling.now()
         used = self._scheduler.controller.transitions.used(now)
-        for candidate in whole_order(self._store.ready_queues(), used, now):
+        for candidate in full_order(self._store.ready_queues(), used, now):
             job = self._store.job(candidate.job_id)
             if job is not None:
                 yield job
@@ -77,7 +77,7 @@ def why(scheduler: SchedulerLoop, job: Job) -> dict[str, Any]:
             text = (
                 f"{ahead} job{'' if ahead == 1 else 's'} like it came before it, the first of them is {told.first_id}"
             )
-            reasons = (plain(ReasonKind.BEHIND, text), *reasons)
+            reasons = (Reason(ReasonKind.BEHIND, text), *reasons)
         summary = _how_it_waits(job, is_about_to=not reasons, goes_on=goes_on)
         if any(_leaving(scheduler, job)):
             starts_at, estimate = None, "it starts as soon as they have made room"
@@ -150,11 +150,11 @@ def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
 
 
 def _making_room(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
-    leaving = [plain(ReasonKind.MAKING_ROOM, text) for text in _leaving(scheduler, job)]
+    leaving = [Reason(ReasonKind.MAKING_ROOM, text) for text in _leaving(scheduler, job)]
     yield from leaving
     head = scheduler.controller.plan.head
     if job.spec.preempts and not leaving and head is not None and head.job_id == job.id:
-        yield plain(ReasonKind.MAKING_ROOM, "no other job of lower priority can be asked to make enough room")
+        yield Reason(ReasonKind.MAKING_ROOM, "no other job of lower priority can be asked to make enough room")
 
 
 def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -184,18 +184,18 @@ def _plain_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         for other, kind, state in scheduler.store.dependencies(job.id):
             if prospect(kind, state) is DependencyOutlook.PENDING:
                 until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
-                yield plain(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
+                yield Reason(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
     elif job.state is JobState.DELAYED:
         left = max(0.0, (job.due_at or 0.0) - scheduler.sampling.now())
-        yield plain(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
+        yield Reason(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
     elif job.state is JobState.HELD:
-        yield plain(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
+        yield Reason(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it go on")
     elif job.state is JobState.SUSPENDED and not _is_parked_for_room(scheduler, job):
-        yield plain(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
+        yield Reason(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
     elif job.state is JobState.PENDING:
-        yield plain(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")
+        yield Reason(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")
     elif job.state in PARKED and job.reason is not None:
-        yield plain(ReasonKind.SUSPENDED, job.reason)
+        yield Reason(ReasonKind.SUSPENDED, job.reason)
 
 
 def _how_it_waits(job: Job, *, is_about_to: bool, goes_on: bool) -> str:

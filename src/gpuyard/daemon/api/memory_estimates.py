@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Profile, memory_of, speaks_for_others
-from gpuyard.core.memory.preallocation import preallocates
-from gpuyard.core.scheduling.device_fit import unsuitable
+from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
+from gpuyard.core.memory.preallocation import preallocation_advice
+from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.schema import job_json
@@ -56,7 +56,7 @@ def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_run_part)
     if need.part is None:
         return need
-    suiting = [size for each in devices if unsuitable(need, each) is None and (size := capacity(each)) is not None]
+    suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]
     return replace(need, memory_mb=need.part * min(suiting, default=0.0))  # the least that it may be
 
 
@@ -71,8 +71,8 @@ def _basis(job: Job, known: Profile | None) -> str:
 def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
     """What its memory is learned from."""
     profiles = scheduler.controller.transitions.estimates.profiles(job)
-    known = (each for each in profiles if each is not None and speaks_for_others(each))
-    return next((each for each in known if memory_of(each) is not None), None)
+    known = (each for each in profiles if each is not None and is_consistent(each))
+    return next((each for each in known if memory_estimate(each) is not None), None)
 
 
 def _write_down(scheduler: SchedulerLoop) -> None:
@@ -97,7 +97,7 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
         return None  # its log need not be read: whoever takes all takes more than that
-    return preallocates(job.words, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
+    return preallocation_advice(job.words, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
 
 
 def _traces(attempt: Attempt) -> Iterator[str]:

@@ -12,7 +12,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.memory.oom_avoided import would_have_run_out
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Snapshot
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -61,7 +61,7 @@ class EventCounters:
         self.step_s.add(step_s)
         for news in step.events:
             self._note_news(news)
-        if plan.holds:
+        if plan.waiting:
             self._note_avoided(plan, snapshot)
 
     def _note_news(self, news: PublishedEvent) -> None:
@@ -92,7 +92,7 @@ class EventCounters:
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._examined.clear()
-        for hold in plan.holds:
+        for hold in plan.waiting:
             if hold.job_id in self._examined:
                 continue
             self._examined.add(hold.job_id)

@@ -12,7 +12,7 @@ from gpuyard.control.step import Step
 from gpuyard.core.lease import Lease
 from gpuyard.core.memory.device_breakdown import Breakdown, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
-from gpuyard.core.scheduling.wait_reasons import name_of
+from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, iso_time, problem_as_dict
 from gpuyard.daemon.loop import SchedulerLoop
@@ -136,7 +136,7 @@ def _as_lease(taken: DeviceUsers, lease: Lease, device: Device) -> Answer:
     share, job_id = lease.on(device.id), taken.jobs.get(lease.id)
     return {
         "id": lease.id,
-        "who": f"job {job_id}" if job_id is not None else lease.holder.label or name_of(lease.holder),
+        "who": f"job {job_id}" if job_id is not None else lease.holder.label or describe_holder(lease.holder),
         "user": lease.holder.user,
         "pid": lease.holder.pid,
         "job": job_id,

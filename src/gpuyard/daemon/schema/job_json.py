@@ -10,7 +10,7 @@ from gpuyard.core.job.dependencies import DependencyOutlook, prospect
 from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Profile, how_far_off, memory_of
+from gpuyard.core.memory.estimates import Profile, memory_estimate, prediction_error
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import shown
 from gpuyard.core.snapshot import Snapshot
@@ -158,14 +158,14 @@ def _lack(attempt: Attempt, lack: MemoryLack) -> dict[str, Any]:
 
 def estimate(fingerprint: str, profile: Profile) -> dict[str, Any]:
     """What was learned under one fingerprint."""
-    off = how_far_off(profile)
+    off = prediction_error(profile)
     return {
         "fingerprint": fingerprint,
         "label": profile.label,
         "kind": "command" if profile.is_exact else "program",
         "runs": profile.count,
         "measured_runs": len(profile.peaks_mb),
-        "memory_mb": memory_of(profile),
+        "memory_mb": memory_estimate(profile),
         "peak_mb": max(profile.peaks_mb, default=None),
         "floor_mb": profile.floor_mb,
         "ram_mb": profile.ram_mb,

@@ -12,10 +12,10 @@ from gpuyard.core.cluster import dispatch
 from gpuyard.core.cluster.dispatch import DispatchView, hand_over
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.planner import Plan
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, level
-from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, current_priority
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 
 NOW = 1_000_000.0
 GPU = ClusterTerms(need=Need(devices=1), name="job")
@@ -54,11 +54,11 @@ def handed(plan: Plan) -> list[int]:
 
 def why(plan: Plan) -> dict[int, ReasonKind]:
     """Of the first job of each lane that waits."""
-    return {hold.job_id: hold.reasons[0].kind for hold in plan.holds}
+    return {hold.job_id: hold.reasons[0].kind for hold in plan.waiting}
 
 
 def words(plan: Plan, job_id: int) -> str:
-    return next(hold.reasons[0].text for hold in plan.holds if hold.job_id == job_id)
+    return next(hold.reasons[0].text for hold in plan.waiting if hold.job_id == job_id)
 
 
 def running(job_id: int, tag: str = "", group: int | None = None) -> RunningJob:
@@ -76,7 +76,7 @@ def test_an_engine_that_takes_everything_is_given_everything_on_its_terms(queue:
     assert [(start.job_id, start.terms, start.claim.shares) for start in plan.starts] == [
         (1, GPU, ()), (2, GPU, ()), (3, GPU, ()),
     ]  # fmt: skip
-    assert plan.holds == ()
+    assert plan.waiting == ()
 
 
 def test_the_urgent_go_first_and_then_whoever_used_least(queue: Queue) -> None:
@@ -126,7 +126,7 @@ def test_a_queue_that_is_paused_hands_nothing_over_whatever_else_is_wrong(queue:
     queue.add(1)
     queue.add(2, engine="down")
     offers = {"yonder": Offer(), "down": Offer(trouble="it is down")}
-    plan = queue.plan(offers, shut=(plain(ReasonKind.PAUSED, "paused"),))
+    plan = queue.plan(offers, shut=(Reason(ReasonKind.PAUSED, "paused"),))
     assert (handed(plan), why(plan)) == ([], {1: ReasonKind.PAUSED, 2: ReasonKind.PAUSED})
 
 
@@ -140,7 +140,7 @@ def test_a_stopped_workspace_hands_nothing_over_and_others_do(queue: Queue) -> N
 def test_what_an_engine_has_just_refused_waits_and_its_like_in_other_lanes_do_not(queue: Queue) -> None:
     refused = queue.add(1, 2)
     queue.add(3)
-    plan = queue.plan(refused={refused.id: plain(ReasonKind.NO_ENGINE, "no such partition")})
+    plan = queue.plan(refused={refused.id: Reason(ReasonKind.NO_ENGINE, "no such partition")})
     assert (handed(plan), words(plan, 1)) == ([3], "no such partition")
 
 
@@ -148,7 +148,7 @@ def test_as_many_as_the_engine_will_hold_with_those_that_it_has(queue: Queue) ->
     queue.add(1, 2, 3)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
     assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
-    assert words(plan, 3) == "5 jobs on yonder (most_jobs) may run at once, and as many do"
+    assert words(plan, 3) == "limit reached: 5 of the jobs on yonder (most_jobs) may run at a time"
 
 
 def test_a_tag_s_limit_counts_what_runs_here_and_there(queue: Queue) -> None:
@@ -247,14 +247,14 @@ def test_very_many_lanes_of_an_engine_in_trouble_hide_none_of_another_s(queue: Q
     queue.add(999)
     plan = queue.plan({"yonder": Offer(), "down": Offer(trouble="it is down")})
     assert handed(plan) == [999]
-    assert len(plan.holds) == MOST_LANES + 20
+    assert len(plan.waiting) == MOST_LANES + 20
 
 
 def test_a_lane_that_is_asked_about_is_explained_however_many_there_are(queue: Queue) -> None:
     full = {"yonder": Offer(free=Amount(gpus=0.0))}
     lanes = [queue.add(job_id) for job_id in range(1, MOST_LANES + 20)]
-    assert lanes[-1].id not in {hold.lane.id for hold in queue.plan(full).holds}
-    assert lanes[-1].id in {hold.lane.id for hold in queue.plan(full, about=lanes[-1].id).holds}
+    assert lanes[-1].id not in {hold.lane.id for hold in queue.plan(full).waiting}
+    assert lanes[-1].id in {hold.lane.id for hold in queue.plan(full, about=lanes[-1].id).waiting}
 
 
 # Whatever comes
@@ -302,7 +302,7 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
         waiting = [job_id for job_id, kind in held.items() if kind is ReasonKind.NO_ROOM]
         for waits in [job_id for job_id in waiting if jobs[job_id - 1][3] == name]:
             for goes in mine:
-                assert level(jobs[goes - 1][1], NOW, NOW) >= level(jobs[waits - 1][1], NOW, NOW)
+                assert current_priority(jobs[goes - 1][1], NOW, NOW) >= current_priority(jobs[waits - 1][1], NOW, NOW)
         assert len([job_id for job_id in waiting if jobs[job_id - 1][3] == name]) <= 1, "all others are behind it"
 
 

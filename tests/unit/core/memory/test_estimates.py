@@ -14,9 +14,9 @@ from gpuyard.core.memory.estimates import (
     Profile,
     estimate,
     fingerprints,
-    how_far_off,
     learn,
-    memory_of,
+    memory_estimate,
+    prediction_error,
 )
 
 SEEN = Profile(count=3, least_s=50.0, mean_s=60.0, most_s=80.0)
@@ -36,7 +36,7 @@ def learned(*peaks_mb: float, is_exact: bool = True) -> Profile:
 
 
 def given_to(profile: Profile) -> float:
-    memory_mb = memory_of(profile)
+    memory_mb = memory_estimate(profile)
     assert memory_mb is not None
     return memory_mb
 
@@ -103,28 +103,28 @@ def test_what_was_not_enough_is_never_given_again(runs: list[float], lacked_mb: 
 
 def test_a_run_that_was_cut_short_proves_only_that_it_needs_at_least_so_much() -> None:
     before = learned(4000.0, 4000.0)
-    assert memory_of(learn(before, FinishedRun(peak_mb=100.0, is_whole=False))) == memory_of(before)
+    assert memory_estimate(learn(before, FinishedRun(peak_mb=100.0, is_whole=False))) == memory_estimate(before)
     assert given_to(learn(before, FinishedRun(peak_mb=9000.0, is_whole=False))) > 9000.0
-    assert memory_of(learn(Profile(), FinishedRun(peak_mb=100.0, is_whole=False))) is None
+    assert memory_estimate(learn(Profile(), FinishedRun(peak_mb=100.0, is_whole=False))) is None
 
 
 def test_what_nobody_measured_teaches_nothing_about_memory() -> None:
-    assert memory_of(learn(Profile(), FinishedRun(seconds=10.0))) is None
+    assert memory_estimate(learn(Profile(), FinishedRun(seconds=10.0))) is None
     before = learned(4000.0)
-    assert memory_of(learn(before, FinishedRun(seconds=10.0))) == memory_of(before)
+    assert memory_estimate(learn(before, FinishedRun(seconds=10.0))) == memory_estimate(before)
 
 
 def test_what_one_command_took_says_nothing_yet_about_the_programs_others() -> None:
-    assert memory_of(learned(4000.0, is_exact=False)) is None
-    assert memory_of(learned(4000.0)) is not None
+    assert memory_estimate(learned(4000.0, is_exact=False)) is None
+    assert memory_estimate(learned(4000.0)) is not None
 
 
 def test_the_last_prediction_stands_beside_what_was_used() -> None:
     profile = learn(Profile(), FinishedRun(peak_mb=4000.0, predicted_mb=5000.0))
-    assert how_far_off(profile) == 0.25
+    assert prediction_error(profile) == 0.25
     cut_short = learn(profile, FinishedRun(peak_mb=9000.0, predicted_mb=1000.0, is_whole=False))
-    assert how_far_off(cut_short) == 0.25
-    assert how_far_off(Profile(actual_mb=4000.0)) is None
+    assert prediction_error(cut_short) == 0.25
+    assert prediction_error(Profile(actual_mb=4000.0)) is None
 
 
 @given(st.lists(st.one_of(st.none(), peaks), max_size=20))

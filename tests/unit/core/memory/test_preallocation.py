@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.memory.preallocation import preallocates
+from gpuyard.core.memory.preallocation import preallocation_advice
 
 CARD_MB = 24576.0
 JAX = "site-packages/jaxlib/xla_extension.so"
@@ -14,7 +14,7 @@ SERVE = ("vllm", "serve", "some/model")
 def advice(
     command: tuple[str, ...], text: str, share: float | None, environment: dict[str, str] | None = None
 ) -> str | None:
-    return preallocates(command, environment or {}, text, None if share is None else share * CARD_MB, CARD_MB)
+    return preallocation_advice(command, environment or {}, text, None if share is None else share * CARD_MB, CARD_MB)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_left_room_for_others_is_not_spoken_of(share: float | None) -> None
 
 def test_what_is_not_known_is_not_guessed() -> None:
     assert advice(TRAIN, "epoch 1\nepoch 2\n", 0.99) is None
-    assert preallocates(TRAIN, {}, JAX, 20000.0, None) is None
+    assert preallocation_advice(TRAIN, {}, JAX, 20000.0, None) is None
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.memory.sizing import (
     MOST_RERUNS,
-    declared_far_off,
+    declaration_advice,
     grow,
     lacked_mb,
-    need_of,
     predicted_mb,
     settle_time,
     settled_shares,
-    shown_mb,
+    size_need,
+    steady_estimate_mb,
 )
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.placement import PlacementView, choose
@@ -60,7 +60,7 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
 
 
 def first_run(*devices: Device, part: float = 0.5) -> tuple[float | None, bool]:
-    need = need_of(job(), None, None, devices, first_run_part=part)
+    need = size_need(job(), None, None, devices, first_run_part=part)
     return need.memory_mb, need.is_exclusive
 
 
@@ -72,21 +72,21 @@ def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alo
 
 def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
     three = job(crew=TagSharing(most_per_device=3))
-    need = need_of(three, None, None, CARDS)
+    need = size_need(three, None, None, CARDS)
     assert (need.part, need.memory_mb, need.is_exclusive, need.takes_rest) == (1 / 3, None, False, False)
-    learned = need_of(three, seen(4000.0), None, CARDS)
+    learned = size_need(three, seen(4000.0), None, CARDS)
     assert learned.part is None
     assert learned.memory_mb is not None
-    grown = need_of(
+    grown = size_need(
         job(growth=Growth(count=1, memory_mb=9 * GB), crew=TagSharing(most_per_device=3)), None, None, CARDS
     )
     assert (grown.part, grown.memory_mb) == (None, 9 * GB)
 
 
 def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
-    assert need_of(job(crew=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    assert size_need(job(crew=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
-    assert need_of(job(crew=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
+    assert size_need(job(crew=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
 def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
@@ -98,7 +98,7 @@ def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_fre
     two = job()
     two = replace(two, spec=replace(two.spec, need=Need(devices=2)))
     fuller = card(1, used=20 * GB, processes=None)
-    assert need_of(two, None, None, (desktop, fuller)).memory_mb == 2 * GB, "where it needs two, both have to have it"
+    assert size_need(two, None, None, (desktop, fuller)).memory_mb == 2 * GB, "where it needs two, both have to have it"
 
 
 def test_beside_cards_that_list_processes_those_decide_how_much_a_first_run_needs() -> None:
@@ -111,11 +111,11 @@ def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
 
 
 def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:
-    need = need_of(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
+    need = size_need(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert not need.is_exclusive
     assert need.memory_mb is not None
     assert 4000.0 < need.memory_mb < 5000.0
-    by_program = need_of(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
+    by_program = size_need(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert by_program.memory_mb is not None
     assert by_program.memory_mb > 9000.0
 
@@ -123,26 +123,26 @@ def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_progra
 def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_be_like_the_largest() -> None:
     for largest, least in ((3000.0, 12 * GB), (18_000.0, 18_000.0)):
         program = seen(1000.0, largest, is_exact=False)
-        need = need_of(job(), None, program, CARDS)
+        need = size_need(job(), None, program, CARDS)
         assert predicted_mb(None, program) is None
         assert need.takes_rest
         assert need.memory_mb is not None
         assert need.memory_mb >= least
-    assert need_of(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
+    assert size_need(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
 
 
 def test_what_was_declared_wins_over_what_was_learned() -> None:
     for declared in (shared(2 * GB), Need(memory_mb=2 * GB)):
-        assert need_of(job(declared), seen(20_000.0), None, CARDS) == declared
+        assert size_need(job(declared), seen(20_000.0), None, CARDS) == declared
 
 
 def test_how_busy_it_keeps_a_device_is_told_with_its_need() -> None:
-    assert need_of(job(), seen(load_percent=70.0), None, CARDS).load_percent == 70.0
-    assert need_of(job(), None, Profile(load_percent=30.0), CARDS).load_percent == 30.0
+    assert size_need(job(), seen(load_percent=70.0), None, CARDS).load_percent == 70.0
+    assert size_need(job(), None, Profile(load_percent=30.0), CARDS).load_percent == 30.0
 
 
 def test_a_job_without_devices_is_given_none() -> None:
-    assert need_of(job(Need(devices=0)), seen(4000.0), None, CARDS) == Need(devices=0)
+    assert size_need(job(Need(devices=0)), seen(4000.0), None, CARDS) == Need(devices=0)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_a_job_without_devices_is_given_none() -> None:
 def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
     said: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
 ) -> None:
-    need = need_of(job(replace(shared(4 * GB), **said), Growth(count=3, is_alone=True)), None, None, devices)
+    need = size_need(job(replace(shared(4 * GB), **said), Growth(count=3, is_alone=True)), None, None, devices)
     assert (need.only, need.is_exclusive, need.memory_mb) == (only, True, None)
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> tuple[Device, ...]:
-    """Cards of two makes and several sizes, each with a screen on it, or nearly nothing."""
+    """DeviceSizes of two makes and several sizes, each with a screen on it, or nearly nothing."""
     return tuple(
         card(
             index,
@@ -198,7 +198,7 @@ def test_what_was_learned_never_keeps_a_job_from_running(
     """Where it could run on this machine knowing nothing, it can with what is known: at worst it is alone."""
     view = PlacementView(now=0.0, snapshot=machine(*devices))
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
-    known = need_of(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
+    known = size_need(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
     assert (choose(known, view).claim is None) == (choose(need, view).claim is None)
 
 
@@ -283,7 +283,7 @@ def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
     assert first == Growth(count=1, ram_mb=30 * GB)
     last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
     assert last == Growth(count=2, ram_mb=48 * GB)
-    assert need_of(job(growth=last), None, None, CARDS).min_host_memory_mb == 48 * GB
+    assert size_need(job(growth=last), None, None, CARDS).min_host_memory_mb == 48 * GB
 
 
 # Settling
@@ -308,14 +308,14 @@ def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_th
     shares = (Share(device_id="G0"),)
     assert settled_shares(flat, shares, CARDS, 13.0, settle_time(run, SETTLE_S)) is None
     assert settled_shares(flat, shares, CARDS, 14.0, settle_time(run, SETTLE_S)) is not None
-    assert (shown_mb(flat, 63.0, SETTLE_S), shown_mb(flat, 64.0, SETTLE_S)) == (None, 12 * GB)
-    assert shown_mb(attempt(Usage()), 300.0, SETTLE_S) is None
+    assert (steady_estimate_mb(flat, 63.0, SETTLE_S), steady_estimate_mb(flat, 64.0, SETTLE_S)) == (None, 12 * GB)
+    assert steady_estimate_mb(attempt(Usage()), 300.0, SETTLE_S) is None
 
 
 def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
-    need = need_of(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
+    need = size_need(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
     assert (need.memory_mb, need.is_exclusive, need.takes_rest) == (3 * GB, False, False)
-    learned = need_of(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
+    learned = size_need(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
     assert (learned.memory_mb or 0.0) < 3 * GB
 
 
@@ -375,6 +375,6 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
 ) -> None:
     declared = None if declared_gb is None else declared_gb * GB
     usage = None if used_gb is None else Usage(peaks_mb={"G0": used_gb * GB})
-    told = declared_far_off(declared, usage)
+    told = declaration_advice(declared, usage)
     assert (told is None) == (said is None)
     assert said is None or said in (told or "")

@@ -15,12 +15,12 @@ from gpuyard.core.scheduling.batch_pacing import (
     GateFigure,
     PaceState,
     device_refusal,
-    follow,
-    refusals,
-    unknown_figures,
+    pace_refusals,
+    unreadable_bounds,
     unshown_percent,
+    update_pace,
 )
-from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import ALICE, CARD, GB, card, lease, shared
@@ -46,26 +46,26 @@ class Seen(Struct, frozen=True, kw_only=True):
         return Snapshot(taken_at=self.at, host=host, devices=(card(0, self.used, utilization_percent=self.gpu),))
 
 
-def after(pace: BatchPace, *looks: Seen, coming: ExpectedUse = NOTHING, at_work: int = 0) -> PaceState:
-    return standings(pace, looks, coming, at_work)[-1]
+def after(pace: BatchPace, *looks: Seen, coming: ExpectedUse = NOTHING, running: int = 0) -> PaceState:
+    return standings(pace, looks, coming, running)[-1]
 
 
 def standings(
-    pace: BatchPace, looks: Sequence[Seen], coming: ExpectedUse = NOTHING, at_work: int = 0
+    pace: BatchPace, looks: Sequence[Seen], coming: ExpectedUse = NOTHING, running: int = 0
 ) -> list[PaceState]:
-    standing, found = PaceState(at_work=at_work), []
+    standing, found = PaceState(running=running), []
     for look in looks:
-        standing = follow(standing, pace, look.snapshot(), coming, look.at)
+        standing = update_pace(standing, pace, look.snapshot(), coming, look.at)
         found.append(standing)
     return found
 
 
 def refused(pace: BatchPace, standing: PaceState, now: float = 10.0) -> list[ReasonKind]:
-    return [reason.kind for reason in refusals(pace, standing, now)]
+    return [reason.kind for reason in pace_refusals(pace, standing, now)]
 
 
 def on_card(pace: BatchPace, standing: PaceState, *promises: PromisedShare, need: Need = shared(GB)) -> Reason | None:  # noqa: B008
-    return device_refusal(pace, standing, DeviceRoom(card(0), promises, None), need, 10.0)
+    return device_refusal(pace, standing, DeviceState(card(0), promises, None), need, 10.0)
 
 
 def promised(memory_mb: float | None, measured_mb: float | None = None) -> PromisedShare:
@@ -73,7 +73,7 @@ def promised(memory_mb: float | None, measured_mb: float | None = None) -> Promi
     return PromisedShare(share=share, holder=ALICE, measured_mb=measured_mb, lease_id="a")
 
 
-def charged_on(room: DeviceRoom, need: Need) -> float:
+def charged_on(room: DeviceState, need: Need) -> float:
     """As it is told where nothing at all may be used."""
     reason = device_refusal(BatchPace(max_gpu_memory_mb=0.0), PaceState(), room, need, 10.0)
     return 0.0 if reason is None else reason.had or 0.0
@@ -86,9 +86,12 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
     reason = on_card(PACE, largest, promised(6 * GB, 2 * GB), need=rest)
     assert reason is not None
     assert (reason.kind, reason.had) == (ReasonKind.TOO_FULL, 9 * GB)
-    measured = on_card(PACE, replace(largest, at_work=1), promised(CARD, 2 * GB), need=rest)
+    measured = on_card(PACE, replace(largest, running=1), promised(CARD, 2 * GB), need=rest)
     assert measured is not None
-    assert measured.text == "GPU memory: a run has all of it until it is known how much it takes (--run-vram says it)"
+    assert (
+        measured.text
+        == "GPU memory: a run reserves all of it until its use is known; --run-vram sets how much it needs"
+    )
 
 
 # What each gate goes by
@@ -104,7 +107,7 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
 def test_a_host_beyond_its_bound_holds_the_next_run_back_with_its_figure(
     look: Seen, kind: ReasonKind, text: str
 ) -> None:
-    (reason,) = refusals(PACE, after(PACE, look), 10.0)
+    (reason,) = pace_refusals(PACE, after(PACE, look), 10.0)
     assert (reason.kind, reason.text) == (kind, text)
 
 
@@ -166,8 +169,8 @@ def test_a_host_without_a_byte_of_memory_is_full_at_once() -> None:
 def test_memory_that_runs_have_not_taken_yet_is_as_good_as_taken() -> None:
     look = Seen(at=10.0, ram=4 * GB)
     assert not refused(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=2 * GB)))
-    (reason,) = refusals(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=3 * GB)), 10.0)
-    assert reason.text == "1024 MB of RAM left (3072 MB are kept for runs) < 2048 MB"
+    (reason,) = pace_refusals(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=3 * GB)), 10.0)
+    assert reason.text == "1024 MB of RAM left (3072 MB reserved for runs) < 2048 MB"
 
 
 def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_no_gate() -> None:
@@ -175,9 +178,9 @@ def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_n
     look = Seen(at=10.0, cpu=bound - 10.0)
     assert not refused(PACE, after(PACE, look, coming=ExpectedUse(cpu_percent=10.0)))
     standing = after(PACE, look, coming=ExpectedUse(cpu_percent=11.0))
-    (reason,) = refusals(PACE, standing, 10.0)
-    assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (with what has just started)"
-    assert not refused(PACE, follow(standing, PACE, look.snapshot(), ExpectedUse(), 10.1))
+    (reason,) = pace_refusals(PACE, standing, 10.0)
+    assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (including runs that have just started)"
+    assert not refused(PACE, update_pace(standing, PACE, look.snapshot(), ExpectedUse(), 10.1))
 
 
 def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -> None:
@@ -194,7 +197,7 @@ def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None
 def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
     look, coming = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
     assert not refused(PACE, after(PACE, look, coming=coming))
-    assert refused(PACE, after(PACE, look, coming=coming, at_work=1)) == [ReasonKind.HOST_TOO_FULL]
+    assert refused(PACE, after(PACE, look, coming=coming, running=1)) == [ReasonKind.HOST_TOO_FULL]
 
 
 @pytest.mark.parametrize(
@@ -211,16 +214,16 @@ def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
 def test_a_device_is_charged_what_is_reserved_and_one_run_more_unless_that_is_the_first(
     need: Need, promises: list[PromisedShare], charged: float
 ) -> None:
-    assert charged_on(DeviceRoom(card(0), promises, None), need) == charged
+    assert charged_on(DeviceState(card(0), promises, None), need) == charged
 
 
 def test_what_a_stranger_holds_is_charged_too() -> None:
-    assert charged_on(DeviceRoom(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
+    assert charged_on(DeviceState(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
 
 
 def test_a_device_of_unknown_size_is_charged_nothing() -> None:
     bare = card(0, used=None, memory_total_mb=None)
-    room = DeviceRoom(bare, [], None)
+    room = DeviceState(bare, [], None)
     assert device_refusal(PACE, PaceState(), room, shared(GB), 10.0) is None
 
 
@@ -229,7 +232,7 @@ def test_no_launch_takes_a_device_over_its_bound_though_it_looks_empty() -> None
     assert on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB)) is None
     reason = on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB + 1))
     assert reason is not None
-    assert reason.text == "GPU memory 8193 MB, with what is reserved and one run more, > 8192 MB"
+    assert reason.text == "GPU memory 8193 MB, including reservations and one more run, > 8192 MB"
 
 
 # When they let go
@@ -238,27 +241,27 @@ def test_no_launch_takes_a_device_over_its_bound_though_it_looks_empty() -> None
 def test_a_gate_that_has_closed_tells_for_how_long_its_figure_has_been_within() -> None:
     pace = replace(PACE, smoothing_s=0.0)
     standing = after(pace, Seen(at=8.0, cpu=90.0), Seen(at=9.0, cpu=50.0), Seen(at=10.0, cpu=50.0))
-    (reason,) = refusals(pace, standing, 10.0)
+    (reason,) = pace_refusals(pace, standing, 10.0)
     assert reason.text == "CPU 50% <= 80% for 1 s of 3 s"
     assert not refused(pace, after(pace, Seen(at=8.0, cpu=90.0), Seen(at=9.0), Seen(at=12.0)), 12.0)
 
 
 def test_launches_are_so_far_apart() -> None:
     pace = BatchPace(stagger_s=5.0)
-    standing = PaceState(launched_at=10.0, looked_at=12.0)
-    (reason,) = refusals(pace, standing, 12.0)
+    standing = PaceState(launched_at=10.0, sampled_at=12.0)
+    (reason,) = pace_refusals(pace, standing, 12.0)
     assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "runs start 5 s apart, the next one in 3.0 s")
     assert not refused(pace, standing, 15.0)
 
 
-@pytest.mark.parametrize(("looked_at", "may"), [(9.0, False), (10.0, False), (10.001, True), (None, True)])
-def test_the_next_run_starts_by_a_look_that_was_taken_since_the_last_one(looked_at: float | None, may: bool) -> None:
-    standing = PaceState(launched_at=10.0, looked_at=looked_at)
+@pytest.mark.parametrize(("sampled_at", "may"), [(9.0, False), (10.0, False), (10.001, True), (None, True)])
+def test_the_next_run_starts_by_a_look_that_was_taken_since_the_last_one(sampled_at: float | None, may: bool) -> None:
+    standing = PaceState(launched_at=10.0, sampled_at=sampled_at)
     assert refused(BatchPace(), standing, 20.0) == ([] if may else [ReasonKind.STAGGERED])
 
 
 def test_a_clock_that_was_set_back_holds_no_batch_up_until_it_is_there_again() -> None:
-    assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, looked_at=5000.0), now=1000.0)
+    assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, sampled_at=5000.0), now=1000.0)
 
 
 # What nobody can read
@@ -278,7 +281,7 @@ def test_a_bound_whose_figure_nobody_gives_is_told_and_holds_nothing_back(
     change: dict[str, None], told: list[str]
 ) -> None:
     standing = after(PACE, replace(Seen(at=10.0), **change))
-    assert list(unknown_figures(PACE, standing, has_devices=True)) == told
+    assert list(unreadable_bounds(PACE, standing, has_devices=True)) == told
     assert not refused(PACE, standing)
     assert on_card(PACE, standing) is None
 
@@ -286,27 +289,27 @@ def test_a_bound_whose_figure_nobody_gives_is_told_and_holds_nothing_back(
 def test_a_figure_is_known_where_one_device_gives_it() -> None:
     blind, seeing = card(0, None, utilization_percent=None), card(1)
     snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(blind, seeing))
-    assert not list(unknown_figures(PACE, follow(PaceState(), PACE, snapshot, NOTHING, 1.0), has_devices=True))
+    assert not list(unreadable_bounds(PACE, update_pace(PaceState(), PACE, snapshot, NOTHING, 1.0), has_devices=True))
 
 
 def test_a_bound_that_was_not_asked_for_is_not_missed() -> None:
     nothing = Snapshot(taken_at=1.0, host=Host())
     assert not list(
-        unknown_figures(BatchPace(), follow(PaceState(), BatchPace(), nothing, NOTHING, 1.0), has_devices=False)
+        unreadable_bounds(BatchPace(), update_pace(PaceState(), BatchPace(), nothing, NOTHING, 1.0), has_devices=False)
     )
 
 
 def test_devices_that_are_gone_for_a_moment_are_not_devices_without_figures() -> None:
-    standing = follow(PaceState(), PACE, Snapshot(taken_at=1.0, host=Host()), NOTHING, 1.0)
+    standing = update_pace(PaceState(), PACE, Snapshot(taken_at=1.0, host=Host()), NOTHING, 1.0)
     of_the_host = ["--max-cpu", "--min-free-mem-mb"]
-    assert list(unknown_figures(PACE, standing, has_devices=True)) == of_the_host
-    assert list(unknown_figures(PACE, standing, has_devices=False)) == [*of_the_host, "--max-gpu", "--max-gpu-mem-mb"]
+    assert list(unreadable_bounds(PACE, standing, has_devices=True)) == of_the_host
+    assert list(unreadable_bounds(PACE, standing, has_devices=False)) == [*of_the_host, "--max-gpu", "--max-gpu-mem-mb"]
 
 
 def test_a_run_of_another_batch_that_nobody_has_looked_at_yet_holds_the_next_one_back() -> None:
     standing = after(PACE, Seen(at=10.0))
-    assert refused(PACE, replace(standing, others_at=10.0)) == [ReasonKind.STAGGERED]
-    assert refused(PACE, replace(standing, others_at=9.9)) == []
+    assert refused(PACE, replace(standing, any_launched_at=10.0)) == [ReasonKind.STAGGERED]
+    assert refused(PACE, replace(standing, any_launched_at=9.9)) == []
 
 
 def test_a_figure_that_fails_for_a_moment_is_remembered_and_one_that_is_gone_is_forgotten() -> None:
@@ -337,8 +340,8 @@ def figures(standing: PaceState) -> list[tuple[GateFigure, Callable[[float], boo
     return [
         (standing.cpu, lambda value: value > 80.0),
         (standing.memory, lambda value: value < 2 * GB),
-        *((figure, lambda value: value > 70.0) for figure in standing.loads.values()),
-        *((figure, lambda value: value > 8 * GB) for figure in standing.full.values()),
+        *((figure, lambda value: value > 70.0) for figure in standing.device_loads.values()),
+        *((figure, lambda value: value > 8 * GB) for figure in standing.device_memory.values()),
     ]
 
 
@@ -395,9 +398,9 @@ def test_the_order_in_which_devices_are_told_changes_nothing(
 
 
 def _followed(cards: Sequence[Device]) -> PaceState:
-    before = follow(PaceState(), PACE, Snapshot(taken_at=0.0, host=Host(), devices=tuple(cards)), NOTHING, 0.0)
+    before = update_pace(PaceState(), PACE, Snapshot(taken_at=0.0, host=Host(), devices=tuple(cards)), NOTHING, 0.0)
     devices = tuple(replace(each, utilization_percent=50.0) for each in cards)
-    return follow(before, PACE, Snapshot(taken_at=1.0, host=Host(), devices=devices), NOTHING, 1.0)
+    return update_pace(before, PACE, Snapshot(taken_at=1.0, host=Host(), devices=devices), NOTHING, 1.0)
 
 
 @given(stories)
@@ -410,6 +413,6 @@ def test_without_smoothing_and_steadiness_a_gate_follows_the_last_look(story: li
 
 def test_a_device_that_is_out_of_order_has_no_gates_until_it_is_back() -> None:
     broken = Snapshot(taken_at=1.0, host=Host(), devices=(card(0, fault="it fell off the bus"),))
-    standing = follow(after(PACE, Seen(at=0.0, gpu=100.0)), PACE, broken, NOTHING, 1.0)
-    assert not standing.loads
-    assert not standing.full
+    standing = update_pace(after(PACE, Seen(at=0.0, gpu=100.0)), PACE, broken, NOTHING, 1.0)
+    assert not standing.device_loads
+    assert not standing.device_memory

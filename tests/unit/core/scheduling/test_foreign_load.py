@@ -45,7 +45,7 @@ def share(percent: float | None) -> Share:
 
 def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     average = Smoothed(value=percent, at=0.0)
-    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), strangers=(stranger(7, percent),))
+    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), processes=(stranger(7, percent),))
 
 
 # What a reading says
@@ -105,7 +105,7 @@ def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
 def view(
     *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
 ) -> PlacementView:
-    """Cards that strangers keep that busy."""
+    """DeviceSizes that strangers keep that busy."""
     return PlacementView(
         now=0.0,
         snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),

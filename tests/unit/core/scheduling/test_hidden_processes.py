@@ -3,9 +3,9 @@
 import pytest
 
 from gpuyard.core.lease import Lease, Need, Share
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, free_memory
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose
 from gpuyard.core.snapshot import Device, Process
-from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, machine, shared
+from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, free_memory, machine, shared
 
 
 def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Device:

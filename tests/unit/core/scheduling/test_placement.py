@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, free_memory
+from gpuyard.core.scheduling.placement import PlacementChoice, PlacementState, PlacementView, choose
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
@@ -61,6 +61,17 @@ def kinds_of(choice: PlacementChoice) -> dict[str | None, ReasonKind]:
 
 
 # Reserve and measure, case by case.
+
+
+def free_memory(device: Device, view: PlacementView) -> float | None:
+    return PlacementState(view).states[device.id].free_mb
+
+
+def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> PlacementState:
+    """Return the placement after these leases have ended."""
+    after = PlacementState(placement._view)
+    after.states = {device_id: state.without(lease_ids) for device_id, state in placement.states.items()}
+    return after
 
 
 def test_a_lease_that_has_not_allocated_yet_is_charged_what_it_reserved() -> None:
@@ -262,7 +273,7 @@ def test_banned_unasked_and_unhealthy_cards_are_left_alone_and_told_apart() -> N
         None: ReasonKind.TOO_FEW,
     }
     assert "fell off the bus" in choice.reasons[2].text
-    assert choice.reasons[-1].text == "1 of 2 devices are to be had now"
+    assert choice.reasons[-1].text == "1 GPU available now (2 needed)"
 
 
 def test_a_split_card_is_used_through_its_parts_only() -> None:

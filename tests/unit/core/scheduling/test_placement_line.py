@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, choose, in_line
+from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import (
@@ -23,14 +23,14 @@ from tests.unit.core.scheduling.test_placement import (
 def test_the_line_goes_by_priority_then_by_time() -> None:
     late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
     urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
-    assert [each.id for each in in_line([late, early, urgent])] == ["urgent", "early", "late"]
+    assert [each.id for each in in_queue_order([late, early, urgent])] == ["urgent", "early", "late"]
 
 
 def test_those_ahead_get_theirs_first() -> None:
     view = PlacementView(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
-    assert choice.reasons[0].text == "kept for bob, pid 202, who came first"
+    assert choice.reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
     assert devices_of(
         choose(Need(), PlacementView(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
     ) == ("G1",)

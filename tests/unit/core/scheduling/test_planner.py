@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Need
-from gpuyard.core.scheduling.placement import PlacementView, free_memory
-from gpuyard.core.scheduling.planner import Hold, Plan, PlannerView, SchedulingLimits, decide, estimate_start
+from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, WaitingJob
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
-from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+from gpuyard.core.scheduling.start_estimate import estimate_start
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
-from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine, shared, ticket
+from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, free_memory, lease, machine, shared, ticket
 
 NOW = 1_000_000.0
 ME = Holder(uid=1000, user="me", pid=1)
 CPU = Need(devices=0)
-PAUSED = plain(ReasonKind.PAUSED, "the queue is paused")
+PAUSED = Reason(ReasonKind.PAUSED, "the queue is paused")
 
 
 def queue(lane_id: int, need: Need, *ids: int, waited_s: float = 0.0, **said: Any) -> LaneQueue:
@@ -42,7 +44,7 @@ def view(
     snapshot = on if isinstance(on, Snapshot) else machine(*map(card, range(on)))
     placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {})
     limits = SchedulingLimits(cpu_jobs=cpu_jobs, tags=tags or {})
-    return PlannerView(now=NOW, placement=placement, queues=queues, me=ME, limits=limits, **said)
+    return PlannerView(now=NOW, placement=placement, queues=queues, holder=ME, limits=limits, **said)
 
 
 def running(job_id: int, tag: str = "", devices: int = 1, group: int | None = None) -> RunningJob:
@@ -53,11 +55,11 @@ def started(plan: Plan) -> dict[int, tuple[str, ...]]:
     return {start.job_id: tuple(share.device_id for share in start.claim.shares) for start in plan.starts}
 
 
-def hold_of(plan: Plan, lane_id: int) -> Hold:
-    return next(hold for hold in plan.holds if hold.lane.id == lane_id)
+def hold_of(plan: Plan, lane_id: int) -> WaitingJob:
+    return next(hold for hold in plan.waiting if hold.lane.id == lane_id)
 
 
-def kinds_of(hold: Hold) -> list[ReasonKind]:
+def kinds_of(hold: WaitingJob) -> list[ReasonKind]:
     return [reason.kind for reason in hold.reasons]
 
 
@@ -67,7 +69,7 @@ def kinds_of(hold: Hold) -> list[ReasonKind]:
 def test_free_devices_go_to_the_first_in_line() -> None:
     plan = decide(view(queue(1, Need(), 10, 11, 12), queue(2, Need(), 20, priority=1), on=2))
     assert started(plan) == {20: ("G0",), 10: ("G1",)}
-    assert [hold.job_id for hold in plan.holds] == [11]
+    assert [hold.job_id for hold in plan.waiting] == [11]
 
 
 def test_tags_take_turns() -> None:
@@ -122,7 +124,7 @@ def test_jobs_that_share_fill_a_card_and_no_more() -> None:
 def test_a_machine_without_devices_still_runs_what_needs_none() -> None:
     plan = decide(view(queue(1, Need()), queue(2, CPU), on=0))
     assert started(plan) == {2: ()}
-    assert hold_of(plan, 1).reasons[-1].text == "0 of 1 devices are to be had now"
+    assert hold_of(plan, 1).reasons[-1].text == "no GPU available now (1 needed)"
 
 
 # Work without devices
@@ -156,7 +158,7 @@ def test_a_tag_runs_as_many_as_it_may() -> None:
     assert list(started(plan)) == [10]
     for lane_id in (1, 2):
         (reason,) = hold_of(plan, lane_id).reasons
-        assert reason.text == "2 jobs tagged 'net' may run at once, and as many do"
+        assert reason.text == "limit reached: 2 of the jobs tagged 'net' may run at a time"
         assert (reason.kind, reason.had, reason.needed) == (ReasonKind.TAG_LIMIT, 2.0, 2.0)
 
 
@@ -182,9 +184,9 @@ def test_a_job_that_is_held_by_a_limit_keeps_no_device_from_others(limited: dict
 
 
 def test_whatever_shuts_the_queue_holds_everything_and_is_the_reason() -> None:
-    plan = decide(view(queue(1, Need(), 10, 11), queue(2, CPU), on=4, shut=(PAUSED,)))
+    plan = decide(view(queue(1, Need(), 10, 11), queue(2, CPU), on=4, closed_reasons=(PAUSED,)))
     assert not plan.starts
-    assert {hold.lane.id: hold.reasons for hold in plan.holds} == {1: (PAUSED,), 2: (PAUSED,)}
+    assert {hold.lane.id: hold.reasons for hold in plan.waiting} == {1: (PAUSED,), 2: (PAUSED,)}
     assert plan.head is None
 
 
@@ -199,15 +201,15 @@ def test_where_there_is_no_room_for_anybody_the_lane_asked_about_still_gets_its_
     def full() -> PlannerView:
         return view(*(queue(each, Need()) for each in (1, 2, 3)), leases=[lease("a", "G0", holder=BOB)])
 
-    assert [bool(hold.reasons) for hold in decide(full()).holds] == [True, False, False]
-    plan = decide(full(), about=3)
+    assert [bool(hold.reasons) for hold in decide(full()).waiting] == [True, False, False]
+    plan = decide(full(), explained_lane=3)
     assert not hold_of(plan, 2).reasons
     assert hold_of(plan, 3).reasons[0].text == "held by bob, pid 202"
 
 
 def test_each_lane_that_was_looked_at_is_held_once() -> None:
     plan = decide(view(*(queue(each, Need(), each * 10, each * 10 + 1) for each in range(1, 5)), on=1))
-    assert sorted(hold.lane.id for hold in plan.holds) == [1, 2, 3, 4]
+    assert sorted(hold.lane.id for hold in plan.waiting) == [1, 2, 3, 4]
 
 
 # Others in the ledger's line
@@ -216,7 +218,7 @@ def test_each_lane_that_was_looked_at_is_held_once() -> None:
 def test_who_waits_in_the_ledger_without_us_being_there_goes_first() -> None:
     plan = decide(view(queue(1, Need()), tickets=(ticket(Need(), since=NOW - 5),)))
     assert not plan.starts
-    assert hold_of(plan, 1).reasons[0].text == "kept for bob, pid 202, who came first"
+    assert hold_of(plan, 1).reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
     assert started(decide(view(queue(1, Need()), on=2, tickets=(ticket(Need()),)))) == {1: ("G1",)}
 
 
@@ -300,8 +302,8 @@ def test_no_plan_exceeds_a_device_or_a_limit(
     live: list[RunningJob],
 ) -> None:
     snapshot, leases, measured = world
-    looked_at = view(*queues, on=snapshot, leases=leases, measured=measured, cpu_jobs=2, tags={"a": 2}, running=live)
-    plan = decide(looked_at)
+    planner_view = view(*queues, on=snapshot, leases=leases, measured=measured, cpu_jobs=2, tags={"a": 2}, running=live)
+    plan = decide(planner_view)
 
     assert len(started(plan)) == len(plan.starts)
     for device in snapshot.devices:
@@ -312,7 +314,7 @@ def test_no_plan_exceeds_a_device_or_a_limit(
             assert not beside
         elif shares:
             assert not any(share.is_exclusive for each in beside for share in each.shares)
-            free = free_memory(device, looked_at.placement)
+            free = free_memory(device, planner_view.placement)
             assert free is not None
             assert sum(share.memory_mb or 0.0 for share in shares) <= free
     for start in plan.starts:

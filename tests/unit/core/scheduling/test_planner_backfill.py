@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
+from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.placement import PlacementState
-from gpuyard.core.scheduling.planner import STRICT_AFTER_S, Plan, PlannerView, decide
+from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host, Snapshot
-from tests.unit.core.scheduling.test_placement import BOB, GB, card, lease, machine, shared, ticket
+from tests.unit.core.scheduling.test_placement import BOB, GB, card, lease, machine, placement_without, shared, ticket
 from tests.unit.core.scheduling.test_planner import (
     ME,
     NOW,
@@ -193,12 +195,12 @@ def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_l
 # For all worlds, once the head has waited long
 
 
-def head_fits(looked_at: PlannerView, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
+def head_fits(planner_view: PlannerView, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
     """Whether the head could start once these leases have ended, with what the plan starts beside it."""
-    board = PlacementState(looked_at.placement).without(frozenset(lease.id for lease in gone))
+    placement = placement_without(PlacementState(planner_view.placement), frozenset(lease.id for lease in gone))
     for start in plan.starts if plan else ():
-        board.take(start.claim, ME)
-    return board.choose(need).claim is not None
+        placement.add_claim(start.claim, ME)
+    return placement.choose(need).claim is not None
 
 
 # Wide ones wait most often, and so have the most to lose.
@@ -216,14 +218,14 @@ def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
 ) -> None:
     snapshot, leases, measured = world
     head = queue(99, need, 999, priority=100, waited_s=LONG)
-    looked_at = view(head, *queues, on=snapshot, leases=leases, measured=measured)
-    plan = decide(looked_at)
+    planner_view = view(head, *queues, on=snapshot, leases=leases, measured=measured)
+    plan = decide(planner_view)
     assume(999 not in started(plan))
     ending = chance.sample(leases, len(leases))
     for count in range(len(leases) + 1):
         gone = tuple(ending[:count])
-        if head_fits(looked_at, need, gone):
-            assert head_fits(looked_at, need, gone, plan)
+        if head_fits(planner_view, need, gone):
+            assert head_fits(planner_view, need, gone, plan)
 
 
 @pytest.mark.no_cover
@@ -241,14 +243,14 @@ def test_with_durations_only_what_is_over_in_time_stands_where_the_head_will(
     snapshot, leases, measured = world
     live = [of_lease(each.id, 100 + place) for place, each in enumerate(leases)]
     ends_at = {run.job_id: None if (end := ends[run.job_id - 100]) is None else NOW + end for run in live}
-    looked_at = view(
+    planner_view = view(
         queue(99, need, 999, priority=100, waited_s=LONG), *queues, on=snapshot, leases=leases, measured=measured,
         running=live, ends_after=ends_at.get, estimate=lambda job_id: Estimate(most_s=most_s.get(job_id)),
     )  # fmt: skip
-    plan = decide(looked_at)
+    plan = decide(planner_view)
     assume(999 not in started(plan))
     for after_s in (0.0, 10.0, 50.0):
         gone = tuple(each for each, end in zip(leases, ends, strict=False) if (end or 0.0) <= after_s)
         still = [start for start in plan.starts if most_s.get(start.job_id, 1e9) > after_s]
-        if head_fits(looked_at, need, gone):
-            assert head_fits(looked_at, need, gone, Plan(starts=tuple(still)))
+        if head_fits(planner_view, need, gone):
+            assert head_fits(planner_view, need, gone, Plan(starts=tuple(still)))

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.planner import Plan, decide
+from gpuyard.core.scheduling.plan import Plan
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
@@ -21,12 +22,12 @@ TWO = TagSharing(most_per_device=2)
 UNKNOWN = Need(part=0.5, is_exclusive=False)
 
 
-def sweep(lane_id: int, need: Need, *ids: int, crew: TagSharing = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
-    return queue(lane_id, need, *ids, crew=crew, tag=tag, **said)
+def sweep(lane_id: int, need: Need, *ids: int, sharing: TagSharing = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
+    return queue(lane_id, need, *ids, tag_sharing=sharing, tag=tag, **said)
 
 
-def at_work(job_id: int, *devices: str, tag: str = "sweep") -> Any:
-    return replace(running(job_id, tag=tag, devices=len(devices)), on=devices, lease_id=f"L{job_id}")
+def running_on(job_id: int, *devices: str, tag: str = "sweep") -> Any:
+    return replace(running(job_id, tag=tag, devices=len(devices)), device_ids=devices, lease_id=f"L{job_id}")
 
 
 def reserved(plan: Plan) -> dict[int, list[float | None]]:
@@ -45,19 +46,19 @@ def test_no_more_of_it_are_on_a_device_than_may_be_and_why_says_so() -> None:
     (reason,) = hold_of(made, 1).reasons
     assert (reason.kind, reason.text) == (
         ReasonKind.TAG_LIMIT,
-        "2 tasks of its workspace on one GPU may run at once, and as many do",
+        "limit reached: 2 of the tasks of its workspace on one GPU may run at a time",
     )
 
 
 def test_those_that_run_already_count() -> None:
     leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G1", memory_mb=GB)]
-    at = [at_work(5, "G0"), at_work(6, "G1"), at_work(7, "G1")]
+    at = [running_on(5, "G0"), running_on(6, "G1"), running_on(7, "G1")]
     made = decide(view(sweep(1, shared(GB), 10, 11), on=2, leases=leases, running=at))
     assert started(made) == {10: ("G0",)}
 
 
 def test_another_crew_does_not_count() -> None:
-    at = [at_work(5, "G0", tag="other"), at_work(6, "G0", tag="other")]
+    at = [running_on(5, "G0", tag="other"), running_on(6, "G0", tag="other")]
     leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G0", memory_mb=GB)]
     assert started(decide(view(sweep(1, shared(GB), 10), leases=leases, running=at))) == {10: ("G0",)}
 
@@ -91,7 +92,7 @@ def test_a_share_is_of_what_others_leave(others_mb: float) -> None:
 
 def test_the_last_share_is_what_is_left_of_the_card() -> None:
     """A desktop has grown since the first one started."""
-    leases, at = [lease("L5", "G0", memory_mb=11 * GB)], [at_work(5, "G0")]
+    leases, at = [lease("L5", "G0", memory_mb=11 * GB)], [running_on(5, "G0")]
     on = machine(card(0, used=4 * GB))
     made = decide(view(sweep(1, UNKNOWN, 10), on=on, leases=leases, running=at, measured={("L5", "G0"): 0.0}))
     assert reserved(made) == {10: [9 * GB]}
@@ -125,13 +126,13 @@ def test_two_crews_share_a_card_by_what_is_left_of_it() -> None:
 
 def test_a_full_device_of_a_crew_sends_the_next_to_one_with_more_of_it() -> None:
     leases = [lease("a", "G0"), lease("L5", "G1", memory_mb=GB)]
-    made = decide(view(sweep(1, shared(GB), 10), on=2, leases=leases, running=[at_work(5, "G1")]))
+    made = decide(view(sweep(1, shared(GB), 10), on=2, leases=leases, running=[running_on(5, "G1")]))
     assert started(made) == {10: ("G1",)}
 
 
 def test_a_crew_shares_a_device_however_busy_it_is() -> None:
     busy = replace(shared(GB), load_percent=100.0)
-    asked = view(sweep(1, busy, 10, 11, 12, 13, crew=TagSharing(most_per_device=4)))
+    asked = view(sweep(1, busy, 10, 11, 12, 13, sharing=TagSharing(most_per_device=4)))
     asked = replace(asked, placement=replace(asked.placement, packing=Packing(max_load_percent=200.0)))
     assert list(started(decide(asked))) == [10, 11, 12, 13]
 
@@ -143,36 +144,39 @@ def test_tasks_that_need_two_devices_count_on_both() -> None:
 
 def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
     one = TagSharing(most_per_device=1)
-    wide = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5)
-    narrow = sweep(2, shared(GB), 20, crew=one)
+    wide = sweep(1, shared(GB, devices=2), 10, sharing=one, priority=5)
+    narrow = sweep(2, shared(GB), 20, sharing=one)
     leases = [lease("L5", "G0", memory_mb=GB)]
-    assert not decide(view(wide, narrow, on=2, leases=leases, running=[at_work(5, "G0")])).starts
-    wide, narrow = sweep(1, shared(GB, devices=2), 10, crew=one, priority=5), sweep(2, shared(GB), 20, 21, crew=one)
+    assert not decide(view(wide, narrow, on=2, leases=leases, running=[running_on(5, "G0")])).starts
+    wide, narrow = (
+        sweep(1, shared(GB, devices=2), 10, sharing=one, priority=5),
+        sweep(2, shared(GB), 20, 21, sharing=one),
+    )
     leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G2", memory_mb=GB)]
-    at = [at_work(5, "G0"), at_work(6, "G1"), at_work(7, "G2")]
+    at = [running_on(5, "G0"), running_on(6, "G1"), running_on(7, "G2")]
     assert not decide(view(wide, narrow, on=4, leases=leases, running=at)).starts, "G3 is the first of its two"
 
 
 def test_a_clock_that_was_set_back_holds_up_no_crew() -> None:
-    crew = TagSharing(most_per_device=2, stagger_s=1.0)
-    made = decide(view(sweep(1, shared(GB), 10, crew=crew), last_starts={"sweep": NOW + 3600.0}))
+    sharing = TagSharing(most_per_device=2, stagger_s=1.0)
+    made = decide(view(sweep(1, shared(GB), 10, sharing=sharing), last_starts={"sweep": NOW + 3600.0}))
     assert list(started(made)) == [10]
 
 
 def test_a_task_without_a_device_needs_no_place_on_one() -> None:
-    assert started(decide(view(sweep(1, CPU, 10), running=[at_work(5, "G0"), at_work(6, "G0")]))) == {10: ()}
+    assert started(decide(view(sweep(1, CPU, 10), running=[running_on(5, "G0"), running_on(6, "G0")]))) == {10: ()}
 
 
 @pytest.mark.parametrize(("ago_s", "ids"), [(0.5, []), (2.0, [10])])
 def test_the_next_of_a_crew_waits_for_its_time(ago_s: float, ids: list[int]) -> None:
-    crew = TagSharing(most_per_device=2, stagger_s=1.0)
-    made = decide(view(sweep(1, shared(GB), 10, 11, crew=crew), on=2, last_starts={"sweep": NOW - ago_s}))
+    sharing = TagSharing(most_per_device=2, stagger_s=1.0)
+    made = decide(view(sweep(1, shared(GB), 10, 11, sharing=sharing), on=2, last_starts={"sweep": NOW - ago_s}))
     assert list(started(made)) == ids
     assert ReasonKind.STAGGERED in [reason.kind for reason in hold_of(made, 1).reasons]
 
 
 def test_nothing_of_a_stopped_crew_starts() -> None:
-    made = decide(view(sweep(1, shared(GB), 10), queue(2, shared(GB), 20), stopped=frozenset({"sweep"})))
+    made = decide(view(sweep(1, shared(GB), 10), queue(2, shared(GB), 20), stopped_tags=frozenset({"sweep"})))
     assert list(started(made)) == [20]
     assert [reason.kind for reason in hold_of(made, 1).reasons] == [ReasonKind.PAUSED]
 
@@ -192,7 +196,7 @@ def test_never_more_than_may_be_and_never_over_the_card(
     ]
     queues = [
         sweep(each, Need(part=1 / most, is_exclusive=most == 1) if need is None else shared(need), each,
-              crew=TagSharing(most_per_device=most))
+              sharing=TagSharing(most_per_device=most))
         for each, need in enumerate(needs, 1)
     ]  # fmt: skip
     made = decide(view(*queues, on=machine(*cards)))

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.batch_pacing import BatchPace, GateFigure, PaceState
 from gpuyard.core.scheduling.load_gates import SteadyGate
-from gpuyard.core.scheduling.planner import Plan, decide
+from gpuyard.core.scheduling.plan import Plan
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, lease, machine, shared
@@ -17,7 +18,7 @@ from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, kinds_of,
 BATCH = 10
 CLOSED = SteadyGate(is_closed=True)
 PACE = BatchPace(max_cpu_percent=80.0, max_gpu_percent=70.0, max_gpu_memory_mb=8 * GB)
-LOOKED = PaceState(looked_at=NOW)
+LOOKED = PaceState(sampled_at=NOW)
 
 
 def batch(lane_id: int, need: Need, *ids: int, pace: BatchPace = PACE, group: int = BATCH, **said: Any) -> LaneQueue:
@@ -25,11 +26,11 @@ def batch(lane_id: int, need: Need, *ids: int, pace: BatchPace = PACE, group: in
 
 
 def plan(*queues: LaneQueue, standing: PaceState = LOOKED, **said: Any) -> Plan:
-    return decide(view(*queues, standings={BATCH: standing}, **said))
+    return decide(view(*queues, pace_states={BATCH: standing}, **said))
 
 
 def busy(*ids: str, percent: float = 91.0) -> PaceState:
-    return replace(LOOKED, loads={each: GateFigure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
+    return replace(LOOKED, device_loads={each: GateFigure(seen=percent, judged=percent, gate=CLOSED) for each in ids})
 
 
 # How many
@@ -39,7 +40,7 @@ def test_runs_of_a_batch_start_one_at_a_time() -> None:
     made = plan(batch(1, CPU, 10, 11, 12))
     assert list(started(made)) == [10]
     (reason,) = hold_of(made, 1).reasons
-    assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "another run starts at this moment")
+    assert (reason.kind, reason.text) == (ReasonKind.STAGGERED, "another run is starting now")
 
 
 def test_runs_of_one_batch_in_several_lanes_start_one_at_a_time_too() -> None:
@@ -57,7 +58,10 @@ def test_no_more_run_at_once_than_the_batch_allows() -> None:
     made = plan(batch(1, CPU, 10, group_limit=2), running=full)
     assert not made.starts
     (reason,) = hold_of(made, 1).reasons
-    assert (reason.kind, reason.text) == (ReasonKind.ARRAY_LIMIT, "2 runs of its batch may run at once, and as many do")
+    assert (reason.kind, reason.text) == (
+        ReasonKind.ARRAY_LIMIT,
+        "limit reached: 2 of the runs of its batch may run at a time",
+    )
 
 
 def test_a_batch_takes_no_slots_of_jobs_without_devices_and_needs_none() -> None:
@@ -219,6 +223,10 @@ def test_a_run_without_devices_does_not_wait_for_one_that_it_does_not_watch(
 
 
 def test_a_run_without_devices_waits_for_memory_of_those_that_it_watches_too() -> None:
-    full = replace(LOOKED, loads={"G0": GateFigure()}, full={"G0": GateFigure(seen=9 * GB, judged=9 * GB, gate=CLOSED)})
+    full = replace(
+        LOOKED,
+        device_loads={"G0": GateFigure()},
+        device_memory={"G0": GateFigure(seen=9 * GB, judged=9 * GB, gate=CLOSED)},
+    )
     (reason,) = hold_of(plan(batch(1, CPU, 10), standing=full), 1).reasons
     assert (reason.kind, reason.device_id) == (ReasonKind.TOO_FULL, "G0")

@@ -13,10 +13,11 @@ from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.lease import Claim, Lease, Need, Share
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.memory.sizing import settled_shares
-from gpuyard.core.scheduling.planner import LOOK_AHEAD, Plan, PlannerView, decide
+from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.planner import LOOK_AHEAD, decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
-from gpuyard.core.scheduling.wait_reasons import ReasonKind, plain
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from tests.scale import size
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import NOW, hold_of, kinds_of, queue, started, view
@@ -29,7 +30,7 @@ SETTLE_S = 60.0
 def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **said: Any) -> RunningJob:
     made = RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id, priority=priority,
-        leave_cost_s=cost_s,
+        preempt_cost_s=cost_s,
     )  # fmt: skip
     return replace(made, **said)
 
@@ -234,7 +235,7 @@ def test_one_that_goes_on_counts_once() -> None:
 
 def test_what_runs_goes_on_while_the_queue_is_paused_and_not_while_the_machine_is_too_busy() -> None:
     for kind, goes_on in ((ReasonKind.PAUSED, True), (ReasonKind.HOST_TOO_BUSY, False)):
-        plan = decide(view(resuming(7, shared(GB)), queue(2, shared(GB), 20), shut=(plain(kind, "no"),)))
+        plan = decide(view(resuming(7, shared(GB)), queue(2, shared(GB), 20), closed_reasons=(Reason(kind, "no"),)))
         assert list(started(plan)) == ([7] if goes_on else [])
 
 

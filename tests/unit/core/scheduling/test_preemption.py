@@ -8,7 +8,7 @@ from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.placement import PlacementState, PlacementView
 from gpuyard.core.scheduling.preemption import RunningJob, find_victims
 from gpuyard.core.snapshot import Host
-from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
+from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, placement_without, shared
 
 URGENT = 5
 
@@ -17,7 +17,7 @@ def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leavin
     """Its lease is called as it is."""
     return RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=float(job_id), lease_id=f"job {job_id}",
-        priority=priority, leave_cost_s=cost_s, is_leaving=is_leaving,
+        priority=priority, preempt_cost_s=cost_s, is_leaving=is_leaving,
     )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def held(job_id: int, *device_ids: str, memory_mb: float | None = None) -> Lease
     return lease(f"job {job_id}", *device_ids, memory_mb=memory_mb)
 
 
-def board(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> PlacementState:
+def placement(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> PlacementState:
     devices = [card(index, used=strangers_mb) for index in range(cards)]
     measured: dict[tuple[str, str], float | None] = {
         (each.id, share.device_id): 0.0 for each in leases for share in each.shares
@@ -41,14 +41,14 @@ def ids(victims: tuple[RunningJob, ...]) -> set[int]:
 
 def test_the_cheapest_device_is_freed() -> None:
     running = [job(1, 30.0), job(2, 10.0)]
-    assert ids(find_victims(Need(), board(held(1, "G0"), held(2, "G1")), running, URGENT)) == {2}
+    assert ids(find_victims(Need(), placement(held(1, "G0"), held(2, "G1")), running, URGENT)) == {2}
 
 
 def test_only_as_many_leave_as_there_is_need_for() -> None:
     """8 GB are missing. The three cheapest hold 12, and the second of them need not leave."""
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((2, 4, 6, 8), 1)]
     running = [job(number, float(number)) for number in range(1, 5)]
-    assert ids(find_victims(shared(12 * GB), board(*here, cards=1), running, URGENT)) == {1, 3}
+    assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1, 3}
 
 
 def test_one_who_frees_two_devices_spares_the_others() -> None:
@@ -56,32 +56,32 @@ def test_one_who_frees_two_devices_spares_the_others() -> None:
     small = held(1, "G0", memory_mb=8 * GB), held(2, "G0", "G1", memory_mb=8 * GB)
     leases = *small, held(3, "G0", memory_mb=8 * GB), held(4, "G1", memory_mb=16 * GB)
     running = [job(1, 1.0), job(2, 5.0), job(3, None), job(4, None)]
-    assert ids(find_victims(shared(8 * GB, devices=2), board(*leases), running, URGENT)) == {2}
+    assert ids(find_victims(shared(8 * GB, devices=2), placement(*leases), running, URGENT)) == {2}
 
 
 @pytest.mark.parametrize(
     "other", [job(1, None), job(1, priority=URGENT), job(1, priority=URGENT + 1)], ids=["never", "equal", "higher"]
 )
 def test_whoever_need_not_leave_is_not_asked(other: RunningJob) -> None:
-    assert not find_victims(Need(), board(held(1, "G0"), cards=1), [other], URGENT)
+    assert not find_victims(Need(), placement(held(1, "G0"), cards=1), [other], URGENT)
 
 
 def test_nobody_else_is_asked_while_enough_are_leaving() -> None:
     leases = held(1, "G0"), held(2, "G1")
-    assert not find_victims(Need(), board(*leases), [job(1, is_leaving=True), job(2)], URGENT)
-    both = find_victims(Need(devices=2), board(*leases), [job(1, is_leaving=True), job(2)], URGENT)
+    assert not find_victims(Need(), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
+    both = find_victims(Need(devices=2), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
     assert ids(both) == {2}
 
 
 def test_nobody_is_asked_in_vain() -> None:
     """A stranger is in the way, the job is too large, or the machine has no RAM for it: to leave would not help."""
     running = [job(1)]
-    assert not find_victims(Need(), board(held(1, "G0"), cards=1, strangers_mb=8 * GB), running, URGENT)
-    assert not find_victims(shared(30 * GB), board(held(1, "G0"), cards=1), running, URGENT)
-    assert not find_victims(Need(devices=2), board(held(1, "G0"), cards=1), running, URGENT)
+    assert not find_victims(Need(), placement(held(1, "G0"), cards=1, strangers_mb=8 * GB), running, URGENT)
+    assert not find_victims(shared(30 * GB), placement(held(1, "G0"), cards=1), running, URGENT)
+    assert not find_victims(Need(devices=2), placement(held(1, "G0"), cards=1), running, URGENT)
     starved = Host(memory_available_mb=GB)
     assert not find_victims(
-        Need(min_host_memory_mb=2 * GB), board(held(1, "G0"), cards=1, host=starved), running, URGENT
+        Need(min_host_memory_mb=2 * GB), placement(held(1, "G0"), cards=1, host=starved), running, URGENT
     )
 
 
@@ -104,7 +104,7 @@ def crowds(draw: st.DrawFn) -> tuple[PlacementState, list[RunningJob]]:
         cost = draw(st.sampled_from([None, 0.0, 1.0, 1.0, 7.5]))
         priority = draw(st.sampled_from([0, 0, URGENT - 1, URGENT, URGENT + 3]))
         running.append(job(job_id, cost, priority, is_leaving=draw(st.integers(0, 4)) == 0))
-    return board(*leases, cards=cards), running
+    return placement(*leases, cards=cards), running
 
 
 wishes = st.builds(
@@ -124,11 +124,13 @@ def test_those_who_leave_are_enough_and_none_of_them_could_stay(
     leaving = {run.lease_id for run in running if run.is_leaving}
 
     def fits_without(gone: set[str | None]) -> bool:
-        return here.without(frozenset(each for each in gone if each is not None)).find(need) is not None
+        return (
+            placement_without(here, frozenset(each for each in gone if each is not None)).find_claim(need) is not None
+        )
 
     asked = {run.lease_id for run in victims}
-    assert all(run.priority < URGENT and run.leave_cost_s is not None and not run.is_leaving for run in victims)
-    could = {run.lease_id for run in running if run.priority < URGENT and run.leave_cost_s is not None}
+    assert all(run.priority < URGENT and run.preempt_cost_s is not None and not run.is_leaving for run in victims)
+    could = {run.lease_id for run in running if run.priority < URGENT and run.preempt_cost_s is not None}
     if fits_without(leaving):
         assert not victims, "there is room without them"
     elif fits_without(leaving | could):

@@ -15,10 +15,10 @@ from gpuyard.core.scheduling.queue_order import (
     Lane,
     LaneQueue,
     Party,
-    QueueLine,
+    QueueOrder,
     WeightedUse,
     add_use,
-    level,
+    current_priority,
     weight,
 )
 
@@ -44,7 +44,7 @@ def queue(lane_id: int, *jobs: tuple[int, float], priority: int = 0, tag: str = 
     return LaneQueue(lane=lane, jobs=iter(Jobs(*jobs)))
 
 
-def order(line: QueueLine) -> list[int]:
+def order(line: QueueOrder) -> list[int]:
     """The ids in which order they would start, were there room for all."""
     ids = []
     while (first := line.first()) is not None:
@@ -61,16 +61,16 @@ def test_priority_goes_before_use_and_use_before_submission() -> None:
         queue(2, (11, 40), tag="idle"),
         queue(3, (12, 1), tag="busy", priority=1),
     ]
-    assert order(QueueLine(queues, used, NOW)) == [12, 11, 10]
+    assert order(QueueOrder(queues, used, NOW)) == [12, 11, 10]
 
 
 def test_within_a_tag_whoever_came_first_goes_first_whatever_the_lane() -> None:
     queues = [queue(1, (10, 50), (13, 20)), queue(2, (11, 40), (12, 30))]
-    assert order(QueueLine(queues, {}, NOW)) == [10, 11, 12, 13]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 11, 12, 13]
 
 
 def test_at_the_same_moment_the_lower_id_goes_first() -> None:
-    assert order(QueueLine([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
+    assert order(QueueOrder([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
 
 
 def test_two_tags_take_turns_within_one_step() -> None:
@@ -78,7 +78,7 @@ def test_two_tags_take_turns_within_one_step() -> None:
         queue(1, *((each, 90) for each in range(10, 13)), tag="a"),
         queue(2, *((each, 80) for each in range(20, 23)), tag="b"),
     ]
-    assert order(QueueLine(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
 
 
 def test_a_start_counts_by_its_devices() -> None:
@@ -86,17 +86,17 @@ def test_a_start_counts_by_its_devices() -> None:
         queue(1, (10, 90), (11, 90), tag="wide", devices=2),
         queue(2, *((each, 80) for each in range(20, 24)), tag="small"),
     ]
-    assert order(QueueLine(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
 
 
 def test_each_ageing_period_is_worth_one_level() -> None:
-    assert level(0, NOW - AGEING_S + 1, NOW) == 0
-    assert level(0, NOW - AGEING_S, NOW) == 1
-    assert level(-3, NOW - 5 * AGEING_S, NOW) == 2
+    assert current_priority(0, NOW - AGEING_S + 1, NOW) == 0
+    assert current_priority(0, NOW - AGEING_S, NOW) == 1
+    assert current_priority(-3, NOW - 5 * AGEING_S, NOW) == 2
 
 
 def test_a_clock_that_went_back_costs_nobody_priority() -> None:
-    assert level(4, NOW + 3600, NOW) == 4
+    assert current_priority(4, NOW + 3600, NOW) == 4
 
 
 @given(low=st.integers(-100, 100), lead=st.integers(1, 50), used=st.floats(0, 1e9))
@@ -104,7 +104,7 @@ def test_an_aged_job_outruns_every_fresh_one_of_higher_priority(low: int, lead: 
     """However much its tag has used: it only takes a period more than the priorities are apart."""
     waited = (lead + 1) * AGEING_S
     old, fresh = queue(1, (10, waited), priority=low, tag="old"), queue(2, (99, 0), priority=low + lead, tag="new")
-    assert order(QueueLine([fresh, old], {("me", "old"): used}, NOW)) == [10, 99]
+    assert order(QueueOrder([fresh, old], {("me", "old"): used}, NOW)) == [10, 99]
 
 
 @given(
@@ -117,12 +117,12 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
     jobs: list[tuple[int, str, float]], used: dict[Party, float]
 ) -> None:
     queues = [queue(at, (at, waited), priority=priority, tag=tag) for at, (priority, tag, waited) in enumerate(jobs)]
-    first = QueueLine(queues, used, NOW).first()
+    first = QueueOrder(queues, used, NOW).first()
     assert first is not None
 
     def rank(job_id: int) -> tuple[int, float, int]:
         priority, tag, waited = jobs[job_id]
-        return -level(priority, NOW - waited, NOW), used.get(("me", tag), 0.0), job_id
+        return -current_priority(priority, NOW - waited, NOW), used.get(("me", tag), 0.0), job_id
 
     assert rank(first[1].job_id) == min(map(rank, range(len(jobs))))
 
@@ -130,7 +130,7 @@ def test_the_first_is_never_behind_another_by_level_use_and_submission(
 def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
     jobs = Jobs(*((each, 10.0) for each in range(1000)))
     lane = Lane(id=1, priority=0, user="me", tag="", need=Need())
-    line = QueueLine([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
+    line = QueueOrder([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
     for started in range(3):
         assert jobs.taken == started + 1
         line.advance(lane)
@@ -138,7 +138,7 @@ def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
 
 def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
     one, other = queue(1, (10, 9), (11, 9)), queue(2, (20, 1))
-    line = QueueLine([one, other], {}, NOW)
+    line = QueueOrder([one, other], {}, NOW)
     line.drop(one.lane)
     assert order(line) == [20]
 
@@ -147,13 +147,13 @@ def test_of_very_many_lanes_the_first_are_looked_at() -> None:
     def many() -> list[LaneQueue]:
         return [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
 
-    assert order(QueueLine(many(), {}, NOW)) == list(range(MOST_LANES))
-    assert order(QueueLine(many(), {}, NOW, is_whole=True)) == list(range(MOST_LANES + 20))
+    assert order(QueueOrder(many(), {}, NOW)) == list(range(MOST_LANES))
+    assert order(QueueOrder(many(), {}, NOW, all_lanes=True)) == list(range(MOST_LANES + 20))
 
 
 def test_very_many_lanes_that_need_devices_do_not_hide_one_that_needs_none() -> None:
     queues = [queue(each, (each, 500.0), priority=9) for each in range(1, MOST_LANES + 20)]
-    assert 777 in order(QueueLine([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
+    assert 777 in order(QueueOrder([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
 
 
 def test_use_weighs_half_after_each_half_life() -> None:

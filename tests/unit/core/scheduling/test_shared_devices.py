@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Holder, Need, Share
-from gpuyard.core.scheduling.device_fit import Packing, crowded
-from gpuyard.core.scheduling.device_memory import DeviceRoom, PromisedShare
-from gpuyard.core.scheduling.shared_devices import SharedDevices, unfitness
+from gpuyard.core.scheduling.device_fit import Packing, check_capacity
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
 from gpuyard.core.snapshot import Device, Vendor
 
 ME = Holder(uid=1000, user="me", pid=1)
@@ -16,24 +16,27 @@ sizes = st.sampled_from([1000.0, 5000.0, 12_000.0])
 
 @st.composite
 def promises(draw: st.DrawFn) -> PromisedShare:
-    is_kept = draw(st.booleans())
+    is_reservation = draw(st.booleans())
     share = Share(
         device_id="", memory_mb=draw(sizes), load_percent=draw(loads), is_exclusive=draw(st.integers(0, 9)) == 0
     )
     return PromisedShare(
-        share=share, holder=ME, measured_mb=None if is_kept else draw(st.sampled_from([0.0, 2000.0])), is_kept=is_kept
+        share=share,
+        holder=ME,
+        measured_mb=None if is_reservation else draw(st.sampled_from([0.0, 2000.0])),
+        is_reservation=is_reservation,
     )
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> list[DeviceRoom]:
+def rooms(draw: st.DrawFn) -> list[DeviceState]:
     found = []
     for number in range(draw(st.integers(1, 6))):
         total = draw(st.none() | st.sampled_from([8000.0, 24_000.0]))
         device = Device(
             id=f"G{number}", vendor=Vendor.NVIDIA, index=draw(st.none() | st.integers(0, 3)), memory_total_mb=total
         )
-        found.append(DeviceRoom(device, draw(st.lists(promises(), max_size=3)), draw(loads)))
+        found.append(DeviceState(device, draw(st.lists(promises(), max_size=3)), draw(loads)))
     return found
 
 
@@ -47,31 +50,31 @@ packings = st.builds(
 )
 
 
-def the_best(need: Need, packing: Packing, among: list[DeviceRoom]) -> DeviceRoom | None:
-    fitting = [room for room in among if not room.is_alone and crowded(need, room, packing) is None]
-    return min(fitting, key=lambda room: unfitness(need, room), default=None)
+def the_best(need: Need, packing: Packing, among: list[DeviceState]) -> DeviceState | None:
+    fitting = [room for room in among if not room.is_exclusive and check_capacity(need, room, packing) is None]
+    return min(fitting, key=lambda room: placement_cost(need, room), default=None)
 
 
 @given(rooms(), needs, packings)
-def test_it_is_the_one_that_asking_all_would_find(among: list[DeviceRoom], need: Need, packing: Packing) -> None:
+def test_it_is_the_one_that_asking_all_would_find(among: list[DeviceState], need: Need, packing: Packing) -> None:
     assert SharedDevices(among).best(need, packing) is the_best(need, packing, among)
 
 
 def test_exactly_as_much_as_is_free_is_enough() -> None:
-    room = DeviceRoom(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
+    room = DeviceState(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
     assert SharedDevices([room]).best(Need(memory_mb=8000.0, is_exclusive=False), Packing()) is room
     assert SharedDevices([room]).best(Need(memory_mb=8000.1, is_exclusive=False), Packing()) is None
 
 
 @given(rooms(), needs, packings, promises(), st.integers(0, 5))
 def test_a_room_that_has_changed_is_known_as_it_is_now(
-    among: list[DeviceRoom], need: Need, packing: Packing, promise: PromisedShare, place: int
+    among: list[DeviceState], need: Need, packing: Packing, promise: PromisedShare, place: int
 ) -> None:
     shelf = SharedDevices(among)
     before = among[place % len(among)]
     after = before.with_promise(promise)
     untouched = shelf.copy()
-    shelf.exchange(before, after)
+    shelf.replace(before, after)
     changed = [after if room is before else room for room in among]
     assert shelf.best(need, packing) is the_best(need, packing, changed)
     assert untouched.best(need, packing) is the_best(need, packing, among)

@@ -9,15 +9,15 @@ BOB = Holder(uid=1001, user="bob", pid=202)
 
 
 def test_a_holder_is_named_by_user_pid_and_label() -> None:
-    assert wait_reasons.name_of(ALICE) == "alice, pid 101 (train)"
-    assert wait_reasons.name_of(BOB) == "bob, pid 202"
+    assert wait_reasons.describe_holder(ALICE) == "alice, pid 101 (train)"
+    assert wait_reasons.describe_holder(BOB) == "bob, pid 202"
 
 
 def test_several_holders_are_all_named() -> None:
     told = wait_reasons.leased("G0", (ALICE, BOB))
     assert told.text == "held by alice, pid 101 (train); bob, pid 202"
     assert told.holders == (ALICE, BOB)
-    assert wait_reasons.awaited("G0", (BOB,)).text == "kept for bob, pid 202, who came first"
+    assert wait_reasons.awaited("G0", (BOB,)).text == "reserved for bob, pid 202, ahead in the queue"
 
 
 def test_room_that_is_overdrawn_is_told_as_none() -> None:
@@ -27,7 +27,9 @@ def test_room_that_is_overdrawn_is_told_as_none() -> None:
 
 
 def test_what_strangers_hold_is_told_with_what_would_be_allowed() -> None:
-    assert wait_reasons.occupied("G0", 9216.0, 1024.0).text == "others hold 9.0 GB of it without a lease, over 1.0 GB"
+    assert (
+        wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9.0 GB of it, over 1.0 GB"
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ CASES = [
     (ReasonKind.BANNED, Need(banned=("G0",)), FULL, "banned and banned_names under [devices]"),
     (ReasonKind.UNHEALTHY, Need(), PlacementView(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
-    (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs without a lease leave 4.0 GB: with --vram SIZE"),
+    (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs outside gpuyard leave 4.0 GB: with --vram SIZE"),
     (ReasonKind.NO_ROOM, replace(shared(12 * GB), takes_rest=True), FULL, "a first run asks for 12.0 GB: with --vram"),
     (ReasonKind.FOREIGN_LOAD, shared(GB), BUSY, "--max-gpu 100 (in a script: utilization_threshold_percent=100)"),
     (ReasonKind.LOADED, shared(GB), replace(SHARED, packing=Packing(max_load_percent=50.0), loads={"G0": 90.0}),
@@ -76,4 +76,4 @@ def test_what_a_lease_will_free_is_only_waited_for() -> None:
 def test_a_card_of_unknown_size_is_to_be_had_alone() -> None:
     unknown: Device = card(0, used=None, memory_total_mb=None)
     [told, _] = choose(shared(GB), PlacementView(now=0.0, snapshot=machine(unknown))).reasons
-    assert told.remedy == "without --vram it gets the GPU alone"
+    assert told.remedy == "without --vram it gets the whole GPU"

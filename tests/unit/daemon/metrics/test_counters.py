@@ -11,7 +11,8 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.planner import Plan, decide
+from gpuyard.core.scheduling.plan import Plan
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.daemon.metrics.counters import EventCounters, Histogram
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared

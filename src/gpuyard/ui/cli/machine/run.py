@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.wait_text import describe_wait, telling_reasons
+from gpuyard.core.scheduling.wait_text import describe_wait, relevant_reasons
 from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.rich_output import seconds
@@ -188,7 +188,7 @@ class _WaitingLine:
         self._shown: object = None
 
     def show(self, reasons: tuple[Reason, ...]) -> None:
-        telling = telling_reasons(self._need, reasons)
+        telling = relevant_reasons(self._need, reasons)
         line = f"gpuyard: {describe_wait(self._need, telling, self._names)}"
         if self._in_place:
             width = max(20, shutil.get_terminal_size().columns)

@@ -1,0 +1,102 @@
+"""Backfill and reservation: jobs behind the head of the queue start only where that cannot delay it.
+
+The head of the queue is the first job that needs devices and cannot get them. It has every device reserved that would
+serve it; or, where the ends of all running jobs are known and it has not waited for STRICT_AFTER_S, only the devices
+that become available first. A job behind it may start on devices that the head cannot use, or anywhere if it is sure to
+end before the head could start. A job that would not fit even after all leases have ended does not become the head.
+
+Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Claim, Holder, Need
+from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
+from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
+from gpuyard.core.scheduling.queue_order import Candidate, Lane
+from gpuyard.core.scheduling.start_estimate import earliest_ends, likely_ends
+from gpuyard.core.scheduling.wait_reasons import Reason
+
+# After this time the head reserves every device that would serve it, not only those that seem to be available first.
+STRICT_AFTER_S = 1800.0
+
+
+class Backfill:
+    """Finds claims for the candidates of one plan. `starts` is the plan's list, which grows."""
+
+    def __init__(self, view: PlannerView, starts: Sequence[Start]) -> None:
+        self._view = view
+        self._starts = starts
+        self.head: WaitingJob | None = None
+        self._beside_head: PlacementState | None = None
+        self._head_starts_at: float | None = None
+        self._tickets = in_queue_order(view.tickets)
+        self._refused: set[Need] = set()
+
+    @cached_property
+    def placement(self) -> PlacementState:
+        """All leases and starts of this plan, without the head's reservation. Built for the first job with devices."""
+        return PlacementState(self._view.placement)
+
+    def explain(self, need: Need) -> tuple[Reason, ...]:
+        return tuple((self._beside_head or self.placement).explain(need))
+
+    def add_start(self, job_id: int, claim: Claim) -> None:
+        for placement in self._placements() if claim.shares else ():
+            placement.add_claim(claim, self._holder(job_id), planned_lease_id(job_id))
+
+    def find_claim(self, need: Need, candidate: Candidate) -> Claim | None:
+        """Return a claim that cannot delay the head, or None."""
+        if need not in self._refused:  # a need that was refused once stays so: placements only fill
+            claim = (self._beside_head or self.placement).find_claim(need)
+            if claim is not None:
+                return claim
+            self._refused.add(need)
+        if self.head is not None and self._ends_before_head_starts(candidate):
+            return self.placement.find_claim(need)
+        return None
+
+    def reserve_for_tickets_ahead(self, lane: Lane) -> None:
+        """Reserve devices for requests in the ledger's queue that are ahead of this lane."""
+        mine = self._view.my_ticket
+        place = (-lane.priority, mine.since if mine else float("inf"))
+        while self._tickets and (-self._tickets[0].priority, self._tickets[0].since) < place:
+            ticket = self._tickets.pop(0)
+            for placement in self._placements():
+                placement.reserve_for_ticket(ticket)
+
+    def try_make_head(self, job: WaitingJob, candidate: Candidate) -> None:
+        """Make the job the head of the queue, unless the end of all leases would not let it start."""
+        if not self.placement.has_capacity():
+            self.head = job  # no device is left to reserve
+            return
+        beside_head = self.placement.copy()
+        is_strict = job.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
+        ends = None if is_strict else likely_ends(self._view, self._starts)
+        if beside_head.reserve(job.need, self._holder(job.job_id), ends):
+            self.head, self._beside_head = job, beside_head
+
+    def _placements(self) -> Iterator[PlacementState]:
+        yield self.placement
+        if self._beside_head is not None:
+            yield self._beside_head
+
+    def _ends_before_head_starts(self, candidate: Candidate) -> bool:
+        most_s = self._view.estimate(candidate.job_id).most_s
+        if most_s is None:
+            return False
+        if self._head_starts_at is None:
+            self._head_starts_at = self._earliest_head_start()
+        return self._view.now + most_s <= self._head_starts_at
+
+    def _earliest_head_start(self) -> float:
+        assert self.head is not None
+        need = self.head.need
+        first = self.placement.first_available(need, earliest_ends(self._view, self._starts))
+        return first[-1][0] if len(first) == need.devices else self._view.now
+
+    def _holder(self, job_id: int) -> Holder:
+        return replace(self._view.holder, label=planned_lease_id(job_id))
