@@ -24,7 +24,7 @@ from tests.fakes.queue_command import run
 
 DEADLINE_S = 90.0
 DAEMON = (sys.executable, "-m", "gpuyard.daemon")
-_RUNS = "the daemon runs"
+_RUNS = "the daemon is running"
 
 
 def until(is_so: Callable[[], object], what: str) -> None:

@@ -49,7 +49,7 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
     assert (told.returncode, told.stderr) == (0, "")
     assert pid != daemon.pid
     assert daemon.wait() == 0
-    assert f"the daemon ends for a restart: `gpuyard daemon restart`, version {__version__}" in daemon.log
+    assert f"the daemon stops for a restart: `gpuyard daemon restart`, version {__version__}" in daemon.log
     after = yard.until_state(job, "running")["attempts"]
     assert [(each["number"], each["pid"]) for each in after] == [(each["number"], each["pid"]) for each in before]
     gate.write_text("go\n")

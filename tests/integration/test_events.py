@@ -121,4 +121,4 @@ def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(ow
         own_yard.submit("true")
         assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
     assert own_yard.daemon is not None
-    assert "a step could not be told" in own_yard.daemon.log
+    assert "a listener failed after a step" in own_yard.daemon.log

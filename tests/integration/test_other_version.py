@@ -119,7 +119,7 @@ def test_many_at_once_restart_it_once_and_none_of_them_fails(home: Path) -> None
     assert sorted(int(out) for out, _ in told) == [1, 2, 3, 4, 5, 6]
     assert {err.decode() for _, err in told} <= {RESTARTED, ""}
     assert daemon.wait() == 0
-    assert (home / "daemon.log").read_text().count("the daemon runs") == 1
+    assert (home / "daemon.log").read_text().count("the daemon is running") == 1
 
 
 def test_a_daemon_that_does_not_say_its_version_is_older(home: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_second_daemon_refuses_and_names_the_first(yard: Yard) -> None:
 def test_a_state_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "file" / "home"))
-    assert f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME)" in refusal()
+    assert f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME to another directory)" in refusal()
 
 
 @contextlib.contextmanager

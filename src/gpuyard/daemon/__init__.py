@@ -1,1 +1,1 @@
-"""The per-user daemon: its socket, its lock, and how others reach and start it."""
+"""The daemon, one per user: the scheduler loop, the HTTP server and API, the web page, metrics, notifications."""

@@ -1,4 +1,4 @@
-"""The daemon's life: one per user; it takes over what runs, serves until it is told to stop, and jobs go on."""
+"""Run the daemon, one per user: it takes over running jobs, serves until it is stopped, and leaves jobs running."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,10 @@ _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
 def run_daemon(*, is_managed: bool = False) -> int:
-    """Until it is told to stop; the exit status.
+    """Run until stopped; return the exit status.
 
-    `is_managed`: it runs in the foreground, for a service manager. Then it ends with `RESTART_STATUS` where another
-    daemon is to be started, and that is left to the manager.
+    `is_managed`: in the foreground, under a service manager. A restart is then left to the manager: the daemon exits
+    with `RESTART_STATUS`.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -75,19 +75,19 @@ async def _serve_queue(
     loop = asyncio.get_running_loop()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(scheduler.wake)
 
-    def open_elsewhere(name: str) -> Engine:
+    def open_cluster_engine(name: str) -> Engine:
         return open_engine(Context(name=name, folder=folder, on_news=wake))
 
     scheduler = SchedulerLoop(
-        database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_elsewhere
+        database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_cluster_engine
     )
     if notice is not None:
         _log.error(notice)
         scheduler.notices.append(notice)
-    _begin_ids_after_logs(scheduler, log_folders(folder))
+    _start_ids_after_logs(scheduler, log_folders(folder))
     stop: asyncio.Future[Shutdown] = loop.create_future()
     _stop_on_signals(stop)
     routes = Routes(scheduler, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
@@ -95,30 +95,30 @@ async def _serve_queue(
     scheduler.start(
         SamplingThread(Sampler(local_machine(), clock), clock, scheduler.wake, RamMeter(engine.queue).measure)
     )
-    announcer = EventPublisher(scheduler, ledger.leases)
+    publisher = EventPublisher(scheduler, ledger.leases)
     await routes.web.open_as_configured(scheduler.notices.append)
-    scheduler.sampling.request()  # the first look takes longest: whoever submits first need not wait for it
-    _log.info("the daemon runs, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
-    gc.freeze()  # what is there now stays; the collector need not look at it again
+    scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
+    _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
+    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
     try:
-        ending = await _until_over(scheduler, stop)
+        ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
         server.close()
         routes.close()
         scheduler.close()
-        announcer.close()
-        _log.info("the daemon ends; jobs go on")
+        publisher.close()
+        _log.info("the daemon stops; running jobs go on")
 
 
-async def _until_over(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
+async def _wait_for_end(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
     scheduler.fatal_fault.add_done_callback(lambda _: _end(stop, Shutdown(status=1)))
     ending = await stop
     if scheduler.fatal_fault.done():
         _log.error("%s", scheduler.fatal_fault.result())
         return Shutdown(status=1)
     if ending.restart:
-        _log.info("the daemon ends for a restart: %s", ending.reason)
+        _log.info("the daemon stops for a restart: %s", ending.reason)
     return ending
 
 
@@ -132,7 +132,7 @@ def _stop_on_signals(stop: "asyncio.Future[Shutdown]") -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _end, stop, Shutdown())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started us may log out
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -140,16 +140,18 @@ def _prepare_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kind = network_file_system(folder)
     except OSError as error:
-        raise EnvironmentFault(f"{folder} cannot be used: {error.strerror}", hint="set GPUYARD_HOME") from error
+        raise EnvironmentFault(
+            f"{folder} cannot be used: {error.strerror}", hint="set GPUYARD_HOME to another directory"
+        ) from error
     if kind is not None:
         raise EnvironmentFault(
-            f"{folder} is on a network file system ({kind}), where a queue cannot be kept safely",
-            hint="name a folder on a local disk with GPUYARD_HOME",
+            f"{folder} is on a network file system ({kind}), on which the queue's database is not safe",
+            hint="set GPUYARD_HOME to a directory on a local disk",
         )
 
 
-def _begin_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None:
-    """A new database beside old logs: no job gets the id, and so the log, of one before."""
+def _start_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None:
+    """Beside a new database, skip the ids of old logs: a job must not append to the log of an earlier one."""
     if scheduler.queries.last_id() == 0:
         names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
         found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))

@@ -1,4 +1,4 @@
-"""The daemon's loop in this process: what makes it step, who is woken by a step, and what does not stop it."""
+"""The scheduler loop in this process: what makes it step, what a step wakes, and which failures it survives."""
 
 import asyncio
 import contextlib
@@ -36,99 +36,99 @@ DEADLINE_S = 30.0
 CARD = Device(
     id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24576.0, memory_used_mb=0.0, memory_free_mb=24576.0
 )
-SOMEBODY = Holder(uid=os.getuid(), user="me", pid=1)
+OTHER_PROCESS = Holder(uid=os.getuid(), user="me", pid=1)
 
 
-class Bench:
-    """A loop, whether it has asked for a look, and its steps as they are done."""
+class LoopFixture:
+    """A loop, its steps as they complete, and whether it has requested a sample."""
 
     def __init__(self, scheduler: SchedulerLoop, clock: FakeClock) -> None:
         self.scheduler = scheduler
         self.clock = clock
         self.steps: asyncio.Queue[Step] = asyncio.Queue()
-        self.look_asked = asyncio.Event()
+        self.sample_requested = asyncio.Event()
         scheduler.listeners.append(self.steps.put_nowait)
 
     async def step(self) -> Step:
-        """The next one that is done."""
+        """Return the next step that completes."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.steps.get()
 
     async def submit(self, *, token: str = "", **options: object) -> int:
-        """The id of the job. Each time by a newcomer: nothing but the database remembers what was sent before."""
+        """Return the job id. A new handler each time: only the database remembers earlier submissions."""
         asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options=options, token=token)
         return int((await SubmissionHandler(self.scheduler).take(parse_submission(asked)))["first"])
 
 
 @contextlib.asynccontextmanager
-async def bench(home: Path) -> AsyncIterator[Bench]:
-    """A loop that has done its first step. It sees a machine with one card, and is paused, so that nothing starts."""
+async def open_loop(home: Path) -> AsyncIterator[LoopFixture]:
+    """Yield a loop after its first step: on a machine with one GPU, and paused, so that nothing starts."""
     clock, me = FakeClock(), this_process("test")
     database, _ = open_database(home / "queue.db")
     engine = LocalEngine(home)
     suspender = LocalSuspender(home / "suspending", engine.queue)
     scheduler = SchedulerLoop(database, QueueLedger(open_ledger(), me), engine, clock, me, suspender=suspender)
     scheduler.requests.set_paused(paused=True)
-    there = Bench(scheduler, clock)
+    fixture = LoopFixture(scheduler, clock)
     latest = Sample(snapshot=Snapshot(taken_at=None, host=Host(), devices=(CARD,)))
 
     async def fresh(within_s: float) -> Sample:
         return latest
 
     sampling: Any = SimpleNamespace(
-        latest=latest, age=lambda: 0.0, request=there.look_asked.set, fresh=fresh, close=lambda: None
+        latest=latest, age=lambda: 0.0, request=fixture.sample_requested.set, fresh=fresh, close=lambda: None
     )
     scheduler.start(cast("SamplingThread", sampling))
     try:
-        await there.step()
-        yield there
+        await fixture.step()
+        yield fixture
     finally:
         scheduler.close()
         database.close()
 
 
-def play(home: Path, story: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    async def told() -> None:
-        async with bench(home) as there:
-            await story(there)
+def run(home: Path, scenario: Callable[[LoopFixture], Coroutine[Any, Any, None]]) -> None:
+    async def run_scenario() -> None:
+        async with open_loop(home) as fixture:
+            await scenario(fixture)
 
     home.mkdir()
-    asyncio.run(told())
+    asyncio.run(run_scenario())
 
 
-def test_a_submission_is_followed_by_a_step(own_home: Path) -> None:
-    async def story(there: Bench) -> None:
-        await there.submit(gpus=0)
-        await there.step()
+def test_a_submission_is_cpu_jobs_by_a_step(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        await fixture.submit(gpus=0)
+        await fixture.step()
 
-    play(own_home, story)
+    run(own_home, scenario)
 
 
-def test_nothing_that_happens_after_its_end_makes_it_step(own_home: Path) -> None:
-    async def story(there: Bench) -> None:
-        there.scheduler.close()
-        there.scheduler.wake()
+def test_a_closed_loop_does_not_step(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        fixture.scheduler.close()
+        fixture.scheduler.wake()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert (there.steps.empty(), there.scheduler.problem) == (True, None)
+        assert (fixture.steps.empty(), fixture.scheduler.problem) == (True, None)
 
-    play(own_home, story)
-
-
-def test_a_submission_that_is_sent_again_counts_once(own_home: Path) -> None:
-    async def story(there: Bench) -> None:
-        first = await there.submit(token="sent twice", gpus=0)
-        assert await there.submit(token="sent twice", gpus=0) == first
-        assert await there.submit(token="another", gpus=0) == first + 1
-        assert there.scheduler.queries.last_id() == first + 1
-
-    play(own_home, story)
+    run(own_home, scenario)
 
 
-def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home: Path) -> None:
-    async def story(there: Bench) -> None:
-        scheduler, job = there.scheduler, await there.submit(gpus=0)
-        await there.step()
+def test_a_submission_sent_twice_creates_one_job(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        first = await fixture.submit(token="sent twice", gpus=0)
+        assert await fixture.submit(token="sent twice", gpus=0) == first
+        assert await fixture.submit(token="another", gpus=0) == first + 1
+        assert fixture.scheduler.queries.last_id() == first + 1
+
+    run(own_home, scenario)
+
+
+def test_a_client_that_waits_for_a_job_is_woken_by_the_step_after_its_end(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler, job = fixture.scheduler, await fixture.submit(gpus=0)
+        await fixture.step()
         waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
         waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
@@ -138,79 +138,79 @@ def test_whoever_waits_for_a_job_is_woken_by_the_step_that_sees_its_end(own_home
             await waits
         assert waiting.answer()["done"]
 
-    play(own_home, story)
+    run(own_home, scenario)
 
 
-def test_a_listener_that_fails_keeps_neither_others_nor_the_next_step_from_going_on(own_home: Path) -> None:
-    async def story(there: Bench) -> None:
+def test_a_listener_that_raises_stops_neither_other_listeners_nor_the_next_step(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
         def fail(_: Step) -> None:
             raise ZeroDivisionError
 
-        there.scheduler.listeners.insert(0, fail)
+        fixture.scheduler.listeners.insert(0, fail)
         for _ in range(2):
-            there.scheduler.wake()
-            await there.step()
+            fixture.scheduler.wake()
+            await fixture.step()
 
-    play(own_home, story)
+    run(own_home, scenario)
 
 
-def test_a_changed_configuration_counts_from_then_on_and_one_that_cannot_be_read_changes_nothing(
+def test_a_changed_configuration_applies_and_an_unreadable_one_changes_nothing(
     own_home: Path,
 ) -> None:
-    async def story(there: Bench) -> None:
-        followed: list[int] = []
-        there.scheduler.config_listeners.append(
-            lambda: followed.append(there.scheduler.controller.rules.limits.cpu_jobs)
+    async def scenario(fixture: LoopFixture) -> None:
+        cpu_jobs: list[int] = []
+        fixture.scheduler.config_listeners.append(
+            lambda: cpu_jobs.append(fixture.scheduler.controller.rules.limits.cpu_jobs)
         )
-        for at, said in enumerate(("cpu_jobs = 7", "cpu_jobs =", "cpu_jobs = 9"), 1):
-            (own_home / "config.toml").write_text(f"[queue]\n{said}\n")
-            os.utime(own_home / "config.toml", (at, at))  # changes of one moment would be one
-            there.clock.time += 60.0
-            there.scheduler.wake()
-            await there.step()
-        assert followed == [7, 9]
+        for at, line in enumerate(("cpu_jobs = 7", "cpu_jobs =", "cpu_jobs = 9"), 1):
+            (own_home / "config.toml").write_text(f"[queue]\n{line}\n")
+            os.utime(own_home / "config.toml", (at, at))  # two changes within one clock tick would look the same
+            fixture.clock.time += 60.0
+            fixture.scheduler.wake()
+            await fixture.step()
+        assert cpu_jobs == [7, 9]
 
-    play(own_home, story)
+    run(own_home, scenario)
 
 
 def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(there: Bench) -> None:
-        scheduler = there.scheduler
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler = fixture.scheduler
         faults = [StoreFault("the disk is full"), StoreFault("it is damaged", is_damage=True)]
-        monkeypatch.setattr(loop_module, "_TRY_AGAIN_S", 0.0)
+        monkeypatch.setattr(loop_module, "_RETRY_S", 0.0)
         step = scheduler.controller.step
 
-        def fail_at_first(look: Sample, **options: bool) -> Step:
+        def fail_at_first(sample: Sample, **options: bool) -> Step:
             if faults:
                 raise faults.pop(0)
-            return step(look, **options)
+            return step(sample, **options)
 
         monkeypatch.setattr(scheduler.controller, "step", fail_at_first)
         scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
-            told = await scheduler.fatal_fault
-        assert told.is_damage
+            fault = await scheduler.fatal_fault
+        assert fault.is_damage
         assert scheduler.problem == "the disk is full"
 
-    play(own_home, story)
+    run(own_home, scenario)
 
 
-def test_the_end_of_somebody_elses_lease_is_noticed_at_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SchedulerLoop, "_sleep", lambda *_: None)  # it never looks again by itself
+def test_the_end_of_another_processs_lease_is_noticed_at_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SchedulerLoop, "_set_timer", lambda *_: None)  # no sample by timer
 
-    async def story(there: Bench) -> None:
-        scheduler = there.scheduler
-        held = scheduler.ledger.claim(SOMEBODY, take("G0"), DEADLINE_S)
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler = fixture.scheduler
+        held = scheduler.ledger.claim(OTHER_PROCESS, take("G0"), DEADLINE_S)
         assert held is not None
         scheduler.requests.set_paused(paused=False)
-        await there.submit()
-        step = await there.step()
+        await fixture.submit()
+        step = await fixture.step()
         assert step.waits_for_devices
-        there.look_asked.clear()
+        fixture.sample_requested.clear()
         held.release()
         async with asyncio.timeout(DEADLINE_S):
-            await there.look_asked.wait()
+            await fixture.sample_requested.wait()
 
-    play(own_home, story)
+    run(own_home, scenario)

@@ -1,1 +1,1 @@
-"""Tells people what has happened: the announcer listens, the worker waits its turn, a child of its own sends."""
+"""Notifications: `publish` picks what to report, `delivery_thread` queues it, a child process sends each message."""
