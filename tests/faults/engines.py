@@ -20,7 +20,7 @@ FAULTS = (
     Fault(
         id="engines-keeper-greets-too-early",
         file=f"{_ENGINES}/local/keeper.py",
-        old="        while self._hear():\n            pass\n",
+        old="        while self._receive():\n            pass\n",
         new="",
         breaks="A new daemon takes what the keeper is still to start for what never began, and starts it again.",
         near=(f"{_TESTS}/test_keeper.py",),
@@ -77,16 +77,16 @@ FAULTS = (
     Fault(
         id="engines-adopter-hears-of-no-end",
         file=f"{_ENGINES}/local/engine.py",
-        old="for name, entry in self._words.items() if name in self._watched and _is_last(entry)]",
-        new="for name, entry in self._words.items() if name not in self._watched]",
+        old="for name, entry in self._entries.items() if name in self._watched and _is_last(entry)]",
+        new="for name, entry in self._entries.items() if name not in self._watched]",
         breaks="A job that ended while there was no daemon is told as running for ever.",
         near=("tests/contract/test_engine_contract.py",),
     ),
     Fault(
         id="engines-lost-wakeup",
         file=f"{_ENGINES}/local/engine.py",
-        old="for _ in range(max(1, len(self._news) // 2))]\n            self._ring()\n",
-        new="for _ in range(max(1, len(self._news) // 2))]\n",
+        old="            if self._reported:\n                self._poll.wake()\n",
+        new="",
         breaks="Of jobs that end together some are told only when something else happens.",
         near=(f"{_TESTS}/test_engine.py::test_while_there_is_more_to_be_told_its_descriptor_is_readable",),
     ),
@@ -101,7 +101,7 @@ FAULTS = (
     Fault(
         id="engines-kill-is-outrun-by-forks",
         file=f"{_ENGINES}/local/process_tree.py",
-        old="for _ in range(_MOST_ROUNDS if signum in _UNANSWERABLE else 1):",
+        old="for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):",
         new="for _ in range(1):",
         breaks="A program that forks while it is killed survives.",
         near=("tests/unit/engines/local/test_process_tree.py",),
@@ -109,7 +109,7 @@ FAULTS = (
     Fault(
         id="engines-next-attempt-is-killed-too",
         file=f"{_ENGINES}/local/process_tree.py",
-        old='        and words.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
+        old='        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
         new="",
         breaks="What is left of an attempt is killed together with the next one.",
         near=(f"{_TESTS}/test_engine_tree.py::test_another_attempt_of_the_same_keeper_is_left_alone",),

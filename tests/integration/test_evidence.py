@@ -126,21 +126,11 @@ def test_in_a_container_the_mount_is_our_group_under_version_1(tmp_path: Path) -
 def test_a_count_that_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/\n")
     put(tmp_path, "sys/fs/cgroup/memory.events", text)
-    put(tmp_path, "proc/vmstat", text)
     assert oom_evidence.oom_kills(root=tmp_path) is None
-    assert oom_evidence.machine_oom_kills(tmp_path) is None
 
 
 def test_where_there_is_no_cgroup_nothing_is_known(tmp_path: Path) -> None:
     assert oom_evidence.oom_kills(root=tmp_path) is None
-    put(tmp_path, "sys/fs/cgroup/memory.events", EVENTS.format(5))
-    put(tmp_path, "proc/self/cgroup", "garbage\n\n:::\n")
-    assert oom_evidence.machine_oom_kills(tmp_path) is None
-
-
-def test_the_machine_counts_the_kills_of_everybody(tmp_path: Path) -> None:
-    put(tmp_path, "proc/vmstat", "nr_free_pages 17\noom_kill 12\nballoon_inflate 0\n")
-    assert oom_evidence.machine_oom_kills(tmp_path) == 12
 
 
 def test_the_libraries_of_a_process_are_told_once_each(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def children_of(pid: int) -> list[int]:
 def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
     engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_HINDERED_S", 3.0)  # so that we ask once more while it is cautious
+    monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # so that we ask once more while it is cautious
     keeper = started(engine, 1, "true").pid
     outcomes(engine)
     with full_disk(keeper):
@@ -158,7 +158,7 @@ def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(fo
 def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes(
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_connection, "_PATIENCE_MS", 100)
+    monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
     keeper = started(engine, 1, "true").pid
     outcomes(engine)
     os.kill(keeper, signal.SIGSTOP)

@@ -69,7 +69,7 @@ def test_a_directory_that_vanished_and_an_input_that_is_missing_are_told(yard: Y
     unread = yard.submit("true", stdin=str(tmp_path / "no-input"))
     told = {each["id"]: each["reason"] for each in yard.wait()["failed"]}
     assert told == {
-        lost: f"the directory {tmp_path}/gone is not there, or cannot be entered",
+        lost: f"the directory {tmp_path}/gone is missing, or cannot be entered",
         unread: f"the input {tmp_path}/no-input cannot be read",
     }
 

@@ -1,17 +1,15 @@
-"""Job logs: where they are, how they are kept short, how they are read while they grow.
+"""Job logs: where they are, how they are kept short, and how they are read while they grow.
 
-A log that passes its cap is cut: all but its newest part moves to `17.1.log.1`, in place of what was there. Its writers
-notice nothing, as each of them appends wherever the end is. So the two files together are the newest part of what the
-program wrote, of up to about twice the cap. `17.1.log.cut` counts the bytes that were ever cut off, by which a reader
-finds its place again.
+A log over its cap is cut: all but its newest part moves to `17.1.log.1`, replacing the earlier content. Writers notice
+nothing, because they append at the end. So both files together hold the newest output, up to about twice the cap.
+`17.1.log.cut` counts all bytes that were ever cut off, by which a reader finds its place again.
 
-Where the file system can take a range out of a file (ext4, XFS), nothing is lost. Elsewhere the log is copied and
-emptied: what is written in the microseconds between the two is gone, and more of it where a program writes faster than
-can be copied.
+If the file system can remove a range from a file (ext4, XFS), nothing is lost. Otherwise the log is copied and
+truncated: output in the microseconds between the two is lost, and more if a program writes faster than we copy.
 
-A reader holds a shared lock on the log while it reads, and whoever cuts an exclusive one, so that nobody sees the text
-in both files or in neither. Writers know nothing of it; but one may lock its own output for as long as it likes
-(`flock 1`), so a reader waits for a moment, and then does without.
+A reader holds a shared lock on the log while it reads, and cutting takes an exclusive one, so that no reader sees the
+text in both files or in neither. Writers take no part in this. But a program may lock its own output (`flock 1`), so a
+reader waits up to 0.25 s and then reads without the lock.
 """
 
 import contextlib
@@ -39,10 +37,10 @@ def path_of(folder: Path, job_id: int, attempt: int) -> Path:
 
 
 def remove_logs(folder: Path, job_id: int, attempt: int) -> None:
-    """Whatever is left of one attempt's output."""
+    """Remove all files of one attempt's output."""
     path = path_of(folder, job_id, attempt)
-    for one in (path, _old(path), _count(path)):
-        one.unlink(missing_ok=True)
+    for file in (path, _old(path), _count(path)):
+        file.unlink(missing_ok=True)
 
 
 def _old(path: Path) -> Path:
@@ -57,9 +55,10 @@ def _count(path: Path) -> Path:
 
 
 def rotate_if_over(path: Path, cap_bytes: int) -> bool:
-    """Whether it was cut. It copies up to the log's size, so it is not for a thread that others wait for.
+    """Cut the log if it is over the cap. Return whether it was cut.
 
-    False also where somebody reads at this moment: then it is for next time. OSError where the disk is full.
+    Copies up to the log's size, so do not call it in a thread that others wait for. Does nothing while the log is being
+    read. Raises OSError if the disk is full.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -78,12 +77,12 @@ def rotate_if_over(path: Path, cap_bytes: int) -> bool:
 
 def _cut(path: Path, descriptor: int) -> bool:
     status = os.fstat(descriptor)
-    # Whole blocks, and not all of them: no more can be taken out of a file.
+    # Only whole blocks can be removed from a file, and not all of them.
     length = (status.st_size - 1) // status.st_blksize * status.st_blksize
     if length <= 0:
         return False
     before = _cut_so_far(path)
-    _old(path).unlink(missing_ok=True)  # first, to make room
+    _old(path).unlink(missing_ok=True)  # first, to free disk space
     with _new_file(_old(path)) as old:
         _copy(descriptor, old, 0, length)
         _set_cut_so_far(path, before + length)
@@ -94,7 +93,7 @@ def _cut(path: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[int]:
-    """It is gone again where it could not be filled."""
+    """Create a file, and remove it again if an OSError follows."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
@@ -107,7 +106,7 @@ def _new_file(path: Path) -> Iterator[int]:
 
 
 def _copy(source: int, target: int, start: int, end: int) -> int:
-    """Up to where it came: to `end`, or to the end of the source."""
+    """Copy up to `end` or the end of the source. Return where it stopped."""
     at = start
     while at < end and (chunk := os.pread(source, min(_CHUNK, end - at), at)):
         at += len(chunk)
@@ -133,7 +132,7 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 def _empty(path: Path, descriptor: int, old: int, copied: int, before: int) -> None:
-    """As soon as the copy has caught up with the writers; those that outrun it lose what it did not reach."""
+    """Truncate the log when the copy has caught up with the writers. Faster writers lose what it did not reach."""
     reached = _copy(descriptor, old, copied, copied + copied // 2)
     os.ftruncate(descriptor, 0)
     _set_cut_so_far(path, before + reached)
@@ -177,7 +176,7 @@ def _open_if_there(path: Path) -> int:
 
 
 def read_tail(path: Path, lines: int) -> bytes:
-    """The last lines of what is kept; nothing where there is no log."""
+    """Return the last lines of the log; empty if there is no log."""
     try:
         with Kept(path) as kept:
             start = kept.start_of_last(lines)
@@ -187,13 +186,13 @@ def read_tail(path: Path, lines: int) -> bytes:
 
 
 def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) -> Iterator[bytes]:
-    """What is kept, or its last lines, then what is written until it is over; nothing twice, and nothing left out.
+    """Yield the log, or its last lines, then everything that is written until `is_over`.
 
-    But for what was cut off twice before this reader came to it.
+    Nothing comes twice, and nothing is skipped except what was cut off twice before this reader reached it.
     """
     at: int | None = None
     while True:
-        ends_here = is_over()  # asked before: what was written until then is still to be read
+        ends_here = is_over()  # checked first: output until then is still to be read
         at, chunk = _next(path, at, lines)
         if chunk:
             yield chunk
@@ -216,7 +215,7 @@ def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, by
 
 
 class Kept:
-    """Both files as one text, in which a place is counted from the very beginning of the output."""
+    """Both files as one text. Positions count from the start of the output."""
 
     def __init__(self, path: Path) -> None:
         self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -256,7 +255,7 @@ class Kept:
             yield chunk
 
     def start_of_last(self, lines: int) -> int:
-        """Where the last lines begin; one without an end counts too."""
+        """Return the position of the last lines; an unfinished line counts too."""
         end = self.end
         if lines <= 0:
             return end

@@ -1,19 +1,19 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
-It is a program of its own, run as `python -I -S keeper.py FOLDER`, with the standard library alone, so that it starts
-at once and stays small. Descriptor 3 is the connection to the daemon that made it, 4 the journal.
+The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
+Descriptor 3 is the connection to that daemon, 4 the journal.
 
-- For each launch it writes to the journal that it begins, starts the program in a session of its own, and writes its
-  status when it ends, a line each: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The last also goes to every daemon
-  that is connected. A line begins with a newline as another's may have been cut off by a full disk, and ends with a dot
-  as its own may.
-- It greets the daemon that made it when it can be found by others.
-- What it was told by a daemon that has died is done before anybody else is heard. So one who connects later, at the
-  socket KEEPER.sock in FOLDER, and is greeted, finds in the journal everything that was ever begun.
-- It ends when its daemon is gone and so is its last job. No signal but SIGKILL ends it before.
+- For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
+  another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
+  daemon. A line starts with a newline because a full disk may have cut off the line before, and ends with a dot because
+  a full disk may cut off this one.
+- It greets its own daemon as soon as other daemons can find it.
+- It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
+  socket KEEPER.sock in FOLDER, finds every attempt that was ever started in the journal after the greeting.
+- It exits when its daemon and its last job are gone. No signal but SIGKILL ends it earlier.
 
-A launch comes as its length in four bytes and a marshalled tuple. Leases' descriptors come along with the first byte of
-a message that has some, and their number is the first thing in it.
+A launch is sent as its length in four bytes and a marshalled tuple. A message with leases carries their descriptors
+along with its first byte, and starts with their number.
 """
 
 import errno
@@ -29,20 +29,20 @@ from collections.abc import Callable
 
 CONNECTION, JOURNAL = 3, 4
 LEASE_AT = 8
-# KEY, whether there is a lease, program and arguments, environment, directory, log, input.
+# Key, whether it has a lease, program and arguments, environment, directory, log, input.
 Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
 
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
 _EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)  # for now
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # temporary
 _BY_SIGNAL = 128
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class StartFailure(Exception):
-    """Why a program was not started, in a word for the journal and in words for its log."""
+    """Why a program was not started: `word` is for the journal, `text` for the program's log."""
 
     def __init__(self, word: str, text: str = "") -> None:
         super().__init__(text)
@@ -50,28 +50,28 @@ class StartFailure(Exception):
 
 
 def frame(part: Launch | int) -> bytes:
-    """As it is sent to the keeper: a launch, or how many leases a message brings."""
+    """Encode a launch, or the number of leases in a message, for the connection to the keeper."""
     body = marshal.dumps(part)
     return len(body).to_bytes(4, "big") + body
 
 
-class _Listener:
-    """A daemon that is connected, and what it has not taken yet: nothing is left out, or it would wait forever."""
+class _DaemonLink:
+    """A connected daemon and the lines that it has not received yet. None is skipped: it would wait forever."""
 
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(0)
         self.link = link
-        self.unsaid = bytearray()
+        self.unsent = bytearray()
 
-    def say(self, line: bytes = b"") -> bool:
-        """False where nobody is there any more; the journal tells the next one."""
-        self.unsaid += line
+    def send(self, line: bytes = b"") -> bool:
+        """Return False if the daemon is gone; the next one reads the journal."""
+        self.unsent += line
         try:
-            del self.unsaid[: self.link.send(self.unsaid)]
+            del self.unsent[: self.link.send(self.unsent)]
         except BlockingIOError:
             return True
         except OSError:
-            self.unsaid.clear()
+            self.unsent.clear()
             return False
         return True
 
@@ -80,75 +80,72 @@ class Keeper:
     def __init__(self, folder: str) -> None:
         self._me = os.getpid()
         self._socket = f"{folder}/{self._me}.sock"
-        self._daemon: _Listener | None = _Listener(socket.socket(fileno=CONNECTION))
-        self._others: list[_Listener] = []
+        own = _DaemonLink(socket.socket(fileno=CONNECTION))
+        self._daemon: _DaemonLink | None = own
+        self._others: list[_DaemonLink] = []
         self._unread = bytearray()
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
         self._jobs: dict[int, str] = {}
         self._unwritten: list[bytes] = []
         self._listener = _listen(folder, self._me)
-        self._nowhere = open_above(LEASE_AT)
-        self._wire = _lay_wire()
+        self._null = open_above(LEASE_AT)
+        self._signal_pipe = _open_signal_pipe()
         self._poll = select.poll()
-        self._ways: dict[int, Callable[[int], object]] = {}
-        self._watch(self._wire, self._reap)
-        self._watch(CONNECTION, self._attend)
-        self._watch(self._listener.fileno(), self._greet)
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._watch(self._signal_pipe, self._reap)
+        self._watch(CONNECTION, self._serve_own)
+        self._watch(self._listener.fileno(), self._accept)
+        self._send(own, _line("0.0", self._me, "hello"))
 
     def run(self) -> None:
-        self._greet_own()
         while self._daemon is not None or self._jobs or self._unwritten:
             for descriptor, event in self._poll.poll(_TRY_AGAIN_MS if self._unwritten else None):
-                way = self._ways.get(descriptor)
-                if way is not None:
-                    way(event)
+                handler = self._handlers.get(descriptor)
+                if handler is not None:
+                    handler(event)
             if self._unwritten:
                 self._write()
         os.unlink(self._socket)
 
-    def _watch(self, descriptor: int, way: Callable[[int], object]) -> None:
+    def _watch(self, descriptor: int, handler: Callable[[int], object]) -> None:
         self._poll.register(descriptor, select.POLLIN)
-        self._ways[descriptor] = way
+        self._handlers[descriptor] = handler
 
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
-        del self._ways[descriptor]
+        del self._handlers[descriptor]
 
-    # What the daemon says
+    # Daemons
 
-    def _greet_own(self) -> None:
-        if self._daemon is not None:
-            self._say(self._daemon, _line("0.0", self._me, "hello"))
-
-    def _attend(self, event: int) -> None:
+    def _serve_own(self, event: int) -> None:
         if event & select.POLLOUT and self._daemon is not None:
-            self._say(self._daemon)
+            self._send(self._daemon)
         if event & ~select.POLLOUT:
-            self._hear()
+            self._receive()
 
-    def _hear(self) -> bool:
-        """Does what it says; false where there is nothing more to be heard now."""
+    def _receive(self) -> bool:
+        """Carry out what our own daemon sent. Return False if there is nothing more to read now."""
         if self._daemon is None:
             return False
         space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
         try:
-            news, told, flags, _ = self._daemon.link.recvmsg(_CHUNK, space, _CLOSED_IN_JOBS)
+            received, ancillary, flags, _ = self._daemon.link.recvmsg(_CHUNK, space, _CLOSED_IN_JOBS)
         except BlockingIOError:
             return False
         except ConnectionError:
-            news, told, flags = b"", [], 0
-        if told or flags & socket.MSG_CTRUNC:  # cut short where no more files can be opened
-            self._arrived.append([number for _, _, content in told for number in _numbers(content)])
-        self._unread += news
-        self._take_launches()
-        if not news:
+            received, ancillary, flags = b"", [], 0
+        if ancillary or flags & socket.MSG_CTRUNC:  # truncated when the limit on open files is reached
+            self._arrived.append([number for _, _, content in ancillary for number in _numbers(content)])
+        self._unread += received
+        self._start_received()
+        if not received:
             self._forget(CONNECTION)
             self._daemon.link.close()
             self._daemon = None
-        return bool(news)
+        return bool(received)
 
-    def _take_launches(self) -> None:
+    def _start_received(self) -> None:
         while len(self._unread) >= 4:
             end = 4 + int.from_bytes(self._unread[:4], "big")
             if len(self._unread) < end:
@@ -165,48 +162,48 @@ class Keeper:
         lease = self._leases.pop(0) if has_lease and self._leases else None
         word = None
         try:
-            self._write()  # an attempt that was unbegun before may come again: the last line on it has to be the newest
+            self._write()  # an attempt that was unbegun may be sent again: its last line has to be the newest
             if self._unwritten or (has_lease and lease is None):
                 raise StartFailure("unbegun")
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise StartFailure("unbegun")
-            self._jobs[spawn(launch, lease, self._nowhere)] = key
-        except StartFailure as hindrance:
-            word = hindrance.word
+            self._jobs[spawn(launch, lease, self._null)] = key
+        except StartFailure as failure:
+            word = failure.word
         if lease is not None:
             os.close(lease)
-        if word is not None:  # told only when the lease is free, as of any other end
-            self._tell(_line(key, self._me, word))
+        if word is not None:  # reported after the lease is free, as for any other end
+            self._report(_line(key, self._me, word))
 
-    def _greet(self, _: int) -> None:
-        """Only once all that our own daemon said has been done."""
-        while self._hear():
+    def _accept(self, _: int) -> None:
+        """Greet another daemon, after everything that our own daemon sent is carried out."""
+        while self._receive():
             pass
         try:
             link, _ = self._listener.accept()
-        except OSError:  # no more files can be opened; the one who waits is greeted when they can
+        except OSError:  # the limit on open files is reached: accepted when it no longer is
             return
-        other = _Listener(link)
+        other = _DaemonLink(link)
         self._others.append(other)
-        self._watch(link.fileno(), lambda event: self._attend_other(other, event))
-        self._say(other, _line("0.0", self._me, "hello"))
+        self._watch(link.fileno(), lambda event: self._serve_other(other, event))
+        self._send(other, _line("0.0", self._me, "hello"))
 
-    def _attend_other(self, other: _Listener, event: int) -> None:
-        """It has nothing to say: it takes what it is told, or is gone."""
+    def _serve_other(self, other: _DaemonLink, event: int) -> None:
+        """Another daemon sends nothing: it is ready to receive, or gone."""
         if event & ~select.POLLOUT:
-            self._part_with(other)
+            self._drop(other)
         else:
-            self._say(other)
+            self._send(other)
 
-    def _part_with(self, other: _Listener) -> None:
+    def _drop(self, other: _DaemonLink) -> None:
         self._forget(other.link.fileno())
         self._others.remove(other)
         other.link.close()
 
-    # What becomes of the jobs
+    # Ends
 
     def _reap(self, _: int) -> None:
-        os.read(self._wire, 4096)
+        os.read(self._signal_pipe, 4096)
         while self._jobs:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -214,14 +211,15 @@ class Keeper:
             key = self._jobs.pop(pid, None)
             if key is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self._tell(_line(key, self._me, f"{code if code >= 0 else _BY_SIGNAL - code} {pid} {time.time():.3f}"))
+                status = code if code >= 0 else _BY_SIGNAL - code
+                self._report(_line(key, self._me, f"{status} {pid} {time.time():.3f}"))
 
-    def _tell(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> None:
         self._unwritten.append(line)
         self._write()
-        for listener in [self._daemon, *self._others]:
-            if listener is not None:
-                self._say(listener, line)
+        for daemon in [self._daemon, *self._others]:
+            if daemon is not None:
+                self._send(daemon, line)
 
     def _write(self) -> None:
         while self._unwritten and self._try_to_write(self._unwritten[0]):
@@ -234,11 +232,11 @@ class Keeper:
         except OSError:  # the disk is full
             return False
 
-    def _say(self, listener: _Listener, line: bytes = b"") -> None:
-        if not listener.say(line) and listener in self._others:
-            self._part_with(listener)
+    def _send(self, daemon: _DaemonLink, line: bytes = b"") -> None:
+        if not daemon.send(line) and daemon in self._others:
+            self._drop(daemon)
         else:
-            self._poll.modify(listener.link, select.POLLIN | (select.POLLOUT if listener.unsaid else 0))
+            self._poll.modify(daemon.link, select.POLLIN | (select.POLLOUT if daemon.unsent else 0))
 
 
 def _numbers(content: bytes) -> list[int]:
@@ -252,17 +250,19 @@ def _line(key: str, keeper: int, word: str) -> bytes:
 # One program
 
 
-def spawn(launch: Launch, lease: int | None, nowhere: int) -> int:
-    """The pid of the program, which leads a session of its own; its directory is ours from now on, too. Raises a
-    Hindrance where it cannot be, which its log tells of."""
+def spawn(launch: Launch, lease: int | None, null: int) -> int:
+    """Start the program as the leader of a new session, and return its pid. Changes our own directory to the program's.
+
+    Raises StartFailure, and writes the reason to the program's log.
+    """
     _, _, command, environment, directory, log_path, stdin_path = launch
-    log, stdin = _open_log(log_path), nowhere
+    log, stdin = _open_log(log_path), null
     try:
         _enter(directory, log)
-        stdin = _open_input(stdin_path, nowhere, log)
+        stdin = _open_input(stdin_path, null, log)
         return _execute(_find(command[0], environment, log), command, environment, (log, stdin, lease))
     finally:
-        for descriptor in {log, stdin} - {nowhere}:
+        for descriptor in {log, stdin} - {null}:
             os.close(descriptor)
 
 
@@ -270,44 +270,44 @@ def _open_log(path: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartFailure("unbegun" if error.errno in _NO_MORE_FILES else "no-log") from None
+        raise StartFailure("unbegun" if error.errno in _TOO_MANY_FILES else "no-log") from None
 
 
 def _enter(directory: str, log: int) -> None:
     try:
         os.chdir(directory)
     except OSError:
-        raise _hinder("no-directory", f"the directory {directory} is not there, or cannot be entered", log) from None
+        raise _failure("no-directory", f"the directory {directory} is missing, or cannot be entered", log) from None
 
 
-def _open_input(path: str, nowhere: int, log: int) -> int:
-    """Never a named pipe: all jobs would wait until somebody writes to it."""
+def _open_input(path: str, null: int, log: int) -> int:
+    """Open the standard input. Never a named pipe: all jobs would wait until another process writes to it."""
     if not path:
-        return nowhere
+        return null
     try:
         stdin = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno in _NO_MORE_FILES:
+        if error.errno in _TOO_MANY_FILES:
             raise StartFailure("unbegun") from None
-        raise _hinder("no-stdin", f"the input {path} cannot be read", log) from None
+        raise _failure("no-stdin", f"the input {path} cannot be read", log) from None
     if stat.S_ISFIFO(os.fstat(stdin).st_mode):
         os.close(stdin)
-        raise _hinder("stdin-is-pipe", f"the input {path} is a named pipe: a file is needed", log)
+        raise _failure("stdin-is-pipe", f"the input {path} is a named pipe: a file is needed", log)
     os.set_blocking(stdin, True)
     return stdin
 
 
 def _find(name: str, environment: dict[str, str], log: int) -> str:
-    """As shells do: by its path, or on the job's PATH, whose relative places count from the job's directory."""
-    places = environment.get("PATH", os.defpath).split(":")
-    candidates = [name] if "/" in name else [f"{place or '.'}/{name}" for place in places]
-    there = [path for path in candidates if os.path.exists(path)] if name else []
-    for path in there:
+    """Find a program as shells do: by path, or on the job's PATH. Relative parts of PATH count from its directory."""
+    folders = environment.get("PATH", os.defpath).split(":")
+    candidates = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]
+    existing = [path for path in candidates if os.path.exists(path)] if name else []
+    for path in existing:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
-    if there:
-        raise _hinder("not-executable", f"{there[0]} cannot be executed", log)
-    raise _hinder("no-program", f"there is no program {name}", log)
+    if existing:
+        raise _failure("not-executable", f"{existing[0]} cannot be executed", log)
+    raise _failure("no-program", f"there is no program {name}", log)
 
 
 def _execute(
@@ -316,14 +316,14 @@ def _execute(
     log, stdin, lease = descriptors
     given = [(stdin, 0), (log, 1), (log, 2)] if lease is None else [(lease, LEASE_AT), (stdin, 0), (log, 1), (log, 2)]
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in given]
-    by_shell = ("/bin/sh", ("/bin/sh", path, *command[1:]))  # a script that does not say what runs it
-    for program, words in ((path, command), by_shell):
+    by_shell = ("/bin/sh", ("/bin/sh", path, *command[1:]))  # for a script without an interpreter line
+    for program, arguments in ((path, command), by_shell):
         try:
-            return _spawn_in_session(program, words, environment, actions)
+            return _spawn_in_session(program, arguments, environment, actions)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
-                raise _hinder(*_why_not(path, error), log) from None
-    raise _hinder("not-executable", f"{path} cannot be executed", log)
+                raise _failure(*_why_not(path, error), log) from None
+    raise _failure("not-executable", f"{path} cannot be executed", log)
 
 
 def _spawn_in_session(
@@ -337,13 +337,13 @@ def _spawn_in_session(
 def _why_not(path: str, error: OSError) -> tuple[str, str]:
     if error.errno == errno.E2BIG:
         return "too-long", "the command with its environment is longer than the system allows"
-    if error.errno in (errno.EAGAIN, errno.ENOMEM, *_NO_MORE_FILES):
-        return "no-process", f"the system would not make another process: {error.strerror}"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM, *_TOO_MANY_FILES):
+        return "no-process", f"the system refused another process: {error.strerror}"
     return "not-executable", f"{path} cannot be executed: {error.strerror}"
 
 
-def _hinder(word: str, text: str, log: int) -> StartFailure:
-    """The log is where a person looks first."""
+def _failure(word: str, text: str, log: int) -> StartFailure:
+    """Write the reason to the log, where people look first."""
     try:
         os.write(log, os.fsencode(f"gpuyard: {text}\n"))
     except OSError:
@@ -351,19 +351,19 @@ def _hinder(word: str, text: str, log: int) -> StartFailure:
     return StartFailure(word, text)
 
 
-# The keeper's own
+# The keeper's own descriptors
 
 
-def open_above(least: int) -> int:
-    """Nowhere, and nothing else opened from now on has a number up to `least`: jobs know things by those."""
+def open_above(highest: int) -> int:
+    """Open /dev/null until its number is above `highest`, so that later files never get a number that jobs use."""
     while True:
-        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        if nowhere > least:
-            return nowhere
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if null > highest:
+            return null
 
 
-def _lay_wire() -> int:
-    """A descriptor that is readable when a child has ended."""
+def _open_signal_pipe() -> int:
+    """Return a descriptor that is readable when a child has ended."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
     os.set_blocking(writing, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -372,7 +372,7 @@ def _lay_wire() -> int:
 
 
 def _listen(folder: str, me: int) -> socket.socket:
-    """By a relative name: a socket's address has no room for a long path."""
+    """Listen by a relative name, because a socket's address cannot hold a long path."""
     os.chdir(folder)
     name = f"{me}.sock"
     if os.path.lexists(name):

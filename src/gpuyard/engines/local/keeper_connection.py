@@ -1,6 +1,6 @@
-"""The daemon's end of a connection to a keeper: what the keeper is sent, and what it says.
+"""The daemon's end of a connection to a keeper.
 
-What is sent goes out whole or not at all, however long that takes: half a launch would garble all that follow.
+A message is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 """
 
 import os
@@ -13,7 +13,7 @@ from gpuyard.engines.local import keeper_journal
 from gpuyard.errors import EnvironmentFault
 
 _CHUNK = 1 << 13
-_PATIENCE_MS = 2_000
+_SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 10_000
 
 
@@ -33,61 +33,62 @@ class KeeperConnection:
         self._link.close()
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether it has been sent more than it took."""
+    def has_unsent(self) -> bool:
+        """Whether part of a message is still to be sent."""
         return len(self._unsent) > 0
 
-    def listen(self) -> tuple[list[keeper_journal.JournalEntry], bool]:
-        """What is new, and whether it is gone."""
+    def receive(self) -> tuple[list[keeper_journal.JournalEntry], bool]:
+        """Return new entries, and whether the keeper is gone."""
         while True:
             try:
-                news = self._link.recv(_CHUNK)
+                received = self._link.recv(_CHUNK)
             except BlockingIOError:
                 return self._entries(), False
             except ConnectionError:
-                news = b""
-            if not news:
+                received = b""
+            if not received:
                 return self._entries(), True
-            self._unread += news
+            self._unread += received
 
-    def has_news_soon(self) -> bool:
-        return self._waits(select.POLLIN, _GREETING_MS)
+    def wait_for_message(self) -> bool:
+        """Wait up to 10 s for something to read."""
+        return self._wait(select.POLLIN, _GREETING_MS)
 
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
-        """False where nothing of it went, and nothing will: nobody is there, or nobody listens."""
+        """Return False if the keeper is gone or not reading; nothing was sent."""
         self.send_rest()
-        if self.is_outdated:
+        if self.has_unsent:
             return False
-        taken = self._send(memoryview(content), leases)
-        self._unsent = memoryview(content)[taken:] if taken else self._unsent
+        sent = self._send(memoryview(content), leases)
+        self._unsent = memoryview(content)[sent:] if sent else self._unsent
         self.send_rest()
-        return taken > 0
+        return sent > 0
 
     def send_rest(self) -> None:
         while self._unsent:
-            taken = self._send(self._unsent, ())
-            if not taken:
+            sent = self._send(self._unsent, ())
+            if not sent:
                 return
-            self._unsent = self._unsent[taken:]
+            self._unsent = self._unsent[sent:]
 
     def _send(self, content: memoryview, leases: Sequence[int]) -> int:
-        """How much was taken. A keeper may be busy with what it got; one that takes nothing for so long hangs, as a
-        file system that is gone may make it."""
-        numbers = b"".join(at.to_bytes(4, sys.byteorder) for at in leases)
+        """Return how many bytes were sent. A keeper may be busy; if it reads nothing for 2 s it hangs, as on a file
+        system that is gone."""
+        numbers = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in leases)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if leases else []
         while True:
             try:
                 return self._link.sendmsg([content], rights)
             except BlockingIOError:
-                if not self._waits(select.POLLOUT, _PATIENCE_MS):
+                if not self._wait(select.POLLOUT, _SEND_TIMEOUT_MS):
                     return 0
             except OSError:
                 return 0
 
-    def _waits(self, event: int, patience_ms: int) -> bool:
+    def _wait(self, event: int, timeout_ms: int) -> bool:
         poll = select.poll()
         poll.register(self._link, event)
-        return bool(poll.poll(patience_ms))
+        return bool(poll.poll(timeout_ms))
 
     def _entries(self) -> list[keeper_journal.JournalEntry]:
         entries, length = keeper_journal.parse(self._unread)
@@ -96,10 +97,11 @@ class KeeperConnection:
 
 
 def connect(folder: str, pid: int) -> KeeperConnection | None:
-    """`None` where there is no such keeper. Any other failure must not be taken for that: what it keeps would be
-    begun a second time.
+    """Connect to a running keeper. Return None if there is none.
 
-    Through a descriptor of the folder where it can be: a socket's address has no room for a long path.
+    Any other failure raises EnvironmentFault: an unreachable keeper must not count as gone, or its jobs would be
+    started a second time. On Linux the path goes through a descriptor of the folder, because a socket's address cannot
+    hold a long path.
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

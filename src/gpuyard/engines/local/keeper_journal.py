@@ -1,9 +1,9 @@
-"""The engine's journal: what keepers write when work begins and when it is over, and what it means.
+"""The local engine's journal: parses the lines that keepers write when attempts start and end.
 
-Lines such as `17.1 4242 began .` and `17.1 4242 0 4301 1700000000.123 .`: the job's attempt, the keeper's pid, and a
-word or the program's status with its pid and the time. The keeper's pid is there because an attempt that was never
-begun may be prepared again under the same number. A line that a full disk cut off lacks its dot, or was joined by
-another's beginning; it says nothing.
+Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 1700000000.123 .`: the attempt's key, the keeper's pid, and a
+word or the program's exit status with its pid and the time. The keeper's pid is part of it because an attempt that
+never started may be prepared again under the same key. A line that a full disk cut off lacks its dot or runs into the
+next line; it is ignored.
 """
 
 import re
@@ -21,7 +21,7 @@ _CANNOT_EXECUTE, _NOT_FOUND = 126, 127
 
 
 class JournalEntry(Struct, frozen=True):
-    """`pid` is the program's and `at` the time of its end, where it ran."""
+    """`word` is a word or an exit status. `pid` is the program's and `at` the time of its end, if it ran."""
 
     key: str
     keeper: int
@@ -31,7 +31,7 @@ class JournalEntry(Struct, frozen=True):
 
 
 class StartContext(Struct, frozen=True, kw_only=True):
-    """What an attempt needs to start, for the words in which it is told that it could not."""
+    """What an attempt needs to start, for the message if it could not."""
 
     directory: str | None = None
     program: str | None = None
@@ -39,7 +39,7 @@ class StartContext(Struct, frozen=True, kw_only=True):
 
 
 def parse(text: bytes) -> tuple[list[JournalEntry], int]:
-    """The entries of all whole lines, and how much of the text those lines were."""
+    """Return the entries of all complete lines, and the length of those lines."""
     end = text.rfind(b"\n") + 1
     return list(_entries(text[:end])), end
 
@@ -53,43 +53,41 @@ def _entries(lines: bytes) -> Iterator[JournalEntry]:
             yield JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at)
 
 
-def outcome_of(word: str | None, things: StartContext) -> Outcome:
-    """What the last word on an attempt says, when its keeper is gone or has no more to say."""
+def outcome_of(word: str | None, context: StartContext) -> Outcome:
+    """Return the outcome of an attempt that is over, by the last word on it; None if there is none."""
     if word is None or word == UNBEGUN:
-        return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it could begin")
+        return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it could start")
     if word == BEGAN:
         return Outcome(
-            kind=OutcomeKind.LOST, reason="its keeper is gone and left no status: it was killed, or the machine was"
+            kind=OutcomeKind.LOST, reason="its keeper is gone without a status: it was killed, or the machine went down"
         )
-    return _of_status(int(word)) if word.isdigit() else _of_hindrance(word, things)
-
-
-def _of_status(status: int) -> Outcome:
-    if status == 0:
+    if not word.isdigit():
+        return _start_failure(word, context)
+    if word == "0":
         return Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
-    return Outcome(kind=OutcomeKind.FAILED, status=status, reason=_in_words(status))
+    return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=_describe_status(int(word)))
 
 
-def _in_words(status: int) -> str:
+def _describe_status(status: int) -> str:
     try:
         return f"signal {status - _BY_SIGNAL} ({signal.Signals(status - _BY_SIGNAL).name})"
     except ValueError:
         return f"exit status {status}"
 
 
-def _of_hindrance(word: str, things: StartContext) -> Outcome:
+def _start_failure(word: str, context: StartContext) -> Outcome:
     reasons = {
-        "no-directory": f"the directory {things.directory or 'of the job'} is not there, or cannot be entered",
-        "no-program": f"there is no program {things.program or 'of that name'}",
-        "not-executable": f"{things.program or 'the program'} cannot be executed",
+        "no-directory": f"the directory {context.directory or 'of the job'} is missing, or cannot be entered",
+        "no-program": f"there is no program {context.program or 'of that name'}",
+        "not-executable": f"{context.program or 'the program'} cannot be executed",
         "too-long": "the command with its environment is longer than the system allows",
         "no-log": "the log cannot be written",
-        "no-stdin": f"the input {things.stdin or 'of the job'} cannot be read",
-        "stdin-is-pipe": f"the input {things.stdin or 'of the job'} is a named pipe: a file is needed",
-        "no-process": "the system would not make another process",
+        "no-stdin": f"the input {context.stdin or 'of the job'} cannot be read",
+        "stdin-is-pipe": f"the input {context.stdin or 'of the job'} is a named pipe: a file is needed",
+        "no-process": "the system refused another process",
     }
     reason = reasons.get(word)
     if reason is None:
-        return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper left a word that nobody knows: {word}")
+        return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper wrote an unknown word: {word}")
     status = _NOT_FOUND if word == "no-program" else _CANNOT_EXECUTE
     return Outcome(kind=OutcomeKind.CANNOT_START, status=status, reason=reason)

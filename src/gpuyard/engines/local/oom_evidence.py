@@ -1,6 +1,6 @@
-"""What is left to see of an attempt that failed: the end of its log, and the kernel's count of killed processes.
+"""Evidence that an attempt ran out of memory: the end of its log, and the kernel's count of killed processes.
 
-Nothing here fails: what cannot be read is no evidence, an empty text or `None`.
+Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ _MOST_BYTES = 1 << 16
 
 
 def shortage_of(outcome: Outcome, log: str | None, kills_before: int | None) -> Shortage | None:
-    """What an attempt lacked that failed for want of memory: in its own words, or by the kernel's count."""
+    """Return which memory a failed attempt ran out of, by its log or by the kernel's count, or None."""
     if outcome.kind is not OutcomeKind.FAILED or log is None:
         return None
-    told = recognise(read_tail(Path(log)))
-    if told is not None or kills_before is None:
-        return told
+    recognised = recognise(read_tail(Path(log)))
+    if recognised is not None or kills_before is None:
+        return recognised
     return killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
-    """The last bytes of what is kept of a log, also where it has just been cut."""
+    """Return the last bytes of a log, also across the place where it was cut."""
     try:
         with Kept(log) as kept:
             end = kept.end
@@ -35,10 +35,10 @@ def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
 
 
 def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
-    """How many processes of that one's cgroup (ours, if none is named) the kernel has killed for want of memory.
+    """Return how many processes of this process's cgroup (default: ours) the kernel has killed for lack of memory.
 
-    It counts every such kill, whether the group or the whole machine was full. Two counts can be compared when both are
-    of the same process: another daemon's group is another count.
+    It counts every such kill, whether the group or the whole machine was full. Compare only counts of the same process:
+    another daemon may be in another group.
     """
     for path in _event_files(root, "self" if pid is None else str(pid)):
         count = _count(path)
@@ -47,22 +47,18 @@ def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
     return None
 
 
-def machine_oom_kills(root: Path = _ROOT) -> int | None:
-    """How many processes of the whole machine, other people's too; for where no cgroup counts."""
-    return _count(root / "proc/vmstat")
-
-
 def loaded_libraries(pid: int, root: Path = _ROOT) -> str:
-    """The shared libraries that a living process has loaded, a path to a line: they tell which framework it uses."""
+    """Return the shared libraries that a process has loaded, one path per line: they show which framework it uses."""
     lines = _read(root / "proc" / str(pid) / "maps").splitlines()
     paths = {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}
     return "\n".join(sorted(paths))
 
 
 def _event_files(root: Path, process: str) -> Iterator[Path]:
-    """The nearest first. A container sees its group as the mount itself, under a path that only its host knows.
+    """Yield files to try, the nearest group first. In a container the group is the mount itself, and the path in /proc
+    is one that only the host knows.
 
-    In version 2 a group counts for those below it as well; in version 1 only the group itself and the mount will do.
+    A cgroup of version 2 counts for its descendants too. In version 1 only the group itself and the mount are useful.
     """
     top = root / "sys/fs/cgroup"
     groups = _groups(root, process)
@@ -75,7 +71,7 @@ def _event_files(root: Path, process: str) -> Iterator[Path]:
 
 
 def _groups(root: Path, process: str) -> dict[str, str]:
-    """The process's group by controller; that of version 2 has no name."""
+    """Return the process's group by controller; version 2 has the empty name."""
     found: dict[str, str] = {}
     for line in _read(root / "proc" / process / "cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")

@@ -1,15 +1,14 @@
-"""The processes of an attempt, found again wherever they went.
+"""Finds the processes of an attempt, also those that left its process group.
 
-A process belongs to an attempt where any of these is so:
-- its environment names the queue, the job and the attempt, as that of every program the job starts does unless it was
-  cleared;
+A process belongs to an attempt if any of these is true:
+- its environment names the queue, the job and the attempt; every program that the job starts inherits this;
 - it writes to the attempt's log;
 - it is in a session that such a process leads;
-- its parent belongs to it.
+- its parent belongs to the attempt.
 
-Never the keeper, which has to tell of the end, never this process, and never another user's.
+The keeper, which has to report the end, this process and other users' processes never belong to it.
 
-Who left the session, lost its parent, cleared its environment and closed the log is not found.
+A process that left the session, lost its parent, cleared its environment and closed the log is not found.
 """
 
 import contextlib
@@ -26,10 +25,10 @@ from gpuyard.core.job.job import Attempt
 QUEUE = "GPUYARD_QUEUE"
 _IS_LINUX = sys.platform == "linux"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# After a fork the child may be in the next round only; what outruns this many rounds needs a cgroup, not a scheduler.
+# A forked child may appear in the next round only. Stopping a program that outruns this many rounds takes a cgroup.
 _MOST_ROUNDS = 50
-# These let nobody answer by starting something, so whoever is new was forked before and is meant too.
-_UNANSWERABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
+# A process cannot react to these by starting another, so a new process was forked before and gets the signal too.
+_UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
 class TrackedProcess(Struct, frozen=True, kw_only=True):
@@ -42,70 +41,73 @@ class TrackedProcess(Struct, frozen=True, kw_only=True):
 
 
 def start_time(pid: int) -> float | None:
-    """Only ever compared with another answer of this function on the same boot; `None` where nobody is there."""
-    process = _look_at(pid)
+    """Return when the process started, or None if there is none. Compare it only with results of the same boot."""
+    process = _read_process(pid)
     return None if process is None else process.started
 
 
 def read_again(process: TrackedProcess) -> TrackedProcess | None:
-    """The same one as it is now; `None` where it has ended."""
-    now = _look_at(process.pid)
+    """Return the current state of the same process, or None if it has ended."""
+    now = _read_process(process.pid)
     return now if now is not None and now.started == process.started and not now.is_dead else None
 
 
 def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
-    """To how many it went. Those that cannot be dodged are sent until nobody new is found."""
+    """Send the signal to all processes of the attempt. Return to how many.
+
+    SIGKILL and SIGSTOP are sent again until no new process is found.
+    """
     reached: set[tuple[int, float]] = set()
-    for _ in range(_MOST_ROUNDS if signum in _UNANSWERABLE else 1):
-        fresh = [one for one in processes_of(attempt, queue) if (one.pid, one.started) not in reached]
-        if not fresh:
+    for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):
+        new = [each for each in processes_of(attempt, queue) if (each.pid, each.started) not in reached]
+        if not new:
             break
-        reached.update((one.pid, one.started) for one in fresh if send(one, signum))
+        reached.update((each.pid, each.started) for each in new if send(each, signum))
     return len(reached)
 
 
-# Who belongs to it
+# Membership
 
 
 def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[TrackedProcess]:
-    """All that belong to it by now, the oldest first; `besides` is another that never does, as the daemon."""
-    # Whoever is left out here is no parent of anybody either: the daemon's children are the keeper and its jobs.
-    left_out = (os.getpid(), attempt.pid, besides)
-    others = {one.pid: one for one in _everybody() if one.pid not in left_out and not one.is_dead}
+    """Return all processes of the attempt, oldest first. The process `besides`, as the daemon, never counts."""
+    # Excluded processes are no parents here either: the daemon's children are the keeper and its jobs.
+    excluded = (os.getpid(), attempt.pid, besides)
+    others = {each.pid: each for each in _all_processes() if each.pid not in excluded and not each.is_dead}
     found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
     sessions = {others[pid].session for pid in found if others[pid].session == pid}
-    found |= {pid for pid, one in others.items() if one.session in sessions}
+    found |= {pid for pid, each in others.items() if each.session in sessions}
     found |= _descendants(others, found)
-    return sorted((others[pid] for pid in found if _is_ours(pid)), key=lambda one: (one.started, one.pid))
+    return sorted((others[pid] for pid in found if _is_ours(pid)), key=lambda each: (each.started, each.pid))
 
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
-    """The one that leads the attempt's session: the program itself."""
-    leaders = (one for one in _everybody() if one.session == one.pid and one.parent == attempt.pid)
-    return next((one.pid for one in leaders if _is_marked(one.pid, attempt, queue)), None)
+    """Return the pid of the program itself: the leader of the attempt's session."""
+    leaders = (each for each in _all_processes() if each.session == each.pid and each.parent == attempt.pid)
+    return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
 
 
-def _descendants(table: dict[int, TrackedProcess], of: set[int]) -> set[int]:
+def _descendants(table: dict[int, TrackedProcess], ancestors: set[int]) -> set[int]:
     found: set[int] = set()
-    fresh = of
-    while fresh:
-        fresh = {pid for pid, one in table.items() if one.parent in fresh} - found - of
-        found |= fresh
+    new = ancestors
+    while new:
+        new = {pid for pid, each in table.items() if each.parent in new} - found - ancestors
+        found |= new
     return found
 
 
 def _is_marked(pid: int, attempt: Attempt, queue: str) -> bool:
-    words = _environment(pid)
+    variables = _environment(pid)
     return (
-        words.get("GPUYARD_JOB_ID") == str(attempt.job_id)
-        and words.get("GPUYARD_ATTEMPT") == str(attempt.number)
-        and words.get(QUEUE) == queue
+        variables.get("GPUYARD_JOB_ID") == str(attempt.job_id)
+        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)
+        and variables.get(QUEUE) == queue
     )
 
 
 def _environment(pid: int) -> dict[str, str]:
     if not _IS_LINUX:
-        return _environment_elsewhere(pid)
+        return _psutil_environment(pid)
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             content = file.read()
@@ -117,7 +119,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _writes_to(pid: int, log: str | None) -> bool:
-    """Those that only read it, such as `tail -f`, have nothing to do with the job."""
+    """Return whether the process has the log open for appending. A reader, such as `tail -f`, is not the job's."""
     if log is None or not _IS_LINUX:
         return False
     with contextlib.suppress(OSError, ValueError):
@@ -128,7 +130,7 @@ def _writes_to(pid: int, log: str | None) -> bool:
 
 
 def _is_for_appending(pid: int, descriptor: str) -> bool:
-    """As the keeper opened it; the user's own editor would not."""
+    """Return whether the descriptor was opened as the keeper opens logs; an editor opens them otherwise."""
     lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines()
     flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
     return flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
@@ -143,33 +145,33 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-# What the system says
+# The system's process table
 
 
-def _everybody() -> Iterator[TrackedProcess]:
+def _all_processes() -> Iterator[TrackedProcess]:
+    if _IS_LINUX:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    yield from filter(None, map(_read_process, pids))
+
+
+def _read_process(pid: int) -> TrackedProcess | None:
     if not _IS_LINUX:
-        yield from _everybody_elsewhere()
-        return
-    for name in os.listdir("/proc"):
-        process = _look_at(int(name)) if name.isdecimal() else None
-        if process is not None:
-            yield process
-
-
-def _look_at(pid: int) -> TrackedProcess | None:
-    if not _IS_LINUX:
-        return _look_elsewhere(pid)
+        return _psutil_process(pid)
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         content = os.read(descriptor, 4096)
-    except OSError:  # gone since
+    except OSError:  # it has ended in the meantime
         return None
     finally:
         os.close(descriptor)
-    fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name before may hold anything
+    fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the program's name before it may hold anything
     return TrackedProcess(
         pid=pid,
         parent=int(fields[1]),
@@ -181,7 +183,7 @@ def _look_at(pid: int) -> TrackedProcess | None:
 
 
 def send(process: TrackedProcess, signum: int) -> bool:
-    """Through a descriptor where there are any: it stays that of the process that was looked at."""
+    """Send the signal to this very process, through a pidfd if the system has them. Return whether it was sent."""
     try:
         if not hasattr(signal, "pidfd_send_signal"):
             os.kill(process.pid, signum)
@@ -200,19 +202,10 @@ def send(process: TrackedProcess, signum: int) -> bool:
     return True
 
 
-# Where there is no /proc
+# Systems without /proc
 
 
-def _everybody_elsewhere() -> Iterator[TrackedProcess]:
-    import psutil
-
-    for pid in psutil.pids():
-        process = _look_elsewhere(pid)
-        if process is not None:
-            yield process
-
-
-def _look_elsewhere(pid: int) -> TrackedProcess | None:
+def _psutil_process(pid: int) -> TrackedProcess | None:
     import psutil
 
     try:
@@ -229,7 +222,7 @@ def _look_elsewhere(pid: int) -> TrackedProcess | None:
         return None
 
 
-def _environment_elsewhere(pid: int) -> dict[str, str]:
+def _psutil_environment(pid: int) -> dict[str, str]:
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""The way to a keeper: one that is gone is told from one that cannot be reached."""
+"""Connecting to a keeper: a keeper that is gone differs from one that cannot be reached."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from gpuyard.engines.local.keeper_connection import connect
 from gpuyard.errors import EnvironmentFault
 
 
-def test_a_keeper_that_left_no_socket_or_a_dead_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_without_a_socket_or_with_a_dead_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect(str(tmp_path), 17) is None
-    monkeypatch.chdir(tmp_path)  # a socket's address has no room for a long path
+    monkeypatch.chdir(tmp_path)  # a socket's address cannot hold a long path
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind("17.sock")
     assert connect(str(tmp_path), 17) is None
@@ -23,7 +23,7 @@ def test_a_keeper_that_left_no_socket_or_a_dead_one_is_gone(tmp_path: Path, monk
 def test_a_keeper_that_cannot_be_reached_is_not_taken_for_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """What it keeps would be started a second time."""
+    """Otherwise its jobs would be started a second time."""
 
     def refuse(*_: object) -> int:
         raise OSError(error, os.strerror(error))

@@ -1,4 +1,4 @@
-"""What keepers wrote is read as they meant it, and a line that was cut off says nothing."""
+"""The journal's parser reads what keepers write, and ignores a line that was cut off."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.keeper import _line
 from gpuyard.engines.local.keeper_journal import JournalEntry, StartContext, outcome_of, parse
 
-THINGS = StartContext(directory="/data", program="train", stdin="/data/in")
+CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(
     JournalEntry,
     st.builds("{}.{}".format, st.integers(1, 10**9), st.integers(1, 99)),
@@ -24,22 +24,22 @@ def written(entry: JournalEntry) -> bytes:
 
 
 @given(st.lists(entries))
-def test_every_line_comes_back(told: list[JournalEntry]) -> None:
-    text = b"".join(map(written, told))
-    assert parse(text) == (told, len(text))
+def test_every_line_is_parsed(expected: list[JournalEntry]) -> None:
+    text = b"".join(map(written, expected))
+    assert parse(text) == (expected, len(text))
 
 
 @given(st.lists(entries, min_size=1), st.data())
-def test_a_text_read_in_two_parts_tells_the_same(told: list[JournalEntry], data: st.DataObject) -> None:
-    text = b"".join(map(written, told))
+def test_a_text_read_in_two_parts_gives_the_same_entries(expected: list[JournalEntry], data: st.DataObject) -> None:
+    text = b"".join(map(written, expected))
     cut = data.draw(st.integers(0, len(text)))
     first, read = parse(text[:cut])
     second, _ = parse(text[read:])
-    assert first + second == told
+    assert first + second == expected
 
 
 @given(entries, entries, st.data())
-def test_half_a_line_is_nothing_and_harms_no_other(
+def test_half_a_line_is_ignored_and_harms_no_other(
     half: JournalEntry, whole: JournalEntry, data: st.DataObject
 ) -> None:
     line = written(half)
@@ -47,7 +47,7 @@ def test_half_a_line_is_nothing_and_harms_no_other(
     assert parse(line[:cut] + written(whole))[0] == [whole]
 
 
-def test_the_line_of_the_keeper_is_read_as_it_was_written() -> None:
+def test_a_line_of_the_keeper_is_parsed() -> None:
     text = _line("17.1", 42, "began") + _line("17.1", 42, "0 4301")
     assert parse(text)[0] == [JournalEntry("17.1", 42, "began"), JournalEntry("17.1", 42, "0", 4301)]
 
@@ -55,12 +55,12 @@ def test_the_line_of_the_keeper_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "line", ["17.1 42 0", "17.1 42 0 .x", "17.1 42 .", "17 42 0 .", "17.1 42 0 1 2 .", " 17.1 42 0 .", "17.1 42 0  ."]
 )
-def test_what_no_keeper_writes_says_nothing(line: str) -> None:
+def test_a_line_that_no_keeper_writes_is_ignored(line: str) -> None:
     assert parse(f"\n{line}\n".encode())[0] == []
 
 
 def test_a_status_of_zero_is_success() -> None:
-    assert outcome_of("0", THINGS).kind is OutcomeKind.SUCCEEDED
+    assert outcome_of("0", CONTEXT).kind is OutcomeKind.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_a_status_of_zero_is_success() -> None:
         ("255", 255, "exit status 255"),
     ],
 )
-def test_other_statuses_are_failures_in_words(word: str, status: int, reason: str) -> None:
-    outcome = outcome_of(word, THINGS)
+def test_other_statuses_are_failures_with_a_reason(word: str, status: int, reason: str) -> None:
+    outcome = outcome_of(word, CONTEXT)
     assert (outcome.kind, outcome.status, outcome.reason) == (OutcomeKind.FAILED, status, reason)
 
 
@@ -91,18 +91,18 @@ def test_other_statuses_are_failures_in_words(word: str, status: int, reason: st
         ("no-process", 126, "process"),
     ],
 )
-def test_what_kept_it_from_starting_is_named(word: str, status: int, named: str) -> None:
-    outcome = outcome_of(word, THINGS)
+def test_a_failed_start_names_its_cause(word: str, status: int, named: str) -> None:
+    outcome = outcome_of(word, CONTEXT)
     assert (outcome.kind, outcome.status) == (OutcomeKind.CANNOT_START, status)
     assert named in str(outcome.reason)
     assert "None" not in str(outcome_of(word, StartContext()).reason)
 
 
 @pytest.mark.parametrize("word", [None, "unbegun"])
-def test_one_that_never_began_is_unbegun(word: str | None) -> None:
-    assert outcome_of(word, THINGS).kind is OutcomeKind.NEVER_STARTED
+def test_an_attempt_without_a_start_never_started(word: str | None) -> None:
+    assert outcome_of(word, CONTEXT).kind is OutcomeKind.NEVER_STARTED
 
 
 @pytest.mark.parametrize("word", ["began", "riddle"])
-def test_one_that_began_and_left_no_status_or_none_that_is_known_is_lost(word: str) -> None:
-    assert outcome_of(word, THINGS).kind is OutcomeKind.LOST
+def test_an_attempt_that_started_without_a_known_status_is_lost(word: str) -> None:
+    assert outcome_of(word, CONTEXT).kind is OutcomeKind.LOST

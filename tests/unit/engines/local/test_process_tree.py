@@ -1,4 +1,4 @@
-"""Whom a signal reaches among the processes of an attempt, round by round."""
+"""Which processes of an attempt a signal reaches, round by round."""
 
 import signal
 
@@ -12,21 +12,21 @@ ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id=None, started_at=0.0)
 
 
 @pytest.mark.parametrize(("signum", "reached"), [(signal.SIGKILL, [10, 11, 12]), (signal.SIGTERM, [10])])
-def test_a_kill_goes_on_until_nobody_new_is_found(
+def test_a_kill_is_repeated_until_no_new_process_is_found(
     monkeypatch: pytest.MonkeyPatch, signum: int, reached: list[int]
 ) -> None:
-    """Each time one is killed, its child is already there; a signal that can be answered is sent once."""
+    """Each killed process has forked already; a signal that a process can catch is sent once."""
     rounds = iter([[10], [10, 11], [12], []])
-    told: list[int] = []
+    signalled: list[int] = []
 
     def send(process: TrackedProcess, _: int) -> bool:
-        told.append(process.pid)
+        signalled.append(process.pid)
         return True
 
     monkeypatch.setattr(process_tree, "processes_of", lambda *_: [process(pid) for pid in next(rounds)])
     monkeypatch.setattr(process_tree, "send", send)
     assert signal_all(ATTEMPT, "queue", signum) == len(reached)
-    assert told == reached
+    assert signalled == reached
 
 
 def process(pid: int) -> TrackedProcess:
