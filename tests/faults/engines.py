@@ -126,7 +126,7 @@ FAULTS = (
     Fault(
         id="engines-lease-ends-before-what-is-left-behind",
         file=f"{_ENGINES}/foreground.py",
-        old="    is_last = not _somebody_is_left()\n",
+        old="    is_last = not _has_children()\n",
         new="    is_last = True\n",
         breaks="`gpuyard run` gives the GPU away while a process in the background still uses it.",
         near=(f"{_TESTS}/test_run.py::test_what_the_program_leaves_behind_keeps_the_lease",),

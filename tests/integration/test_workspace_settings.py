@@ -203,7 +203,7 @@ def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Works
     workspace.do("start")
     row = workspace.until_over()["exp1"]
     assert (row["state"], victim.read_text()) == ("completed", "mine\n")
-    assert "a symbolic link waits there" in row["note"]
+    assert "it is a symbolic link" in row["note"]
 
 
 def test_configs_start_in_natural_order(workspace: Workspace) -> None:

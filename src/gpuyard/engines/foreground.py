@@ -1,19 +1,19 @@
-"""Runs a program in the foreground; its lease lives exactly as long as anything of the program's does.
+"""Runs a program in the foreground; its lease lasts exactly as long as the program and its descendants.
 
     the front ── the keeper ── the starter ── the program
 
-- The front is who called: it waits, passes signals on, and answers with the program's status as soon as the program
-  itself ends.
-- The keeper holds the lease and adopts what the program leaves behind, also what daemonised and closed all descriptors;
-  it ends with the last of them. It is in a session of its own, where no signal to the terminal or the group finds it.
-- The starter is the program's parent, in the same process group as the front and the program. It tells the front when
-  the program stops, so that Ctrl-Z stops both, and ends as the program ends.
-- The program has the caller's descriptors, terminal, group and ways with signals, and the lease's descriptor.
+- The front is the caller: it waits, forwards signals, and returns the program's status as soon as the program ends.
+- The keeper holds the lease and adopts the processes that the program leaves behind, including those that daemonised
+  and closed all descriptors; it ends with the last of them. It has a session of its own, so that signals to the
+  terminal or the process group do not reach it.
+- The starter is the program's parent, in the same process group as the front and the program. It reports to the front
+  when the program stops, so that Ctrl-Z stops both, and exits when the program exits.
+- The program has the caller's descriptors, terminal, process group and signal settings, and the lease's descriptor.
 
-When the front is killed with SIGKILL, the program goes on, and so does its lease. A signal to the front reaches the
-program once: what was sent to the whole group, by a terminal or by `kill %1`, is pending for the starter too, which
-blocks it; so the program has it already. Where there is no Linux nobody adopts: then the lease lives as long as
-somebody keeps its descriptor open.
+If the front is killed with SIGKILL, the program and its lease continue. A signal to the front reaches the program once:
+a signal to the whole group, from a terminal or `kill %1`, is also pending for the starter, which blocks it; then the
+program has it already. Only Linux lets the keeper adopt processes: elsewhere the lease lasts as long as a process keeps
+its descriptor open.
 """
 
 import contextlib
@@ -31,31 +31,32 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.signal_pipe import open_signal_pipe
 
-_PASSED_ON = (
+_FORWARDED = (
     signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
     signal.SIGTSTP,
 )  # fmt: skip
-_BLOCKED_IN_HELPERS = {*_PASSED_ON, signal.SIGTTIN, signal.SIGTTOU}
-# The kernel drops the one that is pending when the other comes, and may hand both over in the wrong order; but then the
-# whole group has had both, and the program has done as the last one said.
+_BLOCKED_IN_HELPERS = {*_FORWARDED, signal.SIGTTIN, signal.SIGTTOU}
+# The kernel drops a pending signal of such a pair when the other arrives, and may deliver both in the wrong order. But
+# then the whole group has received both, and the program has obeyed the last one.
 _UNDONE_BY: dict[int, int] = {signal.SIGCONT: signal.SIGTSTP, signal.SIGTSTP: signal.SIGCONT}
-# Python ignores these two from its start, and a program must not inherit that.
+# Python ignores these two from the start, and the program must not inherit that.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SET_CHILD_SUBREAPER = 36
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 
 
 class ForegroundProgram(Struct, frozen=True, kw_only=True):
-    """`arguments` begin with the name that the program goes by."""
+    """`arguments` start with the program's name."""
 
     path: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
 
 
-class _Ways(Struct, frozen=True, kw_only=True):
-    """How signals were dealt with before we came: the program is to find it so."""
+class _SignalSettings(Struct, frozen=True, kw_only=True):
+    """The caller's signal settings, which the program inherits."""
 
     ignored: frozenset[signal.Signals]
     mask: frozenset[int]
@@ -63,7 +64,7 @@ class _Ways(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def signals_for_the_main_thread() -> Iterator[None]:
-    """Threads that are started in here leave signals to the main thread: two of them would mix up their order."""
+    """Threads that start in this block leave signals to the main thread: several threads would mix up their order."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_IN_HELPERS)
     try:
         yield
@@ -72,64 +73,55 @@ def signals_for_the_main_thread() -> Iterator[None]:
 
 
 def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
-    """The program's exit status, 128 and more for a signal. The lease's descriptor is no longer the caller's.
+    """Run the program and return its exit status, 128 + the number for a signal. Closes the lease's descriptor.
 
     Only for the main thread, and for a process that ends soon after.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # it might be in the place of a closed standard stream
+    kept = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # it might have the number of a closed standard stream
     os.close(descriptor)
     front, helpers = socket.socketpair()
-    with front, _signals_on_a_wire() as (wire, ways):
+    with front, _caught_signals() as (signal_pipe, settings):
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_IN_HELPERS)
-        keeper = _fork(lambda: _keep(program, ways, lease, kept, helpers))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ways.mask)
+        keeper = _fork(lambda: _keep(program, settings, lease, kept, helpers))
+        signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
         helpers.close()
         os.close(kept)
-        return _attend(front, wire, keeper)
+        return _wait_for_end(front, signal_pipe, keeper)
 
 
 @contextlib.contextmanager
-def _signals_on_a_wire() -> Iterator[tuple[int, _Ways]]:
-    """A descriptor to read the numbers of arriving signals from."""
-    watched = (*_PASSED_ON, signal.SIGCHLD)
-    before = {signum: signal.getsignal(signum) for signum in watched}
-    ignored = frozenset(signum for signum, way in before.items() if way is signal.SIG_IGN)
-    ways = _Ways(ignored=ignored, mask=frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-    wire, _ = _lay_wire()
-    for signum in _PASSED_ON:
-        signal.signal(signum, _leave_to_the_wire)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's status can be had
+def _caught_signals() -> Iterator[tuple[int, _SignalSettings]]:
+    """Catch signals in this block. Yields a descriptor for the numbers of signals, and the earlier settings."""
+    before = {signum: signal.getsignal(signum) for signum in (*_FORWARDED, signal.SIGCHLD)}
+    ignored = frozenset(signum for signum, handler in before.items() if handler is signal.SIG_IGN)
+    settings = _SignalSettings(ignored=ignored, mask=frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    signal_pipe, _ = open_signal_pipe()
+    for signum in _FORWARDED:
+        signal.signal(signum, _write_to_pipe_only)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the system keeps no child's status
     try:
-        yield wire, ways
+        yield signal_pipe, settings
     finally:
         signal.set_wakeup_fd(-1)
-        for signum, way in before.items():
-            signal.signal(signum, way)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
-def _lay_wire() -> tuple[int, int]:
-    reading, writing = os.pipe()
-    for end in (reading, writing):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    return reading, writing
-
-
-def _arrived(wire: int) -> bytes:
+def _read_signals(signal_pipe: int) -> bytes:
     try:
-        return os.read(wire, 64)
+        return os.read(signal_pipe, 64)
     except BlockingIOError:
         return b""
 
 
-def _leave_to_the_wire(*_: object) -> None:
-    """Being caught is enough: Python writes the number to the wire."""
+def _write_to_pipe_only(*_: object) -> None:
+    """Do nothing: Python writes the number of a caught signal to the pipe."""
 
 
 def _fork(body: Callable[[], int]) -> int:
-    """A child that does this and nothing else: nothing of the caller's is run or flushed when it ends."""
+    """Fork a child that runs `body` and nothing else: it runs no exit handlers of the caller and flushes no buffers."""
     pid = os.fork()
     if pid:
         return pid
@@ -143,46 +135,43 @@ def _fork(body: Callable[[], int]) -> int:
 # The front
 
 
-def _attend(helpers: socket.socket, wire: int, keeper: int) -> int:
-    """Passes signals on and follows the program's stops, until it has ended."""
-    poll = _poll(helpers.fileno(), wire)
+def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int) -> int:
+    """Forward signals and stop with the program, until it ends. Return its status."""
+    poll = _poll(helpers.fileno(), signal_pipe)
     unread = b""
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        # Always: a stop that is told of below may have sent a signal here since the poll.
-        _pass_to(helpers, _arrived(wire))
+        # Always: whatever made the program stop, which is read below, may have signalled us since the poll.
+        with contextlib.suppress(OSError):
+            helpers.sendall(bytes(dict.fromkeys(_read_signals(signal_pipe))))
         if helpers.fileno() in ready:
-            news = helpers.recv(4096)
-            if not news:
+            received = helpers.recv(4096)
+            if not received:
                 raise EnvironmentFault(
-                    "the process that keeps the lease was killed",
-                    hint="the program may go on, and its lease with it: see `gpuyard leases`",
+                    "the process that holds the lease was killed",
+                    hint="the program may still run with its lease: see `gpuyard leases`",
                 )
-            *told, unread = (unread + news).split(b"\n")
-            status = _hear(told, keeper)
+            *lines, unread = (unread + received).split(b"\n")
+            status = _handle_reports(lines, keeper)
             if status is not None:
                 return status
 
 
-def _pass_to(helpers: socket.socket, signums: bytes) -> None:
-    with contextlib.suppress(OSError):
-        helpers.sendall(bytes(dict.fromkeys(signums)))
-
-
-def _hear(told: list[bytes], keeper: int) -> int | None:
-    for line in told:
+def _handle_reports(lines: list[bytes], keeper: int) -> int | None:
+    """Stop when the program has stopped. Return its status if it has ended."""
+    for line in lines:
         word, number = line.split()
         if word == b"stopped":
-            _stop_beside(int(number))
+            _stop_with(int(number))
             continue
-        if word == b"ended":  # and nobody is left: the keeper ends, too
+        if word == b"ended":  # no process is left, so the keeper exits too
             os.waitpid(keeper, 0)
         return int(number)
     return None
 
 
-def _stop_beside(pid: int) -> None:
-    """As the shell that started us expects; unless somebody has let the program go on in the meantime."""
+def _stop_with(pid: int) -> None:
+    """Stop ourselves, as the shell that started us expects, unless the program was continued in the meantime."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -193,22 +182,24 @@ def _stop_beside(pid: int) -> None:
 # The keeper
 
 
-def _keep(program: ForegroundProgram, ways: _Ways, lease: Path, descriptor: int, front: socket.socket) -> int:
+def _keep(
+    program: ForegroundProgram, settings: _SignalSettings, lease: Path, descriptor: int, front: socket.socket
+) -> int:
     adopts = _adopt_orphans()
-    starter = _fork(lambda: _stand_by(program, ways, descriptor, front))
+    starter = _fork(lambda: _supervise(program, settings, descriptor, front))
     os.setsid()
-    os.chdir("/")  # a folder must not be in use for our sake
+    os.chdir("/")  # do not keep a folder in use
     _close_all_but(descriptor, front.fileno())
     status = _reap_until(starter)
-    is_last = not _somebody_is_left()
+    is_last = not _has_children()
     if is_last:
-        _let_go(lease, descriptor, knows_all=adopts)
+        _release(lease, descriptor, is_only_holder=adopts)
     with contextlib.suppress(OSError):
         front.sendall(b"%s %d\n" % (b"ended" if is_last else b"survived", status))
     front.close()
     if not is_last:
         _reap_all()
-        _let_go(lease, descriptor, knows_all=adopts)
+        _release(lease, descriptor, is_only_holder=adopts)
     return 0
 
 
@@ -223,7 +214,7 @@ def _reap_until(awaited: int) -> int:
             return _exit_status(status)
 
 
-def _somebody_is_left() -> bool:
+def _has_children() -> bool:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -238,9 +229,10 @@ def _reap_all() -> None:
             os.wait()
 
 
-def _let_go(lease: Path, descriptor: int, *, knows_all: bool) -> None:
-    """The file goes first, as whoever finds it must find it held; it stays where others may still hold it."""
-    if knows_all:
+def _release(lease: Path, descriptor: int, *, is_only_holder: bool) -> None:
+    """Remove the file before the lock is released, so that it is never found unlocked. Keep the file if other processes
+    may still hold it."""
+    if is_only_holder:
         with contextlib.suppress(OSError):
             lease.unlink()
     os.close(descriptor)
@@ -249,24 +241,24 @@ def _let_go(lease: Path, descriptor: int, *, knows_all: bool) -> None:
 # The starter
 
 
-def _stand_by(program: ForegroundProgram, ways: _Ways, descriptor: int, front: socket.socket) -> int:
-    wire, end_of_wire = _lay_wire()
-    signal.signal(signal.SIGCHLD, _leave_to_the_wire)
-    pid = _fork(lambda: _become(program, ways, descriptor))
-    _close_all_but(front.fileno(), wire, end_of_wire)
-    poll = _poll(front.fileno(), wire)
+def _supervise(program: ForegroundProgram, settings: _SignalSettings, descriptor: int, front: socket.socket) -> int:
+    reading, writing = open_signal_pipe()
+    signal.signal(signal.SIGCHLD, _write_to_pipe_only)
+    pid = _fork(lambda: _become(program, settings, descriptor))
+    _close_all_but(front.fileno(), reading, writing)
+    poll = _poll(front.fileno(), reading)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        if front.fileno() in ready and not _serve(front, pid):
+        if front.fileno() in ready and not _forward_signals(front, pid):
             poll.unregister(front.fileno())
-        if _arrived(wire):
-            status = _look_after(pid, front)
+        if _read_signals(reading):
+            status = _check_program(pid, front)
             if status is not None:
                 return status
 
 
-def _serve(front: socket.socket, pid: int) -> bool:
-    """Passes on what the front has got; false when the front is gone."""
+def _forward_signals(front: socket.socket, pid: int) -> bool:
+    """Send the program the signals that the front has received. Return False when the front is gone."""
     try:
         signums = front.recv(64)
     except OSError:
@@ -278,14 +270,14 @@ def _serve(front: socket.socket, pid: int) -> bool:
 
 
 def _take_pending(signum: int) -> bool:
-    """Whether it was sent to the whole group, and so to the starter; it is pending no more."""
+    """Return whether the signal was pending, because it was sent to the whole group; then it no longer is."""
     if hasattr(signal, "sigtimedwait"):
         return signal.sigtimedwait({signum}, 0) is not None
     return signum in signal.sigpending() and signal.sigwait({signum}) == signum
 
 
-def _look_after(pid: int, front: socket.socket) -> int | None:
-    """The program's status where it has ended."""
+def _check_program(pid: int, front: socket.socket) -> int | None:
+    """Report a stop to the front. Return the program's status if it has ended."""
     changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
     if not changed:
         return None
@@ -299,12 +291,12 @@ def _look_after(pid: int, front: socket.socket) -> int | None:
 # The program
 
 
-def _become(program: ForegroundProgram, ways: _Ways, descriptor: int) -> int:
+def _become(program: ForegroundProgram, settings: _SignalSettings, descriptor: int) -> int:
     signal.set_wakeup_fd(-1)
-    for signum in (*_PASSED_ON, signal.SIGCHLD, *_IGNORED_BY_PYTHON):
-        signal.signal(signum, signal.SIG_IGN if signum in ways.ignored else signal.SIG_DFL)
+    for signum in (*_FORWARDED, signal.SIGCHLD, *_IGNORED_BY_PYTHON):
+        signal.signal(signum, signal.SIG_IGN if signum in settings.ignored else signal.SIG_DFL)
     os.set_inheritable(descriptor, True)  # noqa: FBT003
-    signal.pthread_sigmask(signal.SIG_SETMASK, ways.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
     try:
         os.execve(program.path, program.arguments, program.environment)  # noqa: S606
     except OSError as error:
@@ -325,12 +317,12 @@ def _poll(*descriptors: int) -> "select.poll":
 
 
 def _close_all_but(*kept: int) -> None:
-    """Whoever waits for the end of a pipe of the caller's must not wait for us."""
+    """Close all other descriptors, so that readers of the caller's pipes do not wait for our end."""
     edges = [2, *sorted(descriptor for descriptor in kept if descriptor > 2), os.sysconf("SC_OPEN_MAX")]
     for below, above in itertools.pairwise(edges):
         os.closerange(below + 1, above)
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2}.difference(kept):
-        os.dup2(nowhere, stream)
-    if nowhere > 2:
-        os.close(nowhere)
+        os.dup2(null, stream)
+    if null > 2:
+        os.close(null)

@@ -1,7 +1,7 @@
-"""Which engines there are that place work themselves: Slurm, Ray, and whatever else is installed.
+"""Finds and opens cluster engines: Slurm, Ray, and those of installed plugins.
 
-Somebody else's is an entry point of the group `gpuyard.engines`, whose name is the engine's: a function that takes a
-Context and returns a `ports.Engine`. One that fails to load is listed by `gpuyard doctor`, and harms nothing else.
+A plugin is an entry point of the group `gpuyard.engines` under the engine's name: a function that takes a Context and
+returns a `ports.Engine`. `gpuyard doctor` lists a plugin that fails to load; nothing else is affected.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ LOCAL = "local"
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What an engine is opened with: a folder for its things, and whom to call, from any thread, when it has news."""
+    """What an engine is opened with. It may call `on_news` from any thread when it has something to report."""
 
     name: str
     folder: Path
@@ -35,8 +35,7 @@ Opener: TypeAlias = Callable[[Context], Engine]
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """An engine as `gpuyard doctor` lists it; `problem` is why it cannot be used, if so, and `is_absent` that it was
-    merely never installed."""
+    """An engine as `gpuyard doctor` lists it. `problem` is why it cannot be used; `is_absent`: it is not installed."""
 
     name: str
     problem: str | None = None
@@ -44,26 +43,26 @@ class Checked(Struct, frozen=True, kw_only=True):
 
 
 def names() -> list[str]:
-    return list(dict.fromkeys([LOCAL, *_OWN, *(each.name for each in _others())]))
+    return list(dict.fromkeys([LOCAL, *_OWN, *(each.name for each in _plugins())]))
 
 
 def log_folders(queue: Path) -> list[Path]:
-    """Where logs of jobs are kept: the queue's own folder, and those that nodes see."""
+    """Return the folders with logs of jobs: the queue's own, and those that cluster nodes see."""
     config = load_config()
-    folders = [queue, *(_folder(queue, said) for said in (config.slurm, config.ray))]
+    folders = [queue, *(_folder(queue, cluster) for cluster in (config.slurm, config.ray))]
     return list(dict.fromkeys(folder / "logs" for folder in folders))
 
 
 def check_name(name: str) -> None:
     if name == LOCAL or name in _OWN:
-        return  # to look for others' takes a while
+        return  # searching for plugins takes a while
     known = names()
     if name not in known:
         raise UserError(f"there is no engine '{name}'", hint=f"there are: {', '.join(known)}")
 
 
 def open_engine(context: Context) -> Engine:
-    """EnvironmentFault where it cannot be loaded."""
+    """Raises EnvironmentFault if the engine cannot be loaded."""
     return _load(context.name)(context)
 
 
@@ -73,18 +72,13 @@ def check_engines() -> Iterator[Checked]:
     except UserError as error:
         yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
     for name in names():
-        if name in _NEEDS:
-            yield _check_own(name)
-        elif name != LOCAL:
-            yield _check_other(name)
+        if name != LOCAL:
+            yield _check(name)
 
 
-def _check_own(name: str) -> Checked:
-    what, is_there = _NEEDS[name]
-    return Checked(name=name) if is_there() else Checked(name=name, problem=f"there is no {what}", is_absent=True)
-
-
-def _check_other(name: str) -> Checked:
+def _check(name: str) -> Checked:
+    if name == "slurm" and shutil.which("sbatch") is None:
+        return Checked(name=name, problem="there is no sbatch on PATH", is_absent=True)
     try:
         _load(name)
     except EnvironmentFault as error:
@@ -96,22 +90,22 @@ def _load(name: str) -> Opener:
     own = _OWN.get(name)
     if own is not None:
         return own
-    found = next((each for each in _others() if each.name == name), None)
+    found = next((each for each in _plugins() if each.name == name), None)
     if found is None:
-        raise EnvironmentFault(f"the engine {name} is not installed here", hint="install what brings it")
+        raise EnvironmentFault(f"the engine {name} is not installed here", hint="install the package that provides it")
     try:
         opener: Opener = found.load()
     except Exception as error:
         raise EnvironmentFault(
             f"the engine {name} ({found.value}) cannot be loaded: {type(error).__name__}: {error}",
-            hint="see to the package that brings it",
+            hint="fix or remove the package that provides it",
         ) from error
     if not callable(opener):
-        raise EnvironmentFault(f"the engine {name} ({found.value}) is no function that opens one")
+        raise EnvironmentFault(f"the engine {name} ({found.value}) is not a function")
     return opener
 
 
-def _others() -> list[metadata.EntryPoint]:
+def _plugins() -> list[metadata.EntryPoint]:
     return [each for each in metadata.entry_points(group=GROUP) if each.name not in (LOCAL, *_OWN)]
 
 
@@ -122,38 +116,39 @@ def _open_slurm(context: Context) -> Engine:
     from gpuyard.engines.cluster.slurm_commands import SlurmSettings
     from gpuyard.engines.cluster.slurm_site import SlurmSite
 
-    said = load_config().slurm
+    config = load_config().slurm
     settings = SlurmSettings(
-        partition=said.partition,
-        account=said.account,
-        qos=said.qos,
-        options=said.options,
-        shard_mb=said.shard_mb,
-        card_mb=said.card_mb,
-        nice_base=said.nice_base,
-        most_jobs=said.most_jobs,
+        partition=config.partition,
+        account=config.account,
+        qos=config.qos,
+        options=config.options,
+        shard_mb=config.shard_mb,
+        card_mb=config.card_mb,
+        nice_base=config.nice_base,
+        most_jobs=config.most_jobs,
     )
-    return ClusterEngine(SlurmSite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
+    return ClusterEngine(SlurmSite(settings), _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
 
 
 def _open_ray(context: Context) -> Engine:
     from gpuyard.engines.cluster.ray_api import RaySettings
     from gpuyard.engines.cluster.ray_site import RaySite
 
-    said = load_config().ray
-    settings = RaySettings(address=said.address, card_mb=said.card_mb, most_jobs=said.most_jobs)
-    return ClusterEngine(RaySite(settings), _folder(context.folder, said), context.on_news, poll_s=said.poll_s)
+    config = load_config().ray
+    settings = RaySettings(address=config.address, card_mb=config.card_mb, most_jobs=config.most_jobs)
+    return ClusterEngine(RaySite(settings), _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
 
 
-def _folder(queue: Path, said: ClusterConfig) -> Path:
-    """One that nodes see may be seen by several queues as well, one on each login node: each has its own in there."""
-    if said.folder is None:
+def _folder(queue: Path, config: ClusterConfig) -> Path:
+    """Return the engine's folder. Several queues, as one per login node, may share a configured folder: each has a
+    subfolder of its own there."""
+    if config.folder is None:
         return queue
-    return Path(said.folder).expanduser() / _name_of_queue(queue)
+    return Path(config.folder).expanduser() / _queue_name(queue)
 
 
-def _name_of_queue(queue: Path) -> str:
-    """Made up once, and kept with the queue."""
+def _queue_name(queue: Path) -> str:
+    """Return the queue's random name, which is made once and stored in the queue's folder."""
     path = queue / "name"
     try:
         if not path.exists():
@@ -165,7 +160,3 @@ def _name_of_queue(queue: Path) -> str:
 
 
 _OWN: dict[str, Opener] = {"slurm": _open_slurm, "ray": _open_ray}
-_NEEDS: dict[str, tuple[str, Callable[[], bool]]] = {
-    "slurm": ("sbatch on PATH", lambda: shutil.which("sbatch") is not None),
-    "ray": ("", lambda: True),
-}

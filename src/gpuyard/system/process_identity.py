@@ -1,4 +1,4 @@
-"""Who a process is: a pid alone is used again, a pid with its start time and the machine's boot is not."""
+"""Identifies processes: the system reuses a pid, but not a pid with its start time and the machine's boot id."""
 
 import os
 import pwd
@@ -23,13 +23,13 @@ def this_process(label: str | None = None) -> Holder:
 
 
 def tidy_label(label: str | None) -> str | None:
-    """Of a length to be shown, and without what would play tricks on the terminal of whoever reads it."""
+    """Shorten a label to 200 characters, and replace control characters, which would garble a terminal."""
     if label is None or (label.isprintable() and len(label) <= _LONGEST_LABEL):
         return label
     return "".join(letter if letter.isprintable() else "?" for letter in label[:_LONGEST_LABEL])
 
 
-@lru_cache(maxsize=256)  # it may be asked of a server far away
+@lru_cache(maxsize=256)  # the system may ask a directory server
 def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -38,7 +38,7 @@ def user_name(uid: int) -> str:
 
 
 def start_time(pid: int) -> float | None:
-    """Seconds since the epoch, or `None` for a process that is not there."""
+    """Return seconds since the epoch, or None if there is no such process."""
     import psutil
 
     try:
@@ -48,7 +48,7 @@ def start_time(pid: int) -> float | None:
 
 
 def is_alive(holder: Holder) -> bool:
-    """Whether the very process that made the record is there, and belongs to the owner of the file."""
+    """Return whether the process that made the record still runs, under the same user."""
     import psutil
 
     try:
@@ -62,7 +62,7 @@ def is_alive(holder: Holder) -> bool:
 
 
 def is_stopped(holder: Holder) -> bool:
-    """Whether the process was halted, as Ctrl-Z does: it will not take what is kept for it."""
+    """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it."""
     import psutil
 
     try:

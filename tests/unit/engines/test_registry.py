@@ -1,4 +1,4 @@
-"""Which engines there are, and where each queue keeps what it hands over."""
+"""Names of engines, and the folders that queues use for clusters."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def configure(home: Path, text: str) -> None:
     (home / "config.toml").write_text(text)
 
 
-def test_queues_that_share_a_folder_have_each_its_own_in_there(own_home: Path, tmp_path: Path) -> None:
+def test_queues_that_share_a_folder_have_subfolders_of_their_own(own_home: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     configure(own_home, f'[slurm]\nfolder = "{shared}"\n')
     queues = [tmp_path / name for name in ("one", "other")]
@@ -28,11 +28,11 @@ def test_queues_that_share_a_folder_have_each_its_own_in_there(own_home: Path, t
     assert own == queues[0] / "logs"
     assert (first.parent.parent, second.parent.parent) == (shared, shared)
     assert first != second
-    assert log_folders(queues[0]) == [own, first], "and keeps it"
+    assert log_folders(queues[0]) == [own, first], "the name is kept"
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("content", "complaint"),
     [
         ('[slurm]\nfolder = "rel/x"', "folder = 'rel/x' is not an absolute path"),
         ('[ray]\nfolder = "~nosuchuser/x"', "is not an absolute path"),
@@ -40,21 +40,21 @@ def test_queues_that_share_a_folder_have_each_its_own_in_there(own_home: Path, t
         ('[slurm]\npartitoin = "big"', "did you mean `partition`?"),
     ],
 )
-def test_a_mistake_in_the_settings_is_told_and_doctor_tells_it_too(own_home: Path, said: str, complaint: str) -> None:
-    configure(own_home, said)
+def test_a_mistake_in_the_settings_is_reported_also_by_doctor(own_home: Path, content: str, complaint: str) -> None:
+    configure(own_home, content)
     with pytest.raises(UserError) as caught:
         load_config()
     assert complaint in f"{caught.value} {caught.value.hint}"
     assert any(complaint in (each.problem or "") for each in check_engines())
 
 
-def test_an_engine_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_engine_is_refused_with_a_list_of_engines() -> None:
     with pytest.raises(UserError, match="there is no engine 'sulrm'") as caught:
         check_name("sulrm")
     assert caught.value.hint == "there are: local, slurm, ray"
 
 
-def test_what_one_job_may_be_refused_for_sets_it_apart_from_others() -> None:
+def test_jobs_that_a_site_may_refuse_for_different_reasons_have_different_lanes() -> None:
     def lane(**differs: object) -> object:
         spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), engine="slurm", **differs)  # type: ignore[arg-type]
         return lane_of(Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0))

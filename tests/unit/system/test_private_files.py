@@ -1,4 +1,4 @@
-"""Files that are opened where others may have been before."""
+"""Private files in folders where other users may have prepared traps."""
 
 import os
 import stat
@@ -38,7 +38,7 @@ def test_a_file_and_its_folder_are_made_for_their_owner_alone(opener: Opener, tm
     assert mode_of(path.parent) == 0o700
 
 
-def test_what_is_there_already_is_added_to(opener: Opener, tmp_path: Path) -> None:
+def test_an_existing_file_is_appended_to(opener: Opener, tmp_path: Path) -> None:
     path = tmp_path / "exp1.log"
     path.write_text("before ")
     os.write(opener(str(path)), b"after")
@@ -55,19 +55,19 @@ def test_a_symbolic_link_is_not_followed(opener: Opener, tmp_path: Path, is_brok
     if not is_broken:
         victim.write_text("precious")
     (tmp_path / "exp1.log").symlink_to(victim)
-    with pytest.raises(PrivateFileError, match=r"exp1\.log cannot be written: a symbolic link waits there"):
+    with pytest.raises(PrivateFileError, match=r"exp1\.log cannot be written: it is a symbolic link"):
         opener(str(tmp_path / "exp1.log"))
     assert victim.exists() is not is_broken
 
 
-def test_a_second_name_of_some_other_file_is_refused(opener: Opener, tmp_path: Path) -> None:
+def test_a_hard_link_to_another_file_is_refused(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "exp1.log").hardlink_to(tmp_path / "victim")
     with pytest.raises(PrivateFileError, match="hard link"):
         opener(str(tmp_path / "exp1.log"))
 
 
-def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(opener: Opener, tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_refused_without_waiting(opener: Opener, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "exp1.log")
     with pytest.raises(PrivateFileError, match=r"exp1\.log cannot be written"):
         opener(str(tmp_path / "exp1.log"))
@@ -76,7 +76,7 @@ def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(opener: Opener, t
 def test_a_pipe_with_a_reader_is_refused(opener: Opener, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "exp1.log")
     reader = os.open(tmp_path / "exp1.log", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(PrivateFileError, match="it is no file"):
+    with pytest.raises(PrivateFileError, match="it is not a regular file"):
         opener(str(tmp_path / "exp1.log"))
     os.close(reader)
 
@@ -93,33 +93,33 @@ def test_a_file_in_place_of_the_folder_is_refused(opener: Opener, tmp_path: Path
         opener(str(tmp_path / "train_logs/exp1.log"))
 
 
-def test_a_folder_that_cannot_be_made_is_told(opener: Opener, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PrivateFileError, match="file cannot be made: File exists"):
+    with pytest.raises(PrivateFileError, match="file cannot be created: File exists"):
         opener(str(tmp_path / "file/train_logs/exp1.log"))
 
 
 def test_a_folder_of_our_own_is_not_reached_through_a_link_but_a_shared_one_may_be(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train_logs").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PrivateFileError, match="train_logs cannot be written: a symbolic link waits there"):
+    with pytest.raises(PrivateFileError, match="train_logs cannot be written: it is a symbolic link"):
         open_private(str(tmp_path / "train_logs/exp1.log"))
     os.close(open_in_shared(str(tmp_path / "train_logs/exp1.log")))
     assert (tmp_path / "elsewhere/exp1.log").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_somebody_elses_file_is_refused(opener: Opener, tmp_path: Path) -> None:
+def test_another_users_file_is_refused(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "exp1.log").write_text("theirs")
     os.chown(tmp_path / "exp1.log", SOMEBODY, SOMEBODY)
-    with pytest.raises(PrivateFileError, match="it belongs to somebody else"):
+    with pytest.raises(PrivateFileError, match="it belongs to another user"):
         opener(str(tmp_path / "exp1.log"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_somebody_elses_folder_is_refused_for_our_own_and_not_as_a_shared_one(tmp_path: Path) -> None:
+def test_another_users_folder_is_refused_for_private_files_only(tmp_path: Path) -> None:
     (tmp_path / "train_logs").mkdir()
     os.chown(tmp_path / "train_logs", SOMEBODY, SOMEBODY)
-    with pytest.raises(PrivateFileError, match="train_logs belongs to somebody else"):
+    with pytest.raises(PrivateFileError, match="train_logs belongs to another user"):
         open_private(str(tmp_path / "train_logs/exp1.log"))
     os.close(open_in_shared(str(tmp_path / "train_logs/exp1.log")))

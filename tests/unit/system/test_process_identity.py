@@ -8,14 +8,14 @@ import pytest
 from gpuyard.system.process_identity import boot_id, is_alive, start_time, this_process, tidy_label, user_name
 
 
-def test_this_process_is_alive_and_known_by_more_than_its_pid() -> None:
+def test_this_process_is_alive_and_identified_by_more_than_its_pid() -> None:
     me = this_process("train")
     assert (me.uid, me.pid, me.label) == (os.getuid(), os.getpid(), "train")
     assert me.user == user_name(os.getuid())
     assert is_alive(me)
 
 
-def test_a_pid_that_was_used_again_is_another_process() -> None:
+def test_a_reused_pid_is_another_process() -> None:
     me = this_process()
     assert me.pid_started is not None
     assert not is_alive(msgspec.structs.replace(me, pid_started=me.pid_started - 100))
@@ -37,17 +37,17 @@ def test_a_process_that_has_ended_is_not_alive() -> None:
     assert not is_alive(msgspec.structs.replace(ended, pid=10**30))
 
 
-def test_a_user_without_a_name_goes_by_number() -> None:
+def test_a_user_without_a_name_is_shown_by_uid() -> None:
     assert user_name(3_999_999_999) == "3999999999"
 
 
-def test_a_label_is_cut_and_loses_what_a_terminal_would_obey() -> None:
+def test_a_label_is_shortened_and_loses_control_characters() -> None:
     assert tidy_label("two\nlines\x1b[31m\x07 ünï") == "two?lines?[31m? ünï"
     assert len(tidy_label("x" * 1000) or "") == 200
     assert tidy_label(None) is None
 
 
-def test_where_the_system_has_no_boot_id_a_process_is_known_by_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_boot_id_the_rest_identifies_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> str:
         raise FileNotFoundError
 

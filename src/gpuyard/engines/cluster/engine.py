@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_of, less
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.engines.argument_checks import refuse_unpassable
+from gpuyard.engines.argument_checks import check_arguments
 from gpuyard.engines.cluster.in_flight import InFlightJobs, fill, key_of
 from gpuyard.engines.cluster.site import Site, SiteReport, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
@@ -73,7 +73,7 @@ class ClusterEngine:
     # What the controller calls
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:  # noqa: ARG002 - leases are of devices here
-        refuse_unpassable(launch, launch.environment)
+        check_arguments(launch, launch.environment)
         self._make_folders()
         self._prepared.append(launch)
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=0, log=self._log_of(launch))

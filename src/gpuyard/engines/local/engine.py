@@ -28,7 +28,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.engines.argument_checks import refuse_unpassable
+from gpuyard.engines.argument_checks import check_arguments
 from gpuyard.engines.local import job_logs, keeper, keeper_journal, oom_evidence, process_tree
 from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
 from gpuyard.engines.session.runner_command import remove_socket, start_command
@@ -76,7 +76,7 @@ class LocalEngine(PlacesNothing):
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask that we have at the first one."""
+        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask we have at the first one."""
         folder = folder.absolute()
         self.queue = str(folder)
         self._logs = f"{folder}/logs"
@@ -128,7 +128,7 @@ class LocalEngine(PlacesNothing):
         own = self._own_keeper()
         log = f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}"
         environment = {**launch.environment, process_tree.QUEUE: self.queue}
-        refuse_unpassable(launch, environment)
+        check_arguments(launch, environment)
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
                 os.mkdir(launch.folder)
