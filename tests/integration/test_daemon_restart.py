@@ -45,7 +45,7 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
     told = run("daemon", "restart")
 
     pid = pid_in(home)
-    assert told.stdout == f"the daemon is restarted (pid {pid}, version {__version__}); 1 job still running\n"
+    assert told.stdout == f"daemon restarted (pid {pid}, version {__version__}); 1 job still running\n"
     assert (told.returncode, told.stderr) == (0, "")
     assert pid != daemon.pid
     assert daemon.wait() == 0
@@ -60,7 +60,7 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
 def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(home: Path) -> None:
     told = run("daemon", "restart")
     first = pid_in(home)
-    assert (told.returncode, told.stdout) == (0, f"no daemon was running; one is started (pid {first})\n")
+    assert (told.returncode, told.stdout) == (0, f"daemon started (pid {first}); none was running\n")
     second = json.loads(run("daemon", "restart", "--json").stdout)
     assert second["replaced"] == {"pid": first, "version": __version__}
     assert (second["pid"], second["version"], second["managed"]) == (pid_in(home), __version__, False)

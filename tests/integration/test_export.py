@@ -120,7 +120,7 @@ def test_no_value_of_a_variable_is_written(yard: Yard, tmp_path: Path) -> None:
     for site in ("slurm", "ray"):
         said = export(site, tmp_path / site)
         assert SECRET not in (tmp_path / site).read_text() + said
-        assert "not carried over: all jobs: the environment" in said
+        assert "not in the script: all jobs: the environment" in said
 
 
 def test_a_script_may_be_run_and_is_not_written_over_unless_told(yard: Yard, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_script_may_be_run_and_is_not_written_over_unless_told(yard: Yard, tmp
     path.write_text("mine")
     refused = run("export", "slurm", str(path))
     assert refused.returncode == 2
-    assert "is there already" in refused.stderr
+    assert "exists already" in refused.stderr
     assert path.read_text() == "mine"
     export("slurm", path, "--force")
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
@@ -161,10 +161,10 @@ def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(yard: Yard, tmp_path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", "slurm", "-"], "nothing waits in the queue"),
+        (["export", "slurm", "-"], "no job is waiting"),
         (["export", "slurm", "-", "99"], "there is no job 99"),
-        (["export", "slurm"], "where to, and into which file?"),
-        (["export", "pbs", "-"], "where to, and into which file?"),
+        (["export", "slurm"], "which target, and which file?"),
+        (["export", "pbs", "-"], "which target, and which file?"),
     ],
 )
 def test_what_cannot_be_exported_is_told(yard: Yard, words: Sequence[str], message: str) -> None:

@@ -69,8 +69,8 @@ def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(car
     script = f"{GATED_JOB} --vram 4096 --load 30 {gate.name}; true"
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
-    assert "memory: what is free on a GPU, 12.0 GB at least (the first run teaches)\n" in show(first)
-    assert " 24.0 GB " in run("queue").stdout.splitlines()[2]
+    assert "memory: all free memory of a GPU, at least 12 GB (learned after the first run)\n" in show(first)
+    assert " 24 GB " in run("queue").stdout.splitlines()[2]
     finish_when_seen(card, first, 4096, gate)
     second, third = submit_shell(script, "--hold"), submit_shell(script)
     assert "  x1   4.5 GB " in run("queue", str(second)).stdout
@@ -82,7 +82,7 @@ def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(car
     assert "attempt 1: reserved 4.5 GB, predicted 4.5 GB" in shown
     gate.touch()
     card.wait(f"{second} {third}")
-    assert re.search(r"^attempt 1: reserved 24\.0 GB, peak 4\.0 GB,.* load 30%$", show(first), re.MULTILINE)
+    assert re.search(r"^attempt 1: reserved 24 GB, peak 4 GB,.* load 30%$", show(first), re.MULTILINE)
 
 
 def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(card: Yard) -> None:
@@ -94,10 +94,10 @@ def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_
     until(lambda: [one["outcome"] for one in card.job(short)["attempts"]] == ["out-of-memory"], "its first end")
     shown = show(short)
     assert "memory: 13.8 GB (it ran out of memory once)\n" in shown
-    assert "  out of memory: needed 11.0 GB, had 6.0 GB\n" in shown
-    assert "    it: held 3.0 GB, asked for 8.0 GB more\n    GPU: 3.0 GB free, 24.0 GB in all\n" in shown
-    assert f"(job {neighbour}) 18.0 GB\n" in shown
-    assert "    next: again, with 13.8 GB\n" in shown
+    assert "  out of memory: needed 11 GB, had 6 GB\n" in shown
+    assert "    this job: held 3 GB, requested 8 GB more\n    GPU: 3 GB free, 24 GB in total\n" in shown
+    assert f"(job {neighbour}) 18 GB\n" in shown
+    assert "    next: retry with 13.8 GB\n" in shown
     assert "Tried to allocate 8.00 GiB" in shown
     until(lambda: card.state(short) == "queued", "its turn")
     assert "13.8 GB needed" in run("why", str(short)).stdout
@@ -139,20 +139,20 @@ def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
         way.write_text("go\n")
         card.until_state(job_id, "delayed", "queued")
         assert "memory: alone (it ran out of memory" in show(job_id)
-        assert "next: again, alone on the largest GPU\n" in show(job_id)
+        assert "next: retry alone on the largest GPU\n" in show(job_id)
         run("retry", str(job_id))
         card.post("/unpause")
     way.write_text("go\n")
     waited = run("wait", str(job_id))
     assert waited.returncode == 1
-    assert "it was run again with more, and alone: the largest GPU has 24.0 GB" in waited.stderr
-    assert "needed 30.0 GB, had 24.0 GB" in show(job_id)
+    assert "it was run again with more, and alone: the largest GPU has 24 GB" in waited.stderr
+    assert "needed 30 GB, had 24 GB" in show(job_id)
 
 
 def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard, gate: Path) -> None:
     declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
     finish_when_seen(card, declared, 1024, gate)
-    said = "--vram said 20.0 GB, and it used 1.0 GB at most: leave it out, and it is learned"
+    said = "--vram said 20 GB, and it used 1 GB at most: leave it out, and it is learned"
     assert f"\nnote: {said}\n" in show(declared)
     assert said in run("history", str(declared)).stdout
     script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"
@@ -165,7 +165,7 @@ def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_
 
 
 def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> None:
-    assert "Nothing has been learned yet" in run("estimates").stdout
+    assert "No estimates yet" in run("estimates").stdout
     for megabytes in (2048, 2048, 3072):
         job_id = submit("--", *gated_job.COMMAND, "--vram", str(megabytes), gate.name)
         finish_when_seen(card, job_id, megabytes, gate)
@@ -183,13 +183,13 @@ def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> Non
     assert "+12%" in next(row for row in rows if row.startswith(twice["fingerprint"][:8]))
     assert len(json.loads(run("estimates", "--limit", "1", "--json").stdout)["estimates"]) == 1
     assert "and more" in run("estimates", "--limit", "1").stdout
-    assert run("estimates", "forget", twice["fingerprint"][:8]).stdout == "forgot 1 estimate\n"
-    assert run("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "forgot 1 estimate\n"
+    assert run("estimates", "forget", twice["fingerprint"][:8]).stdout == "deleted 1 estimate\n"
+    assert run("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "deleted 1 estimate\n"
     unknown = run("estimates", "forget", "train.py")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "nothing was learned about 'train.py'" in unknown.stderr
     assert json.loads(run("estimates", "forget", "--all", "--json").stdout) == {"forgotten": 1}
-    assert "Nothing has been learned yet" in run("estimates").stdout
+    assert "No estimates yet" in run("estimates").stdout
 
 
 @pytest.mark.parametrize("body", [
@@ -267,13 +267,13 @@ def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[ran])
     for columns in (40, 80, 140):
         told = run_on_terminal("show", "17", columns=columns).replace("\r", "").split("\n")
-        top = next(line for line in told if line.startswith("  3.0 GB │"))
+        top = next(line for line in told if line.startswith("  3 GB │"))
         assert len(top) <= columns
         assert top.endswith("███")
         assert told[told.index(top) + 4].split() == ["0s", "1m"]
-    assert "reserved 4.0 GB, peak 3.0 GB on SIM-0, peak 0 MB on SIM-1" in show(17)
+    assert "reserved 4 GB, peak 3 GB on SIM-0, peak 0 MB on SIM-1" in show(17)
     plain = run("show", "17", env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
-    assert "  3.0 GB |" in plain
+    assert "  3 GB |" in plain
     assert plain.isascii()
 
 
@@ -293,7 +293,7 @@ LACK = {
 @pytest.mark.parametrize(
     ("growth", "following"),
     [
-        ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "again, when 4.5 GB of RAM are available"),
+        ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "retry when 4.5 GB of RAM are available"),
         ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "again"),
     ],
 )
@@ -302,7 +302,7 @@ def test_want_of_ram_is_told_apart_from_want_of_gpu_memory(
 ) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "delayed", attempts=[attempt(1, tmp_path, lack=LACK)], growth=growth)
     shown = show(17)
-    assert "  out of RAM: needed more, had 3.0 GB\n    it: held 3.0 GB\n    RAM: 4.0 GB in all\n" in shown
+    assert "  out of RAM: needed more, had 3 GB\n    this job: held 3 GB\n    RAM: 4 GB in total\n" in shown
     assert f"    next: {following}\n" in shown
 
 

@@ -101,7 +101,7 @@ def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(home
 
     told = run("daemon", "restart")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == f"the daemon is restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
+    assert told.stdout == f"daemon restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
     assert daemon.wait() == 0
     assert [each["pid"] for each in yard.job(job)["attempts"]] == [process]
     gate.write_text("go\n")
@@ -191,7 +191,7 @@ def test_an_older_command_never_restarts_a_newer_daemon_and_says_which_one_is_to
         command_of(OLD, "daemon", "restart"), capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert refused.returncode == 2
-    assert f"would put version {OLD} in its place" in refused.stderr
+    assert f"newer than this command ({OLD})" in refused.stderr
     assert pid_in(home) == pid
 
 

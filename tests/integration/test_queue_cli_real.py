@@ -72,7 +72,7 @@ def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert run("cancel", "name=big").stdout == "cancelled 1-4\n"
     assert run("wait", "1-4").returncode == 1
     assert run("cancel", "1").returncode == 1
-    assert run("hold", "all").stderr == "gpuyard: 4 were finished already\n"
+    assert run("hold", "all").stderr == "gpuyard: 4 had finished already\n"
     assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it is cancelled already\n"
     assert run("why", "1").stdout.count("cancelled") <= 2
 
@@ -85,9 +85,9 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
     waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first question")
-        assert run("daemon", "stop").stdout == "the daemon is stopped; 1 job still running\n"
+        assert run("daemon", "stop").stdout == "daemon stopped; 1 job still running\n"
         assert run("daemon", "status").returncode == 1
-        assert "is started" in run("daemon", "start").stdout
+        assert "daemon started" in run("daemon", "start").stdout
         assert state_of(job_id) == "running"
         gate.write_text("go\n")
         _, errors = waiter.communicate(timeout=90)
@@ -147,4 +147,4 @@ def test_a_paused_queue_starts_nothing_until_it_is_unpaused() -> None:
     run("unpause")
     assert run("wait", job_id).returncode == 0
     assert run("drain", "--wait").stdout.startswith("drained")
-    assert run("clean", "--older-than", "0s").stdout.startswith("forgot 1 job;")
+    assert run("clean", "--older-than", "0s").stdout.startswith("deleted 1 job ")

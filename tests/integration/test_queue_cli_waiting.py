@@ -48,7 +48,7 @@ def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) ->
     daemon.answers["GET /wait"] = waited(left=7)
     late = run("wait", "--timeout", "0.1", "--json")
     assert (late.returncode, json.loads(late.stdout)["left"]) == (1, 7)
-    assert "the time is up, 7 have not finished" in late.stderr
+    assert "timeout: 7 not finished" in late.stderr
 
 
 def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
@@ -99,7 +99,7 @@ def test_logs_takes_a_name_that_only_one_job_has(daemon: StandIn, tmp_path: Path
     daemon.answers["GET /jobs"] = page(row(17), row(18), following="2")
     several = run("logs", "name=big")
     assert (several.returncode, several.stdout) == (2, "")
-    assert "'name=big' means several jobs: 17, 18 and more\n" in several.stderr
+    assert "'name=big' matches several jobs: 17, 18 and more\n" in several.stderr
 
 
 def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_end(
@@ -163,7 +163,7 @@ def test_daemon_status_tells_of_it_or_of_its_absence(own_home: Path) -> None:
         daemon.answers["GET /status"] = status(own_home)
         assert "queue: 2 queued, 1 running, paused\n" in run("daemon", "status").stdout
         assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == 4242
-        assert run("daemon", "start").stdout == "the daemon already runs (pid 4242)\n"
+        assert run("daemon", "start").stdout == "daemon already running (pid 4242)\n"
 
 
 def status(home: Path) -> dict[str, Any]:

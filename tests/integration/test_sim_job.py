@@ -31,7 +31,7 @@ def test_work_has_a_checksum_that_tells_of_all_of_it() -> None:
 def test_memory_that_climbs_late_runs_out_late(way: tuple[str, str]) -> None:
     done = sim_job("--vram", "8G", "--then", "10G@50ms", "--then", "10G@0.1s", *way)
     assert done.returncode == 1
-    assert done.stdout == "SIM-0: holding 8.0 GB\n"
+    assert done.stdout == "SIM-0: holding 8 GB\n"
     assert "Tried to allocate 10.00 GiB" in done.stderr
     assert "6.00 GiB is free" in done.stderr
 

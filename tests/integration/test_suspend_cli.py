@@ -86,7 +86,7 @@ def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_
     assert "moved to RAM" in run("queue").stdout
     other = begin(card, gate)
     assert states() == [(other, "running"), (job_id, "suspended")]
-    assert run("resume", str(job_id)).stdout == f"resuming when there is room: {job_id}\n"
+    assert run("resume", str(job_id)).stdout == f"will resume when memory is free: {job_id}\n"
     why = run("why", str(job_id)).stdout
     assert why.startswith(f"job {job_id} is suspended, and waits for room to go on\n")
     assert f"(job {other})" in why
@@ -173,11 +173,11 @@ def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspende
     job_id = begin(card, gate)
     run("suspend", str(job_id))
     card.until_state(job_id, "suspended")
-    assert run("drain", "--wait").stdout.startswith("drained: nothing runs")
+    assert run("drain", "--wait").stdout.startswith("drained: no job runs")
     assert card.state(job_id) == "suspended"
     gate.touch()
     assert run("resume", str(job_id)).returncode == 0
-    assert run("drain", "--wait").stdout.startswith("drained: nothing runs")
+    assert run("drain", "--wait").stdout.startswith("drained: no job runs")
     assert card.state(job_id) == "succeeded"
 
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card:
     ):
         result = run(verb, str(which))
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.startswith(f"gpuyard: {which} is left as it is: ")
+        assert result.stderr.startswith(f"gpuyard: {which} is unchanged: ")
         assert said in result.stderr
     assert run("suspend", "99").returncode == 2
     way.write_text("go\n")

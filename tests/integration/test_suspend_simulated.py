@@ -135,7 +135,7 @@ def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
     with filled_by_others(16384):
         moved = resumed(suspender, attempt, 20480)
         assert (moved.is_done, moved.is_ruined) == (False, False)
-        assert moved.text == "not enough memory on SIM-0: 20.0 GB needed, 8.0 GB free"
+        assert moved.text == "not enough memory on SIM-0: 20 GB needed, 8 GB free"
         assert used_mb(devices) == 16384
     assert resumed(suspender, attempt, 20480).is_done
     (tmp_path / "gate").touch()

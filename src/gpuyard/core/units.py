@@ -1,19 +1,25 @@
-"""Parse and format sizes and durations. As with GPU vendors, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes."""
+"""Sizes, durations and times as text, for every view. As GPU vendors do, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes.
 
-import re
+Commands that scripts call in loops import this module, so it imports nothing that takes milliseconds (`re`, `datetime`)
+before it is needed.
+"""
 
 from gpuyard.errors import UserError
 
+UNKNOWN = "-"
+
 _MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*", re.IGNORECASE | re.ASCII)
+_SIZE = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*"
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?\s*", re.IGNORECASE | re.ASCII)
+_DURATION = r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?\s*"
 
 
 def parse_size(text: str) -> float:
-    """Return the MB of `8G`, `8GB`, `8GiB`, `8000MB` or a bare `8000` (MB)."""
-    match = _SIZE.fullmatch(text)
+    """Return `8G`, `8GB`, `8GiB`, `8000MB` or a bare `8000` (MB) in MB."""
+    import re
+
+    match = re.fullmatch(_SIZE, text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise UserError(f"'{text}' is not a size", hint="write it as 8G, 512MB or a number of MB")
     number, scaled, plain = match.groups()
@@ -21,25 +27,61 @@ def parse_size(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of `30s`, `200ms`, `4h`, `2d` or a bare number of seconds."""
-    match = _DURATION.fullmatch(text)
+    """Return `30s`, `200ms`, `4h`, `2d` or a bare number of seconds, in seconds."""
+    import re
+
+    match = re.fullmatch(_DURATION, text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise UserError(f"'{text}' is not a time", hint="write it as 30s, 10m, 4h or a number of seconds")
     return float(match[1]) * _SECONDS_PER_UNIT[(match[2] or "s").lower()]
 
 
-def format_size(megabytes: float) -> str:
-    """Return MB below one GB, and GB with one decimal from there on."""
-    if megabytes < 1024:
-        return f"{megabytes:.0f} MB"
-    return f"{megabytes / 1024:.1f} GB"
+def format_size(megabytes: float | None) -> str:
+    """Return `512 MB`, `13.8 GB` or `24 GB`: below 1 GB in MB; one decimal for GB and below 10 MB, unless it is 0."""
+    if megabytes is None:
+        return UNKNOWN
+    if megabytes >= 1024:
+        return f"{format_gigabytes(megabytes)} GB"
+    return f"{megabytes:.0f} MB" if megabytes >= 9.95 else f"{_one_decimal(megabytes)} MB"
 
 
-def format_duration(seconds: float) -> str:
-    """Return the two largest units: `45s`, `3m 20s`, `4h 5m`, `2d 3h`."""
-    whole = int(seconds)
-    for unit, below, size in (("d", "h", 86400), ("h", "m", 3600), ("m", "s", 60)):
+def format_gigabytes(megabytes: float | None) -> str:
+    """Return the number alone, for pairs such as `7.9/24 GB`."""
+    return UNKNOWN if megabytes is None else _one_decimal(megabytes / 1024)
+
+
+def format_bytes(count: float | None) -> str:
+    """Return `812 B`, `1.5 KB`, and from 1 MB on the text of `format_size`."""
+    if count is None or count >= 1048576:
+        return format_size(None if count is None else count / 1048576)
+    return f"{count:.0f} B" if count < 1024 else f"{_one_decimal(count / 1024)} KB"
+
+
+def _one_decimal(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return the two largest units that are not 0: `45s`, `3m 20s`, `4h 5m`, `2d 3h`."""
+    if seconds is None:
+        return UNKNOWN
+    whole = max(0, int(seconds))
+    for unit, below, size, part in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
         if whole >= size:
-            rest = int(whole % size / _SECONDS_PER_UNIT[below])
+            rest = whole % size // part
             return f"{whole // size}{unit} {rest}{below}" if rest else f"{whole // size}{unit}"
     return f"{whole}s"
+
+
+def format_time(iso: str | None) -> str:
+    """Return an ISO 8601 time of the daemon's answers in this machine's time zone."""
+    if iso is None:
+        return UNKNOWN
+    from datetime import datetime
+
+    return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return `1 job`, `2 jobs` or `1,200 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

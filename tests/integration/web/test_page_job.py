@@ -30,13 +30,13 @@ def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa
 def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) -> None:  # noqa: F811
     job, gate = shown.holds("measured", 6144, vram="8G", tag="curves")
     page = shown.at(f"/job/{job}")
-    curve = page.get_by_role("img", name="peak 6.0 GB. 8.0 GB reserved (dashed), 75% of it used.")
+    curve = page.get_by_role("img", name="peak 6 GB. 8 GB reserved (dashed), 75% of it used.")
     expect(curve).to_be_visible()
     expect(curve.locator(".limit")).not_to_have_attribute("d", "")
     attempts = page.get_by_role("region", name="Attempts").get_by_role("row")
     expect(attempts).to_have_count(2)
     expect(attempts.nth(1)).to_contain_text("under way")
-    expect(attempts.nth(1)).to_contain_text("6.0 GB")
+    expect(attempts.nth(1)).to_contain_text("6 GB")
     history = page.get_by_role("region", name="History")
     expect(history).to_contain_text("attempt 1 on SIM-0")
     gate.touch()
@@ -157,7 +157,7 @@ def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -
     page.get_by_role("textbox", name="GPUs").fill("1")
     page.get_by_role("textbox", name="Memory on each GPU").fill("90G")
     shown.button("Submit").click()
-    expect(page.get_by_role("alert")).to_contain_text("no GPU has 90.0 GB")
+    expect(page.get_by_role("alert")).to_contain_text("no GPU has 90 GB")
     expect(page.get_by_role("alert")).to_contain_text("shows how much they have")
 
 

@@ -61,14 +61,14 @@ def test_a_card_tells_whose_the_memory_of_a_gpu_is(
     page = shown.at()
     own, other = page.get_by_role("article").nth(0), page.get_by_role("article").nth(1)
     expect(own.locator(".membar")).to_have_attribute(
-        "aria-label", "Memory: queue, used 5.0 GB, queue, reserved 7.0 GB, free 12.0 GB"
+        "aria-label", "Memory: queue, used 5 GB, queue, reserved 7 GB, free 12 GB"
     )
-    expect(own).to_contain_text("5.0 GB used")
+    expect(own).to_contain_text("5 GB used")
     expect(own).to_contain_text("80%")
     expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
-    expect(own).to_contain_text("3.0 GB of 8.0 GB")
+    expect(own).to_contain_text("3 GB of 8 GB")
     expect(other.locator(".membar")).to_have_attribute(
-        "aria-label", "Memory: other leases 2.0 GB, no lease 1.0 GB, free 21.0 GB"
+        "aria-label", "Memory: other leases 2 GB, no lease 1 GB, free 21 GB"
     )
 
 
@@ -77,7 +77,7 @@ def test_charts_show_the_last_minutes_and_go_on_by_themselves(
     packed: tuple[int, int],
 ) -> None:
     page = shown.at()
-    memory = page.get_by_role("img", name="Memory of GPU 0 over 10m: now 5.0 GB, peak 5.0 GB")
+    memory = page.get_by_role("img", name="Memory of GPU 0 over 10m: now 5 GB, peak 5 GB")
     expect(memory).to_be_visible()
     drawn = memory.locator("path.own").get_attribute("d")
     expect(memory.locator("path.own")).not_to_have_attribute("d", drawn or "")

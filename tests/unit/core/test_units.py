@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.units import format_size, parse_duration, parse_size
+from gpuyard.core.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_gigabytes,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 from gpuyard.errors import UserError
 
 
@@ -61,3 +69,32 @@ def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_duration(text)
     assert "4h" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "text"),
+    [(None, "-"), (0, "0 MB"), (1.5, "1.5 MB"), (9.96, "10 MB"), (512, "512 MB"), (1024, "1 GB"), (14131, "13.8 GB")],
+)
+def test_sizes_as_text(megabytes: float | None, text: str) -> None:
+    assert format_size(megabytes) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (5 << 20, "5 MB"), (3 << 30, "3 GB")],
+)
+def test_bytes_as_text(count: int | None, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (-3, "0s"), (45.9, "45s"), (200, "3m 20s"), (180, "3m"), (14_700, "4h 5m"), (183_600, "2d 3h")],
+)
+def test_durations_as_text(seconds: float | None, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_counts_and_pairs_as_text() -> None:
+    assert [format_count(number, "job") for number in (0, 1, 1200)] == ["0 jobs", "1 job", "1,200 jobs"]
+    assert [format_gigabytes(number) for number in (None, 0, 8090)] == ["-", "0", "7.9"]

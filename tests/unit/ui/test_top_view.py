@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpuyard.ui.cli.jobs.queue import STATES
+from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.tui import header_view, job_pages
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, has_colour, letters_for
 from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, told
@@ -93,8 +93,8 @@ def test_what_is_not_known_of_memory_is_not_drawn() -> None:
 
 def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
     memory = MemoryParts(own=10240, free=2048)
-    assert figures(memory, 30, ASCII).plain == "own 10.0  free 2.0 GB"
-    assert figures(memory, 15, ASCII).plain == "#10.0 .2.0 GB"
+    assert figures(memory, 30, ASCII).plain == "own 10  free 2 GB"
+    assert figures(memory, 15, ASCII).plain == "#10 .2 GB"
 
 
 # Histories
@@ -177,7 +177,7 @@ def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
     letters: Glyphs, width: int, height: int, devices: int
 ) -> None:
     board = a_board(devices, letters, width, height)
-    rows = [a_row(n, state, reason="GPU 0: 4.0 GB are free, 10.0 GB needed") for n, state in enumerate(STATES)]
+    rows = [a_row(n, state, reason="GPU 0: 4 GB are free, 10 GB needed") for n, state in enumerate(STATES)]
     board.hear_jobs(an_answer(*rows), 0)
     board.log.feed("a line\n" * 50)
     heights = board.heights()
@@ -199,8 +199,8 @@ def test_a_device_is_told_with_its_bar_its_figures_and_its_past() -> None:
     heading, first, second, *_ = board.devices()
     assert "# own  = reserved  + others  x foreign  . free" in heading.plain
     assert first.plain.startswith("0 NVIDIA H200 ####")
-    assert first.plain.endswith("13.0/24.0 GB  45%         #=")
-    assert "#9.0 =3.0 +2.0 x3.0 .7.0 GB" in second.plain
+    assert first.plain.endswith("13/24 GB  45%         #=")
+    assert "own 9  reserved 3  others 2  foreign 3  free 7 GB" in second.plain
     assert second.plain.endswith("61C 350/700 W         #+")
 
 

@@ -1,10 +1,10 @@
-"""The command line: a file per verb, each imported only when it is used.
+"""The command line: a module per verb, each imported only when it is used.
 
-The queue's verbs are called in loops, so they are understood without click where that can be done (`fast`); everything
-else, help and mistakes included, is click's (`group`).
+Scripts call the queue's verbs in loops, so `fast_parser` parses them without click; click parses everything else,
+including `--help` and command lines with mistakes (`click_group`).
 
-Exit statuses: 0 it worked; 1 something on this machine stands in the way; 2 what was typed cannot be understood;
-130 interrupted. Each message on standard error says what to try next.
+Exit status: 0 success; 1 a problem on this machine; 2 a mistake in the command line or its input; 130 interrupted.
+Each message on standard error says what to try next.
 """
 
 import importlib
@@ -22,57 +22,61 @@ if TYPE_CHECKING:
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 JOB_VERBS = {
-    "cancel": "End jobs, or take them out of the queue.",
-    "history": "Show what happened to a job, step by step.",
+    "cancel": "Stop running jobs, and take waiting jobs out of the queue.",
+    "history": "Show what happened to a job, event by event.",
     "hold": "Keep waiting jobs from starting.",
-    "logs": "Print what a job wrote, and follow it.",
+    "logs": "Print the output of a job, and follow it.",
     "priority": "Let waiting jobs start earlier or later.",
-    "queue": "Show what runs, what waits and why, and what has finished.",
+    "queue": "Show running, waiting and finished jobs, and why jobs wait.",
     "release": "Let held jobs start.",
-    "resume": "Let suspended jobs go on.",
-    "retry": "Queue finished jobs once more.",
-    "show": "Show all about a job.",
-    "submit": "Put a program into the queue; it runs when there is room for it.",
+    "resume": "Let suspended jobs continue.",
+    "retry": "Queue finished jobs again.",
+    "show": "Show all details of a job.",
+    "submit": "Put a program into the queue; it starts when a GPU has enough free memory.",
     "suspend": "Move the GPU memory of running jobs to RAM, and stop them until `resume`.",
     "wait": "Wait until jobs have finished.",
-    "why": "Say why a job does not run yet.",
+    "why": "Explain why a job has not started.",
 }
 
 SERVICE_VERBS = {
-    "clean": "Forget jobs that finished long ago, and their logs.",
-    "daemon": "Start, stop, restart or look at the daemon that runs the queue.",
-    "drain": "Let running jobs finish, and start nothing new.",
-    "estimates": "List what was learned about programs, and forget it.",
+    "clean": "Delete old finished jobs and their logs.",
+    "daemon": "Start, stop, restart or inspect the daemon that runs the queue.",
+    "drain": "Let running jobs finish, and start no new ones.",
+    "estimates": "List or delete learned estimates of memory and time.",
     "export": "Write a script that submits waiting jobs to Slurm or Ray.",
-    "notify": "Send a test notification, to see whether it arrives.",
-    "pause": "Start nothing new; running jobs go on.",
-    "report": "Sum up a week: GPU-hours, waits, waste and failures, in a picture.",
-    "unpause": "Go on after `pause` or `drain`.",
-    "web": "Open the queue's page, and print where it is.",
+    "notify": "Send a test notification.",
+    "pause": "Start no new jobs; running jobs continue.",
+    "report": "Sum up a week: GPU-hours, waits, unused memory and failures, with a chart.",
+    "unpause": "Let jobs start again after `pause` or `drain`.",
+    "web": "Open the queue's web page, and print its address.",
 }
 
 RECIPES = {
-    "batch": "Run a command many times, each time when the machine has room for it.",
-    "datagen": "Generate data with a simulator, run after run, as the machine has headroom.",
-    "render": "Render a manifest, with scenes and actors kept in VRAM and RAM on a budget.",
-    "workspace": "Run a folder of configs over the GPUs, in tmux sessions.",
+    "batch": "Run a command many times, within limits on CPU, RAM and GPU.",
+    "datagen": "Generate data with a simulator, run after run, within the same limits as `batch`.",
+    "render": "Render a manifest, with scenes and actors cached in VRAM and RAM within a budget.",
+    "workspace": "Run a folder of configs on the GPUs, in tmux sessions.",
 }
 
 MACHINE_VERBS = {
-    "completion": "Print the script that completes commands in your shell.",
-    "devices": "Show every GPU and the host, and how busy they are.",
-    "doctor": "Say which probes work, which do not, and what to do about it.",
-    "leases": "Show who holds which GPUs, who waits, and who uses them without a lease.",
-    "run": "Run a program on GPUs of its own, as soon as they are free.",
+    "completion": "Print the completion script for your shell.",
+    "devices": "Show every GPU and the host, and their load.",
+    "doctor": "Check which probes and engines work, and say how to fix those that do not.",
+    "leases": "Show who holds GPUs, who waits, and which processes use them without a lease.",
+    "run": "Run a program on its own GPUs as soon as they are free.",
     "sim-job": "Use a simulated GPU for a while, as a job would.",
     "simulate": "Compare policies on a trace of jobs, in simulated time.",
     "top": "Watch the GPUs and the queue live, and act on jobs with a key.",
-    "uninstall": "List every place that holds files of your gpuyard, and remove them.",
-    "watch": "Follow the GPUs and the host live, and log them.",
+    "uninstall": "List all files of your gpuyard, and remove them.",
+    "watch": "Show the GPUs and the host live, and log them.",
 }
 
-# The verbs of each package below `gpuyard.ui.cli`.
+# The verbs of each package below `gpuyard.ui.cli`, and the modules that hold several of them.
 PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
+SHARED_MODULES = {
+    **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "change_verbs"),
+    **dict.fromkeys(("drain", "pause", "unpause"), "pause_verbs"),
+}
 QUEUE_VERBS = {**JOB_VERBS, **SERVICE_VERBS}
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
 # Older names, which still work and are not in the help.
@@ -80,13 +84,15 @@ ALIASES = {"story": "history"}
 
 
 def import_verb(verb: str) -> "Any":
-    """Import the module of a verb; aliases are resolved by the caller."""
+    """Import a verb: its module, or its entry in the COMMANDS of a shared one. The caller resolves aliases."""
     package = next(name for name, verbs in PACKAGES.items() if verb in verbs)
-    return importlib.import_module(f"gpuyard.ui.cli.{package}.{verb.replace('-', '_')}")
+    shared = SHARED_MODULES.get(verb)
+    module = importlib.import_module(f"gpuyard.ui.cli.{package}.{shared or verb.replace('-', '_')}")
+    return module.COMMANDS[verb] if shared else module
 
 
 def __getattr__(name: str) -> "Any":
-    """`cli`, the click group, is there for those who ask for it; making it takes longer than most commands run."""
+    """Import `cli`, the click group, only on access: importing click takes longer than most commands run."""
     if name != "cli":
         raise AttributeError(f"module 'gpuyard.ui.cli' has no attribute '{name}'")
     from gpuyard.ui.cli.click_group import cli
@@ -95,7 +101,7 @@ def __getattr__(name: str) -> "Any":
 
 
 def main() -> None:
-    """The `gpuyard` command."""
+    """Run the `gpuyard` command."""
     _open_closed_streams()
     try:
         status = _run(sys.argv[1:])
@@ -104,10 +110,10 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
     except GpuyardError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
-        _complain(f"{error}{hint}")
+        _print_error(f"{error}{hint}")
         sys.exit(EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT)
     except OSError as error:
-        _give_up(error)
+        _exit_unwritable(error)
     sys.exit(status)
 
 
@@ -127,21 +133,21 @@ def _run(arguments: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Somebody may have started us without an output; what we write to it is then lost, and that is all."""
+    """Send output to /dev/null where the process was started with stdout or stderr closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, open(nowhere, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open to the end
+            null = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(null, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until exit
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(f"gpuyard: {text}\n")
     sys.stderr.flush()
 
 
-def _give_up(error: OSError) -> "NoReturn":
-    """An output that is full or whose reader has gone. Python would complain again when it flushes at exit."""
+def _exit_unwritable(error: OSError) -> "NoReturn":
+    """Exit after a failed write (disk full, reader gone), so that Python's flush at exit does not fail again."""
     if not isinstance(error, BrokenPipeError):
-        _complain(error.strerror or str(error))
+        _print_error(error.strerror or str(error))
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_FAULT)

@@ -1,4 +1,4 @@
-"""How commands print: JSON for scripts, tables for people."""
+"""Options and output that click commands share."""
 
 import io
 import json
@@ -22,7 +22,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON w
 
 
 def seconds(name: str, default: str | None, least: float, text: str) -> Callable[[F], F]:
-    """An option that takes a time, such as `--interval 500ms`, and gives it in seconds."""
+    """Return an option that takes a duration, such as `--interval 500ms`, and passes it on in seconds."""
 
     def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and value < least:
@@ -35,7 +35,7 @@ def seconds(name: str, default: str | None, least: float, text: str) -> Callable
     )  # fmt: skip
 
 
-deadline_option = seconds("deadline", "2s", 0.1, "How long the probes may take.")
+deadline_option = seconds("deadline", "2s", 0.1, "Time limit for the probes.")
 
 
 def print_json(value: Any) -> None:
@@ -43,7 +43,7 @@ def print_json(value: Any) -> None:
 
 
 def console() -> "Console":
-    """For tables. A letter that the terminal's encoding lacks becomes a question mark, not a crash."""
+    """Return a console for live displays. Characters that the terminal's encoding lacks become question marks."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):

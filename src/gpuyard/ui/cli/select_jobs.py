@@ -1,4 +1,4 @@
-"""The jobs that are meant by what was typed, and what the daemon tells about each of them."""
+"""The jobs that IDS on the command line select, and the daemon's answers about each of them."""
 
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     Answer = dict[str, Any]
 
 _PAGE = 1000
-_TOLD = 5
+_MOST_NAMED = 5
 
 
-def tell_each(typed: Typed, view: str, tell: "Callable[[Answer], None]", query: "dict[str, str] | None" = None) -> int:
-    """Asks for this view (`/why`) of each job that is meant; JSON is a list where there are several."""
+def show_each(typed: Typed, view: str, show: "Callable[[Answer], None]", query: "dict[str, str] | None" = None) -> int:
+    """Request this view (such as `/why`) of each selected job, and print it; JSON is a list if there are several."""
     if not typed.words:
         raise UserError("which job?", hint=f"name it, or several: {IDS}")
     with connect(start=True) as queue:
@@ -26,32 +26,32 @@ def tell_each(typed: Typed, view: str, tell: "Callable[[Answer], None]", query: 
         def ask(path: str, query: "dict[str, str] | None") -> "Any":
             return queue.request("GET", path, query)
 
-        ids = _meant(ask, " ".join(typed.words))
+        ids = _select(ask, " ".join(typed.words))
         answers = (ask(f"/jobs/{job_id}{view}", query) for job_id in ids)
         if typed.flag("json"):
-            told = list(answers)
-            say_json(told[0] if len(told) == 1 else told)
+            views = list(answers)
+            say_json(views[0] if len(views) == 1 else views)
             return 0
         for number, answer in enumerate(answers):
             if number:
                 say("")
-            tell(answer)
+            show(answer)
         return 0
 
 
-def only_one(ask: "Ask", word: str) -> int:
-    """The one job that is meant; UserError where there are several."""
+def select_one(ask: "Ask", word: str) -> int:
+    """Return the id of the only job that `word` selects; UserError if there are several."""
     if _is_id(word):
         return int(word)
-    page = ask("/jobs", {"ids": word, "limit": str(_TOLD)})
+    page = ask("/jobs", {"ids": word, "limit": str(_MOST_NAMED)})
     found = _ids(page, word)
     if len(found) > 1:
         some = ", ".join(map(str, found)) + (" and more" if page["next"] is not None else "")
-        raise UserError(f"'{word}' means several jobs: {some}", hint=f"name one of them, such as {found[-1]}")
+        raise UserError(f"'{word}' matches several jobs: {some}", hint=f"name one of them, such as {found[-1]}")
     return found[0]
 
 
-def _meant(ask: "Ask", words: str) -> list[int]:
+def _select(ask: "Ask", words: str) -> list[int]:
     if _is_id(words):
         return [int(words)]
     query = {"ids": words, "limit": str(_PAGE)}
@@ -65,7 +65,7 @@ def _meant(ask: "Ask", words: str) -> list[int]:
 
 def _ids(page: "Answer", words: str) -> list[int]:
     if not page["jobs"]:
-        raise UserError(f"'{words}' means no job", hint="`gpuyard queue --all` shows those there are")
+        raise UserError(f"'{words}' matches no job", hint="`gpuyard queue --all` lists all jobs")
     return [job["id"] for job in page["jobs"]]
 
 

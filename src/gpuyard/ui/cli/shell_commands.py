@@ -1,6 +1,6 @@
-"""The commands `setup_workspace.sh` and `scheduler_main.sh`, for those who come from shell schedulers.
+"""The commands `setup_workspace.sh` and `scheduler_main.sh`, for users of shell schedulers.
 
-Each is another name for `gpuyard workspace`; errors and exit statuses are the same.
+Each is another name for `gpuyard workspace`, with the same errors and exit statuses.
 """
 
 import sys
@@ -17,28 +17,28 @@ _FORCE = "--force"
 
 
 def setup_workspace() -> None:
-    words = sys.argv[1:]
-    folders = [word for word in words if word != _FORCE]
+    arguments = sys.argv[1:]
+    folders = [argument for argument in arguments if argument != _FORCE]
     if len(folders) != 1 or folders[0].startswith("-"):
-        _tell_usage(_SETUP, words)
-    _run("init", *([_FORCE] if _FORCE in words else []), *folders)
+        _exit_with_usage(_SETUP, arguments)
+    _run("init", *([_FORCE] if _FORCE in arguments else []), *folders)
 
 
 def scheduler_main() -> None:
-    words = sys.argv[1:]
-    if len(words) < len(("CONFIG_FILE", "WORKSPACE_DIR", "COMMAND")):
-        _tell_usage(_SCHEDULER, words)
-    config, workspace, *command = words
+    arguments = sys.argv[1:]
+    if len(arguments) < len(("CONFIG_FILE", "WORKSPACE_DIR", "COMMAND")):
+        _exit_with_usage(_SCHEDULER, arguments)
+    config, workspace, *command = arguments
     _run("--config", config, "--workspace", workspace, *command)
 
 
-def _tell_usage(usage: str, words: list[str]) -> "NoReturn":
-    """An answer where it was asked for, else a complaint."""
-    is_asked = words in (["-h"], ["--help"], ["help"])
+def _exit_with_usage(usage: str, arguments: list[str]) -> "NoReturn":
+    """Print the usage to standard output if the user asked for help, else to standard error with a failure status."""
+    is_asked = arguments in (["-h"], ["--help"], ["help"])
     (sys.stdout if is_asked else sys.stderr).write(f"{usage}\n")
     sys.exit(0 if is_asked else EXIT_USAGE)
 
 
-def _run(*words: str) -> None:
-    sys.argv = ["gpuyard", "workspace", *words]
+def _run(*arguments: str) -> None:
+    sys.argv = ["gpuyard", "workspace", *arguments]
     main()

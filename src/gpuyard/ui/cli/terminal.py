@@ -1,16 +1,18 @@
-"""What is said, and where to: the terminal's size and its abilities, or a pipe's lack of them."""
+"""Printing to a terminal or a pipe: colours, size, encoding."""
 
 import os
 import sys
 
-from gpuyard.ui.cli.text_table import Column, lay_out, line_of
+from gpuyard.ui.cli.text_table import join_cells, lay_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any, TextIO
 
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+    from gpuyard.ui.cli.text_table import Column, Line
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def is_terminal(stream: "TextIO") -> bool:
@@ -28,11 +30,11 @@ def ellipsis() -> str:
 def paint(text: str, style: str | None) -> str:
     if style is None or "NO_COLOR" in os.environ or not is_terminal(sys.stdout):
         return text
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
-def room() -> tuple[int | None, int | None]:
-    """Columns and lines of the terminal. A pipe has no bounds, but COLUMNS sets one."""
+def terminal_size() -> tuple[int | None, int | None]:
+    """Return the columns and lines of the terminal. A pipe has no limits, unless COLUMNS sets one."""
     columns, lines = _number("COLUMNS"), _number("LINES")
     if is_terminal(sys.stdout):
         try:
@@ -49,22 +51,27 @@ def _number(variable: str) -> int | None:
 
 
 def say(text: str) -> None:
-    """A line for whoever asked. A letter that the terminal's encoding lacks becomes a question mark, not a crash."""
+    """Print a line. Characters that the encoding of standard output lacks become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(f"{text.encode(encoding, 'replace').decode(encoding)}\n")
 
 
 def note(text: str) -> None:
-    """A line beside the answer, on standard error, which knows how to write any letter."""
+    """Print a line to standard error, which escapes characters that its encoding lacks."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def say_table(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> None:
-    heading, *lines = lay_out(columns, rows, room()[0], ellipsis())
-    say(paint(line_of(heading), "dim"))
+    heading, *lines = lay_out(columns, rows, terminal_size()[0], ellipsis())
+    say(paint(join_cells(heading), "dim"))
     for line in lines:
-        say(line_of(line))
+        say(join_cells(line))
+
+
+def say_lines(lines: "Iterable[Line]") -> None:
+    for line in lines:
+        say("".join(paint(text, style) if text.strip() else text for text, style in line))
 
 
 def say_json(value: "Any") -> None:

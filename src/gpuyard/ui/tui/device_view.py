@@ -6,11 +6,12 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
+from gpuyard.core.units import UNKNOWN
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.memory_bar import draw, figures, memory_of
 from gpuyard.ui.tui.sparkline import SparklineSeries, sparkline
-from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
+from gpuyard.ui.views.device_tables import figure_text, memory_text
 
 Device = Mapping[str, Any]
 _BETWEEN = 3

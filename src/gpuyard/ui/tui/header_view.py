@@ -5,10 +5,11 @@ from typing import Any
 
 from rich.text import Text
 
+from gpuyard.core.units import UNKNOWN
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice
-from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text
+from gpuyard.ui.views.device_tables import figure_text, memory_text
 
 KEYS = (
     ("Enter", "show"), ("w", "why"), ("l", "log"), ("c", "cancel"), ("h", "hold"), ("r", "release"),

@@ -6,10 +6,11 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
+from gpuyard.core.units import format_time
 from gpuyard.ui.cli.jobs.attempt_text import memory_lines
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines
 from gpuyard.ui.cli.jobs.why import why_lines
-from gpuyard.ui.cli.text_table import clean, time_text
+from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.memory_bar import legend
 
@@ -90,7 +91,7 @@ def _fact(line: str) -> Text:
 
 def _story_lines(story: Mapping[str, Any]) -> Iterator[str]:
     for event in story["events"]:
-        yield clean(f"{time_text(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()
+        yield clean(f"{format_time(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()
 
 
 def why(answer: Mapping[str, Any]) -> list[Text]:

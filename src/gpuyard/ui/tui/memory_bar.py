@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
+from gpuyard.core.units import format_gigabytes
 from gpuyard.ui.tui.glyphs import Glyphs
 
 STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
@@ -72,7 +73,7 @@ def legend(letters: Glyphs) -> Text:
 
 def figures(memory: MemoryParts, room: int, letters: Glyphs) -> Text:
     """Each part that is not zero in GB: by its word, or by its letter where there is no room for words."""
-    told = [(name, f"{size / 1024:.1f}") for name, size in memory.parts() if size > 0]
+    told = [(name, format_gigabytes(size)) for name, size in memory.parts() if size > 0]
     by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in told)
     by_letter = Text(" ").join(Text.assemble((getattr(letters, name), STYLES[name]), size) for name, size in told)
     text = by_word if by_word.cell_len + 3 <= room else by_letter

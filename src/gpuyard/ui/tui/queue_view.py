@@ -6,13 +6,12 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.ui.cli.jobs.queue import STATES
-from gpuyard.ui.cli.text_table import cell_width, clean, cut, devices_text, duration_text, memory_text, result_text
+from gpuyard.core.units import format_duration
+from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, elapsed_seconds, job_name, memory_text, result_text
+from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
-FINISHED = ("failed", "rejected", "succeeded", "cancelled")
-UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
@@ -41,7 +40,7 @@ def fit(page: Page, width: int, letters: Glyphs) -> Widths:
     left = width - _MARK - sum(fixed.values()) - len(fixed) - 1
     if left < 20:
         left += fixed.pop("PRIO") + fixed.pop("VRAM") + 2
-    longest = max((cell_width(clean(_name(row))) for row in page.rows), default=0)
+    longest = max((cell_width(clean(job_name(row))) for row in page.rows), default=0)
     name = max(6, min(max(16, longest), left * 45 // 100))
     order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
@@ -58,7 +57,7 @@ def job_line(row: Row, widths: Widths, letters: Glyphs, *, is_chosen: bool) -> T
     line = Text(f"{letters.chosen} " if is_chosen else " " * _MARK)
     for place, (heading, width) in enumerate(widths.of.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
-        line.append(" " if place else "").append(_fill(cells[heading], width, heading), style)
+        line.append(" " if place else "").append(pad(cells[heading], width, is_right=heading in _RIGHT), style)
     if is_chosen:
         line.stylize(_CHOSEN)
     elif row["state"] in ("succeeded", "cancelled"):
@@ -90,37 +89,25 @@ def span_text(page: Page, window: RowWindow) -> str:
 
 def job_title(row: Row) -> str:
     """`17 train[3]`, or its command."""
-    return f"{row['id']} {_name(row)}"
+    return f"{row['id']} {job_name(row)}"
 
 
 def _cells(row: Row, letters: Glyphs) -> list[tuple[str, str]]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if letters.is_unicode else ""
-    elapsed = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
     return [
         ("ID", str(job["id"])),
         ("STATE", f"{glyph}{job['state']}"),
-        ("JOB", _name(row)),
+        ("JOB", job_name(row)),
         ("USER", job["user"] or ""),
         ("TAG", job["tag"] or ""),
         ("GPU", devices_text(job)),
         ("VRAM", memory_text(job)),
         ("PRIO", str(job["priority"])),
-        ("TIME", duration_text(elapsed)),
+        ("TIME", format_duration(elapsed_seconds(job))),
         ("WHY", result_text(job)),
     ]
 
 
-def _name(row: Row) -> str:
-    if not row["name"]:
-        return str(row["command"])
-    return str(row["name"]) if row["index"] is None else f"{row['name']}[{row['index']}]"
-
-
 def _join(widths: Widths, cells: Mapping[str, str]) -> str:
-    return " ".join(_fill(cells[heading], width, heading) for heading, width in widths.of.items())
-
-
-def _fill(text: str, width: int, heading: str) -> str:
-    padding = " " * (width - cell_width(text))
-    return padding + text if heading in _RIGHT else text + padding
+    return " ".join(pad(cells[heading], width, is_right=heading in _RIGHT) for heading, width in widths.of.items())

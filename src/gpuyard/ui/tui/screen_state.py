@@ -8,6 +8,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 from rich.text import Text
 
+from gpuyard.ui.cli.jobs.job_text import UNFINISHED
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui import device_view, header_view, memory_bar, queue_view
 from gpuyard.ui.tui.device_view import DevicePast
@@ -78,7 +79,7 @@ class ScreenState:
         if self.finished == "all":
             query["all"] = "1"
         elif self.finished == "none":
-            query["state"] = ",".join(queue_view.UNFINISHED)
+            query["state"] = ",".join(UNFINISHED)
         return "/jobs?" + "&".join(f"{name}={quote(value, safe=',')}" for name, value in query.items()), after
 
     # What is seen

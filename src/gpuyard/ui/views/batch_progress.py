@@ -22,9 +22,10 @@ from rich.text import Text
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.lifecycle import LIVE
+from gpuyard.core.units import format_duration
 from gpuyard.recipes.batch.plan import BatchPart
 from gpuyard.ui.cli.terminal import is_terminal, note
-from gpuyard.ui.cli.text_table import clean, duration_text
+from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.views.live_display import LiveDisplay
 
 _ASK_EVERY_S = 0.5
@@ -124,8 +125,8 @@ def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
 
 
 def time_of(progress: Progress) -> str:
-    left = "" if progress.left_s is None else f", about {duration_text(progress.left_s)} left"
-    return f"{duration_text(progress.elapsed_s)}{left}"
+    left = "" if progress.left_s is None else f", about {format_duration(progress.left_s)} left"
+    return f"{format_duration(progress.elapsed_s)}{left}"
 
 
 def hold_of(progress: Progress) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from gpuyard.core.units import format_count, format_duration
 from gpuyard.recipes.batch.finish import Summary
 from gpuyard.recipes.batch.plan import BatchPlan
-from gpuyard.ui.cli.text_table import clean, count_text, duration_text
+from gpuyard.ui.cli.text_table import clean
 
 _TOLD = 20
 _WAITS = {
@@ -34,11 +35,11 @@ def _verdict(summary: Summary) -> str:
     if summary.is_whole:
         told = f"{who} succeeded"
     else:
-        parts = [f"{summary.succeeded:,} of {count_text(summary.runs, 'run')} succeeded"]
+        parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
         parts += [f"{summary.failed:,} failed"] if summary.failed else []
         parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
         told = ", ".join(parts)
-    return told if summary.seconds is None else f"{told}, in {duration_text(summary.seconds)}"
+    return told if summary.seconds is None else f"{told}, in {format_duration(summary.seconds)}"
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
@@ -48,15 +49,15 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
     if summary.frames is not None:
         yield "frames", [f"{summary.frames:,}"]
     if summary.kept is not None and summary.kept_in is not None:
-        yield "kept", [f"{count_text(summary.kept, 'run')} with data, in {clean(summary.kept_in)}"]
+        yield "kept", [f"{format_count(summary.kept, 'run')} with data, in {clean(summary.kept_in)}"]
     if plan.pruned_root is not None:
         where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
-        yield "pruned", [f"{count_text(summary.pruned, 'run')} without a frame{where}"]
+        yield "pruned", [f"{format_count(summary.pruned, 'run')} without a frame{where}"]
     if summary.left:
         yield "left", list(_cut([f"{each['run']}: {clean(each['why'])}" for each in summary.left]))
     waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
     if waits:
-        times = [duration_text(seconds) for seconds, _ in waits]
+        times = [format_duration(seconds) for seconds, _ in waits]
         longest = max(map(len, times))
         yield (
             "waited",

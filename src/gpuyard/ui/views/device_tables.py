@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.core.units import UNKNOWN, format_gigabytes, format_size
 from gpuyard.probes.common.process_info import ProcessInfo
 
 T = TypeVar("T")
-UNKNOWN = "-"
 History = Mapping[str, Sequence[float | None]]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "__..::||"
@@ -98,8 +98,7 @@ def figure_text(value: float | None, unit: str) -> str:
 def memory_text(used_mb: float | None, total_mb: float | None) -> str:
     if used_mb is None and total_mb is None:
         return UNKNOWN
-    used = UNKNOWN if used_mb is None else f"{used_mb / 1024:.1f}"
-    return f"{used}/{UNKNOWN if total_mb is None else f'{total_mb / 1024:.1f}'} GB"
+    return f"{format_gigabytes(used_mb)}/{format_gigabytes(total_mb)} GB"
 
 
 def power_text(device: Device) -> str:
@@ -174,7 +173,7 @@ def _process_table(
             "#": device_label(device, devices),
             "pid": str(process.pid),
             "user": people.get(process.pid, ProcessInfo()).user or UNKNOWN,
-            "memory": UNKNOWN if process.memory_mb is None else f"{process.memory_mb / 1024:.1f} GB",
+            "memory": format_size(process.memory_mb),
             "command": people.get(process.pid, ProcessInfo()).command or process.name or UNKNOWN,
         }
         for device in devices

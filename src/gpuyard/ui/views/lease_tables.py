@@ -8,10 +8,10 @@ from rich.text import Text
 
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device
-from gpuyard.core.units import format_duration, format_size
+from gpuyard.core.units import UNKNOWN, format_duration, format_size
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.views.device_tables import UNKNOWN, device_label, text_table
+from gpuyard.ui.views.device_tables import device_label, text_table
 
 Idle = Mapping[tuple[str, int], float]
 
@@ -30,8 +30,8 @@ def standing_view(
             "without a lease": _label(stranger.device_id, standing.snapshot.devices),
             "pid": str(stranger.process.pid),
             "user": people.get(stranger.process.pid, ProcessInfo()).user or UNKNOWN,
-            "memory": _size(stranger.process.memory_mb),
-            "idle": _ago(idle.get((stranger.device_id, stranger.process.pid))),
+            "memory": format_size(stranger.process.memory_mb),
+            "idle": format_duration(idle.get((stranger.device_id, stranger.process.pid))),
             "command": people.get(stranger.process.pid, ProcessInfo()).command or stranger.process.name or UNKNOWN,
         }
         for stranger in standing.strangers
@@ -57,9 +57,9 @@ def _lease_row(lease: Lease, standing: LedgerStatus) -> dict[str, str]:
         "gpus": ",".join(_label(share.device_id, standing.snapshot.devices) for share in lease.shares),
         "user": lease.holder.user,
         "pid": str(lease.holder.pid),
-        "since": _ago(time.time() - lease.since),
-        "reserved": "alone" if is_exclusive else _size(_total(reserved)),
-        "measured": _size(_total(measured)),
+        "since": format_duration(time.time() - lease.since),
+        "reserved": "alone" if is_exclusive else format_size(_total(reserved)),
+        "measured": format_size(_total(measured)),
         "label": lease.holder.label or UNKNOWN,
     }
 
@@ -71,7 +71,7 @@ def _waiting_line(waiting: WaitingTicket, standing: LedgerStatus) -> str:
         f"{_label(reason.device_id, standing.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
         for reason in waiting.reasons
     )
-    waited = _ago(time.time() - ticket.since)
+    waited = format_duration(time.time() - ticket.since)
     asked = need_text(ticket.need)
     return (
         f"waiting {waited}: {ticket.holder.user}, pid {ticket.holder.pid}{label} for {asked}: {why or 'about to start'}"
@@ -86,11 +86,3 @@ def _label(device_id: str | None, devices: Sequence[Device]) -> str:
 def _total(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _size(megabytes: float | None) -> str:
-    return UNKNOWN if megabytes is None else format_size(megabytes)
-
-
-def _ago(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else format_duration(max(0.0, seconds))

@@ -17,9 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.residency.running.status_file import RenderStatus, TierStatus
 from gpuyard.ui.cli.terminal import is_terminal, note
-from gpuyard.ui.cli.text_table import count_text, duration_text
 
 _TELL_EVERY_S = 10.0
 _LATELY_S = 30.0
@@ -31,13 +31,6 @@ _WAITS = {
     "vram": "room in VRAM",
     "ram": "room in RAM",
 }
-
-
-def bytes_text(nbytes: float) -> str:
-    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 class RenderRate:
@@ -69,8 +62,10 @@ def counts_of(status: RenderStatus, pace: float | None) -> Iterator[tuple[str, s
         yield f"{status.skipped:,} skipped", "red"
     if pace is not None:
         yield f"{pace:.1f} labels/s" if pace >= 1 else f"{60 * pace:.1f} labels/min", "default"
-    left = "" if status.left_s is None or status.state != "running" else f", about {duration_text(status.left_s)} left"
-    yield f"{duration_text(status.elapsed_s)}{left}", "dim"
+    left = (
+        "" if status.left_s is None or status.state != "running" else f", about {format_duration(status.left_s)} left"
+    )
+    yield f"{format_duration(status.elapsed_s)}{left}", "dim"
 
 
 def _tiers(status: RenderStatus) -> Iterator[tuple[str, TierStatus]]:
@@ -84,16 +79,15 @@ def _used(tier: TierStatus) -> int:
 
 
 def tier_text(tier: TierStatus) -> str:
-    """`31.2/44.0 GB`, in the unit of the budget."""
-    number, unit = bytes_text(tier.budget).split()
-    return f"{_used(tier) / tier.budget * float(number):.1f}/{number} {unit}"
+    """Return `31.2 GB of 44 GB`."""
+    return f"{format_bytes(_used(tier))} of {format_bytes(tier.budget)}"
 
 
 def assets_of(status: RenderStatus) -> str:
     asked = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
     found = f", {100 * status.counts.vram_hits // asked}% of those asked for were there" if asked else ""
-    scenes = f"{len(status.scenes)} of {count_text(status.scene_slots, 'scene slot')} taken"
-    return f"{scenes}, {count_text(len(status.actors), 'actor')} in VRAM{found}"
+    scenes = f"{len(status.scenes)} of {format_count(status.scene_slots, 'scene slot')} taken"
+    return f"{scenes}, {format_count(len(status.actors), 'actor')} in VRAM{found}"
 
 
 def waits_of(status: RenderStatus) -> str | None:
@@ -102,7 +96,7 @@ def waits_of(status: RenderStatus) -> str | None:
     if not causes:
         return None
     told = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
-    return f"{causes.total()} of {count_text(len(status.workers), 'worker')} waiting: {told}"
+    return f"{causes.total()} of {format_count(len(status.workers), 'worker')} waiting: {told}"
 
 
 def line_of(status: RenderStatus, pace: float | None) -> str:

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import Bad
 from gpuyard.residency.running.status_file import CountsStatus, RenderReport, RenderStatus, TierStatus
-from gpuyard.ui.cli.text_table import clean, count_text, duration_text
-from gpuyard.ui.views.render_progress import bytes_text
+from gpuyard.ui.cli.text_table import clean
 
 _TOLD = 5
 _KINDS = {
@@ -41,14 +41,14 @@ def _verdict(status: RenderStatus) -> str:
     parts += [f"{status.skipped:,} skipped"] if status.skipped else []
     left = status.labels - status.rendered - status.already - status.skipped
     parts += [f"{left:,} left"] if left else []
-    return f"{', '.join(parts)}, in {duration_text(status.elapsed_s)}"
+    return f"{', '.join(parts)}, in {format_duration(status.elapsed_s)}"
 
 
 def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
     """Each with its lines."""
     status = report.status
     if bad:
-        yield "left out", [f"{count_text(len(bad), 'place')} of the manifest that cannot be understood"]
+        yield "left out", [f"{format_count(len(bad), 'place')} of the manifest that cannot be understood"]
     yield from _skips(report, out)
     if status.rendered:
         yield "moved", [_moved(status)]
@@ -56,10 +56,10 @@ def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tup
         peak = max(status.vram.peak_assets, status.vram.peak_allocator or 0)
         yield "peak", [f"VRAM {_of(peak, status.vram)}, RAM {_of(status.ram.peak_assets, status.ram)}"]
     if status.counts.out_of_memory:
-        yield "short", [f"{count_text(status.counts.out_of_memory, 'time')} the device was full, and room was made"]
+        yield "short", [f"{format_count(status.counts.out_of_memory, 'time')} the device was full, and room was made"]
     stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
     if stalls:
-        yield "waited", [f"{duration_text(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
+        yield "waited", [f"{format_duration(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
     yield "files", [clean(out)]
 
 
@@ -81,7 +81,7 @@ def _moved(status: RenderStatus) -> str:
         "streamed": moved.streamed,
         "brought back to RAM": moved.downloaded,
     }
-    return ", ".join(f"{bytes_text(nbytes)} {word}" for word, nbytes in told.items() if nbytes) or "nothing"
+    return ", ".join(f"{format_bytes(nbytes)} {word}" for word, nbytes in told.items() if nbytes) or "nothing"
 
 
 def _found(counts: CountsStatus) -> str:
@@ -90,4 +90,4 @@ def _found(counts: CountsStatus) -> str:
 
 
 def _of(nbytes: int, tier: TierStatus) -> str:
-    return f"{bytes_text(nbytes)} of {bytes_text(tier.budget)}"
+    return f"{format_bytes(nbytes)} of {format_bytes(tier.budget)}"

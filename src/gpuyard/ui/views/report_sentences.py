@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from typing import Any
 
-from gpuyard.ui.cli.text_table import UNKNOWN, clean, count_text, duration_text
+from gpuyard.core.units import UNKNOWN, format_count, format_duration
+from gpuyard.ui.cli.text_table import clean
 
 NOTHING_RAN = "Nothing ran in this time. Put a program into the queue: gpuyard submit -- python train.py"
 _CAUSES = {
@@ -56,10 +57,10 @@ def failed_count(figures: dict[str, Any]) -> int:
 def facts(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Each a heading, a figure, and what there is to say about it."""
     total, box = report["total"], report["box"]
-    used = f"{percent_text(box['busy_percent'])} of the time of {count_text(box['devices'], 'GPU')} was in use"
+    used = f"{percent_text(box['busy_percent'])} of the time of {format_count(box['devices'], 'GPU')} was in use"
     yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "no GPU is here now"
     yield "Jobs", f"{total['jobs']:,}", _attempts(total)
-    yield "Wait", duration_text(total["waits"]["median_s"]), _waits(total["waits"])
+    yield "Wait", format_duration(total["waits"]["median_s"]), _waits(total["waits"])
     yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
     if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
         healed = sum(cause["healed"] for cause in short)
@@ -83,8 +84,8 @@ def _waits(waits: dict[str, Any]) -> str:
     if not waits["jobs"]:
         return "no job started for the first time"
     return (
-        f"median; 9 of 10 jobs started within {duration_text(waits['p90_s'])}, "
-        f"the slowest after {duration_text(waits['longest_s'])}"
+        f"median; 9 of 10 jobs started within {format_duration(waits['p90_s'])}, "
+        f"the slowest after {format_duration(waits['longest_s'])}"
     )
 
 
@@ -145,4 +146,4 @@ def picture_text(report: dict[str, Any]) -> str:
 
 
 def median_wait(figures: dict[str, Any]) -> str:
-    return duration_text(figures["waits"]["median_s"])
+    return format_duration(figures["waits"]["median_s"])

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from gpuyard.core.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
-from gpuyard.ui.cli.text_table import UNKNOWN, Column, cell_width, clean, cut, duration_text, lay_out, size_text
+from gpuyard.ui.cli.text_table import Column, cell_width, clean, cut, lay_out
 
 Span = tuple[str, str | None]
 Line = tuple[Span, ...]
@@ -133,7 +134,7 @@ def _facts(standing: SweepStatus) -> list[Span]:
 
 def _time_left(standing: SweepStatus) -> str:
     if standing.left_s is not None:
-        return f"about {duration_text(standing.left_s)} left"
+        return f"about {format_duration(standing.left_s)} left"
     return "time left unknown" if standing.completed else "time left unknown until one has finished"
 
 
@@ -230,8 +231,8 @@ def _cells(row: ConfigStatus, frame: TableSize) -> dict[str, str]:
         "CONFIG": clean(row.config),
         "STATE": f"{symbol}{row.state}",
         "GPU": clean(row.gpu or UNKNOWN),
-        "TIME": duration_text(row.seconds),
-        "MEMORY": size_text(row.memory_mb),
+        "TIME": format_duration(row.seconds),
+        "MEMORY": format_size(row.memory_mb),
         "TRY": str(row.attempt) if row.attempt else UNKNOWN,
         "SESSION": clean(row.session or UNKNOWN),
         _LAST: _last_text(row, frame),

@@ -1,17 +1,19 @@
-/** Figures and times as people read them. A dash is unknown, and never a zero. */
+/** Sizes, durations, counts and times as text. Unknown is a dash, never a zero. */
 
 export const UNKNOWN = "–";
 
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
+const oneDecimal = (value) => value.toFixed(1).replace(/\.0$/, "");
+
+/** `512 MB`, `13.8 GB` or `24 GB`, as `core/units.format_size` writes it. */
 export function memory(mb) {
   if (!known(mb)) return UNKNOWN;
-  if (mb < 1000) return `${Math.round(mb)} MB`;
-  const gb = mb / 1024;
-  return `${gb < 99.95 ? gb.toFixed(1) : Math.round(gb)} GB`;
+  if (mb >= 1024) return `${oneDecimal(mb / 1024)} GB`;
+  return `${mb >= 9.95 ? Math.round(mb) : oneDecimal(mb)} MB`;
 }
 
-/** As an option takes it: exact, and as short as it can be. */
+/** A size as --vram takes it: exact, and as short as possible. */
 export const asSize = (mb) => (known(mb) ? (mb % 1024 === 0 ? `${mb / 1024}G` : `${Math.round(mb)}M`) : "");
 
 export const percent = (value) => (known(value) ? `${Math.round(value)}%` : UNKNOWN);
@@ -27,29 +29,29 @@ export const count = (value) => (known(value) ? value.toLocaleString("en") : UNK
 
 export const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 
+/** The two largest units that are not 0, as `core/units.format_duration` writes them. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   const whole = Math.max(0, Math.floor(seconds));
-  const [d, h, m, s] =
-    [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60, whole % 60];
-  const two = (value) => String(value).padStart(2, "0");
-  if (d) return `${d}d ${two(h)}h`;
-  if (h) return `${h}h ${two(m)}m`;
-  if (m) return `${m}m ${two(s)}s`;
-  return `${s}s`;
+  for (const [unit, below, size, part] of [["d", "h", 86400, 3600], ["h", "m", 3600, 60], ["m", "s", 60, 1]]) {
+    if (whole < size) continue;
+    const rest = Math.floor((whole % size) / part);
+    return rest ? `${Math.floor(whole / size)}${unit} ${rest}${below}` : `${Math.floor(whole / size)}${unit}`;
+  }
+  return `${whole}s`;
 }
 
-/** As an option takes it. */
+/** A duration as --time-limit takes it. */
 export const asTime = (seconds) => (known(seconds) ? `${Math.round(seconds)}s` : "");
 
-// Made once: to make one takes longer than to use it a hundred times.
+// Created once: creating a formatter takes longer than using it a hundred times.
 const TIME = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23"});
 const TIME_SHORT = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
 const DAY = new Intl.DateTimeFormat([], {day: "numeric", month: "short"});
 
 const today = () => new Date().toDateString();
 
-/** The time of day, with the day where it is another one. */
+/** The time of day, with the date if it is not today. */
 export function clock(when) {
   if (when === null || when === undefined) return UNKNOWN;
   const date = new Date(when);
@@ -58,5 +60,5 @@ export function clock(when) {
 
 export const clockShort = (when) => TIME_SHORT.format(new Date(when));
 
-/** A job as it is called: by its name, or by the program it runs. */
+/** The name of a job, or its command. */
 export const title = (job) => job.name || job.command || `job ${job.id}`;

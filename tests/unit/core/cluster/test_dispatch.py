@@ -199,7 +199,7 @@ def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None
     ("free", "terms", "missing"),
     [
         (Amount(cpus=3.0), replace(GPU, cpus=4), "yonder has 3 CPUs free, 4 needed"),
-        (Amount(ram_mb=1024.0), replace(GPU, ram_mb=2048.0), "yonder has 1.0 GB of RAM free, 2.0 GB needed"),
+        (Amount(ram_mb=1024.0), replace(GPU, ram_mb=2048.0), "yonder has 1 GB of RAM free, 2 GB needed"),
         (Amount(gpus=0.5, cpus=9.0), GPU, "yonder has 0.5 GPUs free, 1 needed"),
     ],
 )

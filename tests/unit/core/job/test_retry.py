@@ -73,8 +73,8 @@ def test_one_that_made_room_is_queued_again_and_uses_up_no_retry() -> None:
 @pytest.mark.parametrize(
     ("growth", "said"),
     [
-        (Growth(count=1, memory_mb=10_240.0), "again with 10.0 GB"),
-        (Growth(count=2, ram_mb=2048.0), "again with 2.0 GB of RAM"),
+        (Growth(count=1, memory_mb=10_240.0), "again with 10 GB"),
+        (Growth(count=2, ram_mb=2048.0), "again with 2 GB of RAM"),
         (Growth(count=3, is_alone=True), "again alone on the largest GPU"),
         (Growth(count=1), "again with more room"),
     ],
@@ -90,7 +90,7 @@ def test_one_that_ran_out_of_memory_is_run_again_with_more_and_uses_up_no_retry(
 def test_one_that_was_given_all_there_is_has_failed_and_is_told_how_much_that_was() -> None:
     verdict = judge_shortage(SHORT, None, 24_576.0)
     assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.FAIL, False, None)
-    assert "the largest GPU has 24.0 GB" in verdict.text
+    assert "the largest GPU has 24 GB" in verdict.text
 
 
 # Whatever happens leads somewhere

@@ -70,10 +70,10 @@ def test_a_start_and_an_attempt_that_is_tried_again_are_nothing_to_tell_of() -> 
 
 
 def test_an_attempt_that_ran_out_of_memory_says_whether_it_is_tried_again() -> None:
-    again = heard(ended(job(state=JobState.DELAYED, reason="again with 12.0 GB"), OutcomeKind.OUT_OF_MEMORY))
+    again = heard(ended(job(state=JobState.DELAYED, reason="again with 12 GB"), OutcomeKind.OUT_OF_MEMORY))
     over = heard(ended(job(state=JobState.FAILED, reason="it was run again with more"), OutcomeKind.OUT_OF_MEMORY))
     assert message_of(again, "lab").title == "Job 17 ran out of memory, and is tried again with more on lab"
-    assert "again with 12.0 GB" in message_of(again, "lab").body
+    assert "again with 12 GB" in message_of(again, "lab").body
     assert message_of(over, "lab").title == "Job 17 ran out of memory, and is not tried again on lab"
 
 

@@ -22,13 +22,13 @@ def test_several_holders_are_all_named() -> None:
 
 def test_room_that_is_overdrawn_is_told_as_none() -> None:
     told = wait_reasons.no_room("G0", -500.0, 2048.0, ())
-    assert told.text == "0 MB free, 2.0 GB needed"
+    assert told.text == "0 MB free, 2 GB needed"
     assert (told.had, told.needed) == (-500.0, 2048.0)
 
 
 def test_what_strangers_hold_is_told_with_what_would_be_allowed() -> None:
     assert (
-        wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9.0 GB of it, over 1.0 GB"
+        wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9 GB of it, over 1 GB"
     )
 
 

@@ -29,7 +29,7 @@ def test_vram_is_most_of_what_is_free_on_the_emptiest_device(monkeypatch: pytest
 
 
 def test_without_a_gpu_vram_is_simulated_in_a_part_of_ram() -> None:
-    assert choose_vram("host").text() == "2.0 GB (a quarter of the available RAM)"
+    assert choose_vram("host").text() == "2 GB (a quarter of the available RAM)"
 
 
 def test_ram_is_half_of_what_is_available() -> None:

@@ -1,61 +1,138 @@
-"""What `cancel`, `hold`, `release`, `suspend` and their kin have in common: some jobs change, and others cannot."""
+"""`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import note, say, say_json
-from gpuyard.ui.cli.text_table import count_text
-from gpuyard.ui.cli.verb_options import IDS, Typed
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_TOLD = 20
+_MOST_SHOWN = 20
 _FINISHED = {"succeeded", "failed", "cancelled", "rejected"}
+_IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
 
 
-def change(typed: Typed, verb: str, done: str, not_done: str | None = None) -> int:
-    """`gpuyard verb IDS...`; `done` is what then has been done to them, `not_done` what is said of the others."""
-    if not typed.words:
-        raise UserError(f"which jobs should `gpuyard {verb}` change?", hint=f"name them: {IDS}")
-    ids = " ".join(typed.words)
+class ChangeVerb:
+    """A verb that changes the jobs it is given: has `VERB` and `run`, as the module of any other verb has.
+
+    `done` precedes the ids that changed; `not_done` follows the id of a job that did not.
+    """
+
+    def __init__(self, name: str, summary: str, details: str, done: str, not_done: str | None = None) -> None:
+        self.VERB = Verb(f"{summary}\n\n{details}\n\n{_IDS_HELP}", (JSON,), SEVERAL)
+        self._name, self._done, self._not_done = name, done, not_done or f"is not {done}"
+
+    def run(self, typed: Typed) -> int:
+        if not typed.words:
+            raise UserError(f"which jobs should `gpuyard {self._name}` change?", hint=f"name them: {IDS}")
+        return _change(typed, self._name, {"ids": " ".join(typed.words)}, self._done, self._not_done)
+
+
+class PriorityVerb:
+    """`gpuyard priority IDS... N`: the last argument is the new priority."""
+
+    VERB = Verb(
+        "Let waiting jobs start earlier or later.\n\n"
+        f"The last argument is the priority: 0 is the default, and higher starts earlier. {_IDS_HELP}",
+        (JSON,),
+        Arguments("IDS... N", is_many=True),
+    )
+
+    def run(self, typed: Typed) -> int:
+        *ids, number = typed.words or [""]
+        if not ids:
+            raise UserError("which jobs, and what priority?", hint="write it as gpuyard priority 17 10")
+        try:
+            priority = int(number)
+        except ValueError:
+            raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
+        body = {"ids": " ".join(ids), "priority": priority}
+        return _change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
+
+
+COMMANDS = {
+    "cancel": ChangeVerb(
+        "cancel",
+        "Stop running jobs, and take waiting jobs out of the queue.",
+        "A running job and every process it started get SIGTERM; what still runs after its grace time is killed.",
+        "cancelled",
+    ),
+    "hold": ChangeVerb(
+        "hold",
+        "Keep waiting jobs from starting.",
+        "They keep their place in the queue, and wait for `gpuyard release`.",
+        "held",
+    ),
+    "priority": PriorityVerb(),
+    "release": ChangeVerb(
+        "release",
+        "Let held jobs start.",
+        "Each starts in queue order, when a GPU has enough free memory.",
+        "released",
+    ),
+    "resume": ChangeVerb(
+        "resume",
+        "Let suspended jobs continue.",
+        "Each continues where it stopped as soon as its GPU has enough free memory; `gpuyard why` says what it waits "
+        "for.",
+        "will resume when memory is free:",
+        "is unchanged",
+    ),
+    "retry": ChangeVerb(
+        "retry",
+        "Queue finished jobs again.",
+        "They keep their ids and their earlier logs: each attempt has a log of its own.",
+        "queued again",
+    ),
+    "suspend": ChangeVerb(
+        "suspend",
+        "Move the GPU memory of running jobs to RAM, and stop them until `resume`.",
+        "Other jobs can use their GPUs meanwhile. After `gpuyard resume` a suspended job continues where it stopped; "
+        "its program does not notice. Needs a driver that supports it, and enough free RAM.",
+        "suspending",
+        "is unchanged",
+    ),
+}
+
+
+def _change(typed: Typed, verb: str, body: "dict[str, Any]", done: str, not_done: str) -> int:
+    """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     with connect(start=True) as daemon:
-        answer = daemon.request("POST", f"/jobs/{verb}", body={"ids": ids})
-    return tell(typed, ids, answer, done, not_done or f"is not {done}")
-
-
-def tell(typed: Typed, ids: str, answer: "dict[str, Any]", done: str, not_done: str) -> int:
-    """What changed in one line, and what did not on standard error; 1 where nothing did."""
+        answer = daemon.request("POST", f"/jobs/{verb}", body=body)
     if typed.flag("json"):
         say_json(answer)
     elif answer["count"]:
         say(f"{done} {answer['changed']}")
-    _tell_unchanged(ids, answer, not_done)
+    note_unchanged(body["ids"], answer, not_done)
     if not answer["count"] and not answer["unchanged"]:
-        note("gpuyard: there is nothing to change")
+        note("gpuyard: no job to change")
     return 0 if answer["count"] else 1
 
 
-def _tell_unchanged(ids: str, answer: "dict[str, Any]", not_done: str) -> None:
-    """Each by its id; but where nobody named them one by one, those that are long over are only counted."""
+def note_unchanged(ids: str, answer: "dict[str, Any]", not_done: str) -> None:
+    """Name each job that did not change and why; jobs that had finished are only counted if `ids` is `all` or a tag."""
     unchanged, total = answer["unchanged"], answer["unchanged_count"]
-    finished = sum(map(_was_finished, unchanged)) if _is_wide(ids) else 0
-    by_id = [one for one in unchanged if not (finished and _was_finished(one))]
-    for one in by_id[:_TOLD]:
-        note(f"gpuyard: {one['id']} {not_done}: {one['reason']}")
-    others = total - min(len(by_id), _TOLD)
+    finished = sum(map(_was_finished, unchanged)) if _selects_many(ids) else 0
+    named = [job for job in unchanged if not (finished and _was_finished(job))]
+    for job in named[:_MOST_SHOWN]:
+        note(f"gpuyard: {job['id']} {not_done}: {job['reason']}")
+    others = total - min(len(named), _MOST_SHOWN)
     if not others:
         return
-    who = f"and {count_text(others, 'other')}" if answer["count"] or by_id else f"{others}"
+    who = f"and {format_count(others, 'other')}" if answer["count"] or named else f"{others}"
     if others == finished:
-        note(f"gpuyard: {who} {'was' if others == 1 else 'were'} finished already")
-    else:  # the daemon names a hundred of them at most; what the rest is like is not known
-        note(f"gpuyard: {who} did not change" + (", finished ones among them" if finished else ""))
+        note(f"gpuyard: {who} had finished already")
+    else:  # the daemon gives reasons for the first 100 jobs only
+        note(f"gpuyard: {who} did not change" + (", some of them finished" if finished else ""))
 
 
-def _is_wide(ids: str) -> bool:
+def _selects_many(ids: str) -> bool:
     return any(word == "all" or word.startswith(("tag=", "name=")) for word in ids.replace(",", " ").split())
 
 
-def _was_finished(one: "dict[str, Any]") -> bool:
-    return any(word.strip(",:;") in _FINISHED for word in one["reason"].split())
+def _was_finished(job: "dict[str, Any]") -> bool:
+    words = {word.strip(",:;") for word in job["reason"].split()}
+    return not words.isdisjoint(_FINISHED) or "has finished" in job["reason"]

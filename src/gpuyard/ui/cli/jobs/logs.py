@@ -1,11 +1,11 @@
-"""`gpuyard logs`: what a job wrote, read from its log by ourselves; the daemon only says where that is."""
+"""`gpuyard logs`: the output of a job. The command reads the log file itself; the daemon only gives its path."""
 
 import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.select_jobs import only_one
+from gpuyard.ui.cli.select_jobs import select_one
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import ONE, Option, Typed, Verb
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Print what a job wrote, to its standard output and its standard error.
+    """Print the output of a job: its standard output and standard error.
 
-    With -f it goes on until the job is over, through all its attempts; Ctrl-C ends it. ID is such as 17, or name=big
-    where only one job has that name.
+    With -f it follows the output through all attempts until the job has finished; Ctrl-C ends it. ID is 17, or name=big
+    if only one job has that name.
     """,
     (
-        Option("follow", None, "Go on with what it writes, until it is over.", short="f"),
+        Option("follow", None, "Follow the output until the job has finished.", short="f"),
         Option("lines", "N", "Only the last N lines. [all]", short="n"),
-        Option("attempt", "N", "What this attempt wrote. [the last one]"),
+        Option("attempt", "N", "The output of attempt N. [the last]"),
     ),
     ONE,
 )
 _FINISHED = ("succeeded", "failed", "cancelled", "rejected")
-_LOOK_AGAIN_S = 0.2
+_POLL_S = 0.2
 
 
 def run(typed: Typed) -> int:
@@ -37,7 +37,7 @@ def run(typed: Typed) -> int:
         watched = _WatchedLog(queue, typed.words[0])
         attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
         if attempt is None:
-            raise UserError(_absence(watched, number), hint=f"`gpuyard show {watched.id}` says more")
+            raise UserError(_describe_missing(watched, number), hint=f"`gpuyard show {watched.id}` says more")
         if typed.flag("follow"):
             _follow(watched, attempt, lines, is_last=number is not None)
         else:
@@ -46,21 +46,20 @@ def run(typed: Typed) -> int:
 
 
 class _WatchedLog:
-    """A job as the daemon last told of it."""
+    """The daemon's last answer about a job, requested again at most every 0.2 s."""
 
     def __init__(self, queue: RetryingClient, word: str) -> None:
         self._queue = queue
-        self._path = f"/jobs/{only_one(self._queue.get, word)}"
-        self.look()
+        self._path = f"/jobs/{select_one(self._queue.get, word)}"
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self._job = self._queue.get(self._path)
-        self._looked_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
-    def look_again(self) -> None:
-        """As often as makes sense."""
-        time.sleep(max(0.0, self._looked_at + _LOOK_AGAIN_S - time.monotonic()))
-        self.look()
+    def wait_and_refresh(self) -> None:
+        time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
+        self.refresh()
 
     @property
     def id(self) -> int:
@@ -75,14 +74,14 @@ class _WatchedLog:
         return self.state in _FINISHED
 
     def attempt(self, number: int | None) -> "dict[str, Any] | None":
-        """That attempt, or the last one; None where it has not begun."""
-        found = [one for one in self._job["attempts"] if number in (None, one["number"])]
+        """Return that attempt, or the last one for None; None if it has not started."""
+        found = [attempt for attempt in self._job["attempts"] if number in (None, attempt["number"])]
         return found[-1] if found else None
 
-    def is_over(self, number: int) -> bool:
-        """Whether this attempt is; asked many times a second, so mostly answered from memory."""
-        if time.monotonic() >= self._looked_at + _LOOK_AGAIN_S:
-            self.look()
+    def has_ended(self, number: int) -> bool:
+        """Return whether this attempt has ended. Called many times a second; the daemon is asked every 0.2 s."""
+        if time.monotonic() >= self._refreshed_at + _POLL_S:
+            self.refresh()
         attempt = self.attempt(number)
         return attempt is None or attempt["ended_at"] is not None
 
@@ -94,12 +93,12 @@ def _print(watched: _WatchedLog, attempt: "dict[str, Any]", lines: int | None) -
 
     log = Path(attempt["log"] or "")
     if not log.is_file():
-        raise EnvironmentFault(f"the log of attempt {attempt['number']} of job {watched.id} is not there: {log}")
+        raise EnvironmentFault(f"the log of attempt {attempt['number']} of job {watched.id} is missing: {log}")
     _write(follow(log, lambda: True) if lines is None else [read_tail(log, lines)])
 
 
 def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int | None, *, is_last: bool) -> None:
-    """Through this attempt, and unless it is the last one asked for, through those that come after it."""
+    """Print this attempt as it is written, and the attempts after it unless `is_last`."""
     from functools import partial
     from pathlib import Path
 
@@ -108,7 +107,7 @@ def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int |
     while attempt is not None:
         number = attempt["number"]
         if attempt["log"] is not None:
-            _write(follow(Path(attempt["log"]), partial(watched.is_over, number), lines))
+            _write(follow(Path(attempt["log"]), partial(watched.has_ended, number), lines))
         lines = None
         attempt = None if is_last else _await_start(watched, number + 1)
         if attempt is not None:
@@ -116,21 +115,21 @@ def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int |
 
 
 def _await_start(watched: _WatchedLog, number: int | None) -> "dict[str, Any] | None":
-    """The attempt once it has begun, or None where the job is over without it."""
-    told = ""
+    """Wait for the attempt to start and return it; None if the job finishes without it."""
+    noted = ""
     while (attempt := watched.attempt(number)) is None:
         if watched.is_finished:
             return None
-        if watched.state != told:
-            told = watched.state
-            note(f"gpuyard: job {watched.id} is {told}; waiting for it to start")
-        watched.look_again()
+        if watched.state != noted:
+            noted = watched.state
+            note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
+        watched.wait_and_refresh()
     return attempt
 
 
-def _absence(watched: _WatchedLog, number: int | None) -> str:
+def _describe_missing(watched: _WatchedLog, number: int | None) -> str:
     if number is None:
-        return f"job {watched.id} is {watched.state}, and never ran"
+        return f"job {watched.id} is {watched.state} and has no output: it has not run"
     return f"job {watched.id} has no attempt {number}"
 
 
@@ -144,7 +143,7 @@ def _number(typed: Typed, name: str) -> int | None:
 
 
 def _write(chunks: "Iterable[bytes]") -> None:
-    """As it was written: a log may hold any bytes."""
+    """Write to standard output unchanged: a log may contain any bytes."""
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

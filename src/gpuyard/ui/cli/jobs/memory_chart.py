@@ -1,6 +1,6 @@
-"""Memory over time, drawn in a terminal: a few rows of blocks, with the most it held and how long it ran as labels.
+"""Memory over time as a few rows of block characters.
 
-All pure. Each column shows the most of its stretch of time; where nothing was measured in it, what was before.
+All pure. Each column shows the maximum of its interval; an interval without a measurement repeats the value before it.
 """
 
 TYPE_CHECKING = False
@@ -12,12 +12,12 @@ _PLAIN = " .:#"
 
 
 def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: int, *, is_unicode: bool) -> list[str]:
-    """Lines of `width`, the top one first. `points` are seconds and MB."""
+    """Return `rows` lines of `width` characters, the top one first. `points` are pairs of seconds and MB."""
     levels = _BLOCKS if is_unicode else _PLAIN
     steps = len(levels) - 1
     columns = _columns(points, max(seconds, points[-1][0]), width)
     most = max(columns) or 1.0
-    # Whatever is not zero is seen.
+    # A value above zero is always visible.
     heights = [max(1, round(value / most * rows * steps)) if value else 0 for value in columns]
     return [
         "".join(levels[min(steps, max(0, height - row * steps))] for height in heights) for row in reversed(range(rows))
@@ -25,11 +25,11 @@ def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: 
 
 
 def _columns(points: "Sequence[Sequence[float]]", seconds: float, width: int) -> list[float]:
-    stretches: list[list[float]] = [[] for _ in range(width)]
+    intervals: list[list[float]] = [[] for _ in range(width)]
     for at, used in points:
-        stretches[min(width - 1, int(at / seconds * width)) if seconds else 0].append(used)
+        intervals[min(width - 1, int(at / seconds * width)) if seconds else 0].append(used)
     columns, before = [], 0.0
-    for stretch in stretches:
-        columns.append(max(stretch, default=before))
-        before = stretch[-1] if stretch else before
+    for values in intervals:
+        columns.append(max(values, default=before))
+        before = values[-1] if values else before
     return columns

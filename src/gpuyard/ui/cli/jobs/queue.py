@@ -1,11 +1,21 @@
-"""`gpuyard queue`: what runs, what waits and why, and what has finished."""
+"""`gpuyard queue`: running, waiting and finished jobs."""
 
 import sys
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.units import format_duration
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, room, say, say_json
-from gpuyard.ui.cli.text_table import Column, devices_text, duration_text, lay_out, line_of, memory_text, result_text
+from gpuyard.ui.cli.jobs.job_text import (
+    STATES,
+    UNFINISHED,
+    devices_text,
+    elapsed_seconds,
+    job_name,
+    memory_text,
+    result_text,
+)
+from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
+from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
@@ -13,15 +23,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Show what runs, what waits and why, and what has finished.
+    """Show running, waiting and finished jobs, and why jobs wait.
 
-    First what runs, then what waits in the order in which it would start, then what finished last. IDS are such as 17,
-    17-20, name=big, tag=night.
+    Running jobs come first, then waiting ones in the order in which they would start, then those that finished last.
+    IDS are 17, 17-20, name=big or tag=night.
     """,
     (
-        Option("all", None, "All that ever finished, too."),
-        Option("state", "STATES", "Only these, such as failed,cancelled."),
-        Option("limit", "N", "At most so many. [what fits the terminal; 50 in a pipe]"),
+        Option("all", None, "Include all finished jobs."),
+        Option("state", "STATES", "Only jobs in these states, such as failed,cancelled."),
+        Option("limit", "N", "At most N jobs. [what fits the terminal; 50 in a pipe]"),
         JSON,
     ),
     Arguments("[IDS]...", is_many=True),
@@ -37,31 +47,14 @@ COLUMNS = (
     Column("WHY", is_long=True),
 )
 _STATE_AT = 1
-STATES = {
-    "running": ("●", "green"),
-    "resuming": ("◍", "green"),
-    "pending": ("◔", "green"),
-    "stopping": ("◍", "yellow"),
-    "suspending": ("◍", "yellow"),
-    "suspended": ("◐", "yellow"),
-    "queued": ("○", None),
-    "delayed": ("◌", "yellow"),
-    "blocked": ("◌", "yellow"),
-    "held": ("‖", "yellow"),
-    "failed": ("✗", "red"),
-    "rejected": ("✗", "red"),
-    "succeeded": ("✓", "dim"),
-    "cancelled": ("-", "dim"),
-}
-_UNFINISHED = [state for state in STATES if state not in ("failed", "rejected", "succeeded", "cancelled")]
-# Beside the rows: the counts, a notice, the headings, what more there is, and the next prompt.
+# The lines besides the rows: the counts, a notice, the headings, the number of further jobs, and the next prompt.
 _OTHER_LINES = 5
 
 
 def run(typed: Typed) -> int:
-    limit = _limit(typed.text("limit"))
+    limit = read_limit(typed, "jobs", _OTHER_LINES)
     query = {"ids": " ".join(typed.words), "state": typed.text("state") or "", "all": "1" if typed.flag("all") else ""}
-    answer = _ask({name: value for name, value in query.items() if value}, limit)
+    answer = _request({name: value for name, value in query.items() if value}, limit)
     if typed.flag("json"):
         say_json(answer)
         return 0
@@ -73,17 +66,19 @@ def run(typed: Typed) -> int:
     return 0
 
 
-def _limit(typed: str | None) -> int:
-    if typed is None:
-        lines = room()[1]
-        return 50 if lines is None else max(20, lines - _OTHER_LINES)
-    if not typed.isascii() or not typed.isdigit() or int(typed) == 0:
-        raise UserError(f"--limit '{typed}' is not a number of jobs", hint="write it as --limit 100")
-    return int(typed)
+def read_limit(typed: Typed, what: str, other_lines: int) -> int:
+    """Return --limit; by default the rows that fit the terminal beside `other_lines`, at least 20; 50 in a pipe."""
+    text = typed.text("limit")
+    if text is None:
+        lines = terminal_size()[1]
+        return 50 if lines is None else max(20, lines - other_lines)
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise UserError(f"--limit '{text}' is not a number of {what}", hint="write it as --limit 100")
+    return int(text)
 
 
-def _ask(query: dict[str, str], limit: int) -> "dict[str, Any]":
-    """The daemon answers a page at a time."""
+def _request(query: dict[str, str], limit: int) -> "dict[str, Any]":
+    """Return an answer with up to `limit` jobs; the daemon returns them in pages."""
     with connect(start=True) as client:
         answer: dict[str, Any] = client.request("GET", "/jobs", query={**query, "limit": str(limit)})
         while answer["next"] is not None and len(answer["jobs"]) < limit:
@@ -95,38 +90,36 @@ def _ask(query: dict[str, str], limit: int) -> "dict[str, Any]":
 
 def _head(answer: "dict[str, Any]") -> list[str]:
     dot = " · " if is_unicode() else ", "
-    told = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
-    if not told:
-        told = ["The queue is empty. Put a program into it: gpuyard submit -- python train.py"]
+    facts = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
+    if not facts:
+        facts = ["The queue is empty. Submit a job: gpuyard submit -- python train.py"]
     elif not answer["jobs"]:
-        told.append("no job is as asked for")
-    lines = [paint(dot.join(told), "bold")]
+        facts.append("no jobs match")
+    lines = [paint(dot.join(facts), "bold")]
     if answer["paused"]:
-        lines.append(paint("Paused: nothing new starts. `gpuyard unpause` goes on.", "yellow"))
+        lines.append(paint("Paused: no new jobs start. `gpuyard unpause` starts them again.", "yellow"))
     if answer["draining"]:
-        lines.append(paint("Draining: what runs comes to its end. `gpuyard unpause` goes on.", "yellow"))
+        lines.append(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
     return lines
 
 
 def _say_rows(jobs: "list[dict[str, Any]]") -> None:
-    heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], room()[0], ellipsis())
-    say(paint(line_of(heading), "dim"))
+    heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], terminal_size()[0], ellipsis())
+    say(paint(join_cells(heading), "dim"))
     for job, cells in zip(jobs, lines, strict=True):
         cells[_STATE_AT] = paint(cells[_STATE_AT], STATES[job["state"]][1])
-        say(line_of(cells))
+        say(join_cells(cells))
 
 
 def _cells(job: "dict[str, Any]") -> list[str]:
-    name = job["name"] and (job["name"] if job["index"] is None else f"{job['name']}[{job['index']}]")
-    elapsed = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
     return [
         str(job["id"]),
         _state_text(job["state"]),
-        name or job["command"],
+        job_name(job),
         devices_text(job),
         memory_text(job),
         str(job["priority"]),
-        duration_text(elapsed),
+        format_duration(elapsed_seconds(job)),
         result_text(job),
     ]
 
@@ -139,14 +132,14 @@ def _say_more(answer: "dict[str, Any]", query: dict[str, str]) -> None:
     if answer["next"] is None:
         return
     more = _count_more(answer, query)
-    how = f"`gpuyard queue --limit {10 * len(answer['jobs'])}` shows more of them"
+    how = f"`gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"
     say(paint(f"and {more} more: {how}" if more > 0 else f"and more: {how}", "dim"))
 
 
 def _count_more(answer: "dict[str, Any]", query: dict[str, str]) -> int:
-    """How many jobs of those asked for are not shown; 0 where that is not known."""
+    """Return how many matching jobs are not shown; 0 if unknown."""
     if query["ids"]:
         return 0
-    states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else _UNFINISHED
+    states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else UNFINISHED
     total = int(sum(answer["counts"].get(state, 0) for state in states))
     return total - sum(job["state"] in states for job in answer["jobs"])

@@ -1,22 +1,12 @@
-"""`gpuyard show`: all about a job."""
+"""`gpuyard show`: all details of a job."""
 
+from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.ui.cli.jobs.attempt_text import memory_lines
-from gpuyard.ui.cli.select_jobs import tell_each
-from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, room, say
-from gpuyard.ui.cli.text_table import (
-    UNKNOWN,
-    Column,
-    clean,
-    count_text,
-    devices_text,
-    duration_text,
-    lay_out,
-    line_of,
-    result_text,
-    size_text,
-    time_text,
-)
-from gpuyard.ui.cli.verb_options import JSON, SEVERAL, Option, Typed, Verb
+from gpuyard.ui.cli.jobs.job_text import devices_text, result_text
+from gpuyard.ui.cli.select_jobs import show_each
+from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, say, terminal_size
+from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Show all about a job: what it is, what it needs, and each attempt to run it with the memory it used.
-
-    Of its environment only the names are shown, since values may be secrets. IDS are such as 17, 17-20, name=big,
-    tag=night or all.
-    """,
-    (Option("environment", None, "Show the values of its environment, too."), JSON),
+    "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
+    f"Shows only the names of environment variables, since values may be secrets. IDS are {IDS}.",
+    (Option("environment", None, "Show the values of environment variables too."), JSON),
     SEVERAL,
 )
 _ATTEMPTS = (
@@ -42,29 +29,29 @@ _ATTEMPTS = (
 )
 _BOUNDS = {
     "vendor": "{} GPUs",
-    "model": "GPUs called {}",
+    "model": "GPUs named {}",
     "max_utilization_percent": "GPU use up to {:g}%",
     "max_memory_used_mb": "GPU memory used up to {:g} MB",
     "max_power_w": "power up to {:g} W",
     "max_cpu_percent": "CPU use up to {:g}%",
-    "min_host_memory_mb": "RAM from {:g} MB",
+    "min_host_memory_mb": "at least {:g} MB of RAM available",
 }
 _TIMES = {1: "once", 2: "twice"}
 
 
 def run(typed: Typed) -> int:
     query = {"environment": "1"} if typed.flag("environment") else None
-    return tell_each(typed, "", _tell, query)
+    return show_each(typed, "", _show, query)
 
 
-def _tell(job: "dict[str, Any]") -> None:
+def _show(job: "dict[str, Any]") -> None:
     for line in fact_lines(job):
         say(line)
-    heading, *lines = attempt_lines(job, room()[0], ellipsis())
+    heading, *lines = attempt_lines(job, terminal_size()[0], ellipsis())
     if lines:
         say("")
         say(paint(heading, "dim"))
-    for line in (*lines, *memory_lines(job, room()[0], is_unicode=is_unicode()), *advice_lines(job)):
+    for line in (*lines, *memory_lines(job, terminal_size()[0], is_unicode=is_unicode()), *advice_lines(job)):
         say(line)
 
 
@@ -73,9 +60,9 @@ def fact_lines(job: "dict[str, Any]") -> list[str]:
 
 
 def attempt_lines(job: "dict[str, Any]", width: int | None, ellipsis: str) -> list[str]:
-    """A heading, and a line for each attempt."""
+    """Return a heading, and a line for each attempt."""
     cells = [_attempt_cells(attempt, job["state"]) for attempt in job["attempts"]]
-    return [line_of(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
+    return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
 
 
 def advice_lines(job: "dict[str, Any]") -> "Iterator[str]":
@@ -85,7 +72,7 @@ def advice_lines(job: "dict[str, Any]") -> "Iterator[str]":
 
 
 def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
-    """What is known, in the order in which people ask; what was not asked for is not mentioned."""
+    """Return names and values in the order in which people look for them, without options that were not given."""
     facts = [
         ("job", str(job["id"])),
         ("name", job["name"]),
@@ -103,14 +90,14 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("engine", _engine(job)),
         ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
-        ("bounds", _bounds(job["need"])),
+        ("limits", _bounds(job["need"])),
         ("after", ", ".join(map(_after_text, job["after"]))),
-        ("submitted", time_text(job["submitted_at"])),
-        ("started", job["started_at"] and time_text(job["started_at"])),
-        ("ended", job["ended_at"] and time_text(job["ended_at"])),
-        ("elapsed", None if job["elapsed_s"] is None else duration_text(job["elapsed_s"])),
-        ("time limit", None if job["time_limit_s"] is None else duration_text(job["time_limit_s"])),
-        ("takes about", None if job["duration_s"] is None else duration_text(job["duration_s"])),
+        ("submitted", format_time(job["submitted_at"])),
+        ("started", job["started_at"] and format_time(job["started_at"])),
+        ("ended", job["ended_at"] and format_time(job["ended_at"])),
+        ("elapsed", None if job["elapsed_s"] is None else format_duration(job["elapsed_s"])),
+        ("time limit", None if job["time_limit_s"] is None else format_duration(job["time_limit_s"])),
+        ("expected duration", None if job["duration_s"] is None else format_duration(job["duration_s"])),
         ("retries", _retries(job) if job["retries"] else None),
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
@@ -122,27 +109,27 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
 
 
 def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
-    """What its next run is given on each GPU, and why that much."""
+    """Return the memory that the next attempt gets on each GPU, and where that figure comes from."""
     given, runs = memory["given_mb"], memory["runs"]
-    size = "alone" if given is None else size_text(given) + (", alone" if memory["alone"] else "")
+    size = "alone" if given is None else format_size(given) + (", alone" if memory["alone"] else "")
     if memory["basis"] == "grown" and growth is not None:
-        return f"{size} (it ran out of memory {_TIMES.get(growth['count']) or count_text(growth['count'], 'time')})"
+        return f"{size} (it ran out of memory {_TIMES.get(growth['count']) or format_count(growth['count'], 'time')})"
     if memory["basis"] == "unknown":
-        known = size if memory["alone"] else f"what is free on a GPU, {size} at least"
-        return f"{known} (the first run teaches)"
+        amount = size if memory["alone"] else f"all free memory of a GPU, at least {size}"
+        return f"{amount} (learned after the first run)"
     if memory["basis"] == "declared":
         return size
-    whose = "" if memory["same_command"] else " with other arguments"
-    return f"{'' if given is None else 'learned '}{size} (from {count_text(runs, 'run')}{whose})"
+    arguments = "" if memory["same_command"] else " with other arguments"
+    return f"{'' if given is None else 'learned '}{size} (from {format_count(runs, 'run')}{arguments})"
 
 
 def _retries(job: "dict[str, Any]") -> str:
-    """The first run's failure used none up, so there may be one failure more than retries."""
+    """Return `1 of 3 used`. The failure of the first attempt uses no retry, so failures can exceed retries by one."""
     return f"{min(job['failures'], job['retries'])} of {job['retries']} used"
 
 
 def _engine(job: "dict[str, Any]") -> str | None:
-    """What it is handed over to, as what, and where that runs it."""
+    """Return the engine, its id for the job, and the node it runs on; None for the local engine."""
     if job.get("engine", "local") == "local":
         return None
     attempts = job["attempts"]
@@ -152,7 +139,7 @@ def _engine(job: "dict[str, Any]") -> str | None:
 
 
 def _bounds(need: "dict[str, Any]") -> str:
-    """Those on the machine and on its GPUs that were asked for."""
+    """Return the limits on the machine and on its GPUs that were submitted with the job."""
     return ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)
 
 
@@ -161,8 +148,8 @@ def _after_text(dependency: "dict[str, Any]") -> str:
     return f"{dependency['id']}{kind} {'met' if dependency['met'] else 'is ' + dependency['state']}"
 
 
-def _notify_text(wish: "dict[str, Any]") -> str:
-    return f"{wish['target'] or 'as configured'} on {', '.join(wish['events'])}"
+def _notify_text(subscription: "dict[str, Any]") -> str:
+    return f"{subscription['target'] or 'as configured'} on {', '.join(subscription['events'])}"
 
 
 def _environment(job: "dict[str, Any]") -> "list[tuple[str, str]]":
@@ -176,8 +163,8 @@ def _attempt_cells(attempt: "dict[str, Any]", state: str) -> list[str]:
     return [
         str(attempt["number"]),
         UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
-        time_text(attempt["started_at"]),
-        time_text(attempt["ended_at"]),
+        format_time(attempt["started_at"]),
+        format_time(attempt["ended_at"]),
         ",".join(attempt["devices"]) or UNKNOWN,
         _attempt_result(attempt, state),
     ]
@@ -186,4 +173,4 @@ def _attempt_cells(attempt: "dict[str, Any]", state: str) -> list[str]:
 def _attempt_result(attempt: "dict[str, Any]", state: str) -> str:
     if attempt["ended_at"] is None:
         return state
-    return result_text(attempt) if attempt["lack"] is None else "out of memory"  # what it lacked is told below
+    return result_text(attempt) if attempt["lack"] is None else "out of memory"  # memory_lines prints the details

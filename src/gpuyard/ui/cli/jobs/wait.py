@@ -1,4 +1,4 @@
-"""`gpuyard wait`: until jobs have finished, across restarts of the daemon."""
+"""`gpuyard wait`: waits until jobs have finished, across restarts of the daemon."""
 
 import sys
 import time
@@ -12,35 +12,36 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Wait until jobs have finished; without IDS, until all that is in the queue now has.
+    """Wait until jobs have finished; without IDS, all that are unfinished now.
 
-    Exit status 0 where all of them succeeded, 1 where some did not, or where the time was up. It goes on waiting while
-    the daemon is restarted. IDS are such as 17, 17-20, name=big, tag=night.
+    Exit status 0 if all of them succeeded, 1 if one did not, or after --timeout. Keeps waiting while the daemon
+    restarts. IDS are 17, 17-20, name=big or tag=night.
     """,
-    (Option("timeout", "TIME", "Give up after this long, such as 2h. [wait for ever]"), JSON),
+    (Option("timeout", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
 )
-# The daemon answers after 30 s at the latest; whoever watches wants to see how far it is.
-_LONGEST_ASK_S, _ASK_ON_A_TERMINAL_S = 30.0, 1.0
-_TOLD = 20
+# The daemon answers within 30 s; on a terminal, ask each second to show progress.
+_LONGEST_REQUEST_S, _REQUEST_ON_A_TERMINAL_S = 30.0, 1.0
+_MOST_NAMED = 20
 
 
 def run(typed: Typed) -> int:
     deadline = _deadline(typed.text("timeout"))
     with RetryingClient() as queue:
-        # The first answer names the jobs that are meant, so that later ones are no longer "everything unfinished".
-        answer = _ask(queue, " ".join(typed.words), 0.0)
+        # The first answer fixes the selection, so that later requests do not include jobs submitted since.
+        answer = _request(queue, " ".join(typed.words), 0.0)
         total = answer["left"]
-        ask_s = _ASK_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_ASK_S
+        longest_s = _REQUEST_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_REQUEST_S
         try:
             while not answer["done"] and time.monotonic() < deadline:
-                _show_progress(answer, total)
-                answer = _ask(queue, answer["selection"], min(ask_s, max(0.0, deadline - time.monotonic())))
+                _write_progress(f"{max(0, total - answer['left'])} of {total} done, {answer['running']} running")
+                left_s = max(0.0, deadline - time.monotonic())
+                answer = _request(queue, answer["selection"], min(longest_s, left_s))
         finally:
-            _clear_progress()
+            _write_progress("")
     if typed.flag("json"):
         say_json(answer)
-    return _verdict(answer)
+    return _report(answer)
 
 
 def _deadline(timeout: str | None) -> float:
@@ -51,31 +52,25 @@ def _deadline(timeout: str | None) -> float:
     return time.monotonic() + parse_duration(timeout)
 
 
-def _ask(queue: RetryingClient, ids: str, timeout_s: float) -> "dict[str, Any]":
+def _request(queue: RetryingClient, ids: str, timeout_s: float) -> "dict[str, Any]":
     return queue.get("/wait", {"ids": ids, "timeout": f"{timeout_s:.3f}"}, timeout_s)
 
 
-def _show_progress(answer: "dict[str, Any]", total: int) -> None:
-    if not is_terminal(sys.stderr):
-        return
-    done = max(0, total - answer["left"])
-    sys.stderr.write(f"\r{done} of {total} done, {answer['running']} running\x1b[K")
-    sys.stderr.flush()
-
-
-def _clear_progress() -> None:
+def _write_progress(text: str) -> None:
     if is_terminal(sys.stderr):
-        sys.stderr.write("\r\x1b[K")
+        sys.stderr.write(f"\r{text}\x1b[K")
         sys.stderr.flush()
 
 
-def _verdict(answer: "dict[str, Any]") -> int:
+def _report(answer: "dict[str, Any]") -> int:
+    """Print which jobs did not succeed, and return the exit status."""
     if not answer["done"]:
-        note(f"gpuyard: the time is up, {answer['left']} have not finished\n  `gpuyard queue` shows them")
+        note(f"gpuyard: timeout: {answer['left']} not finished\n  `gpuyard queue` lists them")
         return 1
-    for job in answer["failed"][:_TOLD]:
+    for job in answer["failed"][:_MOST_NAMED]:
         why = job["reason"] or job["outcome"]
         note(f"gpuyard: {job['id']} {job['state']}{f': {why}' if why not in (None, job['state']) else ''}")
-    if answer["failed_count"] > _TOLD:
-        note(f"gpuyard: and {answer['failed_count'] - _TOLD} more; `gpuyard queue --state failed,cancelled,rejected`")
+    if answer["failed_count"] > _MOST_NAMED:
+        more = answer["failed_count"] - _MOST_NAMED
+        note(f"gpuyard: and {more} more; `gpuyard queue --state failed,cancelled,rejected` lists them")
     return 1 if answer["failed_count"] else 0

@@ -1,9 +1,10 @@
-"""`gpuyard why`: the scheduler's own words on why a job does not run yet."""
+"""`gpuyard why`: why a job has not started, as the scheduler decided it."""
 
-from gpuyard.ui.cli.select_jobs import tell_each
+from gpuyard.core.units import format_time
+from gpuyard.ui.cli.select_jobs import show_each
 from gpuyard.ui.cli.terminal import say
-from gpuyard.ui.cli.text_table import clean, time_text
-from gpuyard.ui.cli.verb_options import JSON, SEVERAL, Typed, Verb
+from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,20 +12,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Say why a job does not run yet: what is missing on which GPU, who is in the way, and when it may start.
-
-    IDS are such as 17, 17-20, name=big, tag=night or all.
-    """,
+    "Explain why a job has not started: what each GPU lacks, who holds it, and when the job may start.\n\n"
+    f"IDS are {IDS}.",
     (JSON,),
     SEVERAL,
 )
 
 
 def run(typed: Typed) -> int:
-    return tell_each(typed, "/why", _tell)
+    return show_each(typed, "/why", _show)
 
 
-def _tell(answer: "dict[str, Any]") -> None:
+def _show(answer: "dict[str, Any]") -> None:
     for line in why_lines(answer):
         say(line)
 
@@ -32,28 +31,28 @@ def _tell(answer: "dict[str, Any]") -> None:
 def why_lines(answer: "dict[str, Any]") -> "Iterator[str]":
     yield clean(answer["summary"])
     for reason in answer["reasons"]:
-        place = f"{reason['device_id']}: " if reason["device_id"] else ""
-        yield f"  {place}{clean(reason['text'])}"
+        device = f"{reason['device_id']}: " if reason["device_id"] else ""
+        yield f"  {device}{clean(reason['text'])}"
     for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
         yield f"  to change that: {clean(remedy)}"
     for holder in _holders(answer["reasons"]):
-        yield f"  in the way: {clean(holder)}"
+        yield f"  held by: {clean(holder)}"
     if answer["ahead"]:
-        yield f"  ahead of it in the line: {answer['ahead']}"
+        yield f"  jobs ahead in the queue: {answer['ahead']}"
     if answer["estimated_start"] is not None:
-        begin = "go on" if answer["state"] == "suspended" else "start"
-        yield f"  may {begin} {time_text(answer['estimated_start'])}: {clean(answer['estimate'])}"
+        verb = "resume" if answer["state"] == "suspended" else "start"
+        yield f"  may {verb} {format_time(answer['estimated_start'])}: {clean(answer['estimate'])}"
     elif answer["estimate"]:
         yield f"  {clean(answer['estimate'])}"
 
 
 def _holders(reasons: "list[dict[str, Any]]") -> list[str]:
-    """Each once; a reason's text names those on its own GPU."""
-    told = " ".join(reason["text"] for reason in reasons)
+    """Return each holder once, without those that a reason's own text names."""
+    texts = " ".join(reason["text"] for reason in reasons)
     lines: dict[str, None] = {}
     for holder in (holder for reason in reasons for holder in reason["holders"]):
         label = f" ({holder['label']})" if holder.get("label") else ""
         line = f"{holder['user']}, pid {holder['pid']}{label}"
-        if line not in told:
+        if line not in texts:
             lines[line] = None
     return list(lines)

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuyard.core.units import format_bytes, format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import note, say, say_json, say_table
-from gpuyard.ui.cli.text_table import Column, count_text
+from gpuyard.ui.cli.text_table import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from gpuyard.recipes.uninstall.remove_files import RemovalProblem, Size
 
 _NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well."
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 @click.command("uninstall")
@@ -80,7 +80,7 @@ def _say_removed(
 ) -> None:
     files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
     some = "" if not problems else "; but not all of them"
-    say(f"removed {count_text(files, 'file')}, {_size_text(size)}{some}")
+    say(f"removed {format_count(files, 'file')}, {format_bytes(size)}{some}")
     for each in problems:
         note(f"gpuyard: {each.path}: {each.why}")
     _say_stays(found)
@@ -89,7 +89,7 @@ def _say_removed(
 
 def _say_places(sizes: "Sequence[tuple[InstalledFiles, Size]]") -> None:
     columns = (Column("SIZE", is_right=True), Column("FILES", is_right=True), Column("WHERE"), Column("WHAT"))
-    say_table(columns, [(_size_text(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes])
+    say_table(columns, [(format_bytes(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes])
 
 
 def _say_stays(found: "FoundFiles") -> None:
@@ -114,11 +114,3 @@ def _last_line() -> str:
     from gpuyard.installation import find_installation
 
     return find_installation().remove
-
-
-def _size_text(size: float) -> str:
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"

@@ -95,7 +95,8 @@ def _print_lines(samples: "Iterator[Sample]") -> None:
 
 
 def _device_line(sample: "Sample", device_id: str) -> str:
-    from gpuyard.ui.views.device_tables import UNKNOWN, figure_text, memory_text, power_text
+    from gpuyard.core.units import UNKNOWN
+    from gpuyard.ui.views.device_tables import figure_text, memory_text, power_text
 
     device = sample.snapshot.device(device_id)
     assert device is not None

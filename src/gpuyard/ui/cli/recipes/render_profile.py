@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes.redirect_output import only_the_answer
 from gpuyard.ui.cli.recipes.render_options import (
@@ -20,7 +21,7 @@ from gpuyard.ui.cli.recipes.render_options import (
 )
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, say_table
-from gpuyard.ui.cli.text_table import UNKNOWN, Column, clean
+from gpuyard.ui.cli.text_table import Column, clean
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.budget_advice import Advice
@@ -127,7 +128,7 @@ def _row(asset: "Measured", folder: str) -> list[str]:
     frames = UNKNOWN if asset.frames is None else f"{asset.frames:,}"
     times = (asset.load_s, asset.upload_s)
     name = clean(_short(asset.path, folder))
-    return [str(asset.kind), name, f"{asset.labels:,}", frames, *map(_size, sizes), *map(_time, times)]
+    return [str(asset.kind), name, f"{asset.labels:,}", frames, *map(format_bytes, sizes), *map(_time, times)]
 
 
 def _totals(assets: "Sequence[Measured]") -> list[str]:
@@ -138,19 +139,13 @@ def _totals(assets: "Sequence[Measured]") -> list[str]:
     )
     times = (sum(asset.load_s or 0 for asset in assets), sum(asset.upload_s or 0 for asset in assets))
     frames = sum(asset.frames or 0 for asset in assets)
-    return ["all", f"{len(assets):,} assets", "", f"{frames:,}", *map(_size, sizes), *map(_time, times)]
+    return ["all", f"{len(assets):,} assets", "", f"{frames:,}", *map(format_bytes, sizes), *map(_time, times)]
 
 
 def _short(path: str, folder: str) -> str:
     """As the manifest may have it."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith("..") else inside
-
-
-def _size(nbytes: int | None) -> str:
-    from gpuyard.ui.views.render_progress import bytes_text
-
-    return UNKNOWN if nbytes is None else bytes_text(nbytes)
 
 
 def _time(seconds: float | None) -> str:
@@ -171,7 +166,7 @@ def _say_advice(advice: "Advice", typed: str) -> None:
         ),
     ]
     say("")
-    say_table(_BUDGETS, [[word, _size(vram), _size(ram), why] for word, vram, ram, why in rows])
+    say_table(_BUDGETS, [[word, format_bytes(vram), format_bytes(ram), why] for word, vram, ram, why in rows])
     say("What the renderer makes for itself in VRAM comes on top.")
     say("")
     say(f"Try:  {typed}")
@@ -179,9 +174,9 @@ def _say_advice(advice: "Advice", typed: str) -> None:
 
 def _warn(advice: "Advice", vram: int, ram: int) -> None:
     if advice.vram_least > vram:
-        note(f"gpuyard: {_size(advice.vram_least)} of VRAM is more than can be had here now")
+        note(f"gpuyard: {format_bytes(advice.vram_least)} of VRAM is more than can be had here now")
     if advice.ram_least > ram:
-        note(f"gpuyard: {_size(advice.ram_least)} of RAM is more than can be had here now")
+        note(f"gpuyard: {format_bytes(advice.ram_least)} of RAM is more than can be had here now")
 
 
 # For scripts

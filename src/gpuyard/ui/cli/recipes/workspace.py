@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.batch_options import absolute
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, seen_from_here
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, paint, say, say_json
-from gpuyard.ui.cli.text_table import Column, cell_width, clean, count_text, lay_out, line_of
+from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out
 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.create_workspace import Made
@@ -142,7 +143,7 @@ def _tell_started(started: "Started", place: WorkspaceLocation) -> None:
     told += [(each.config, f"refused: {each.why}", "red") for each in started.refused]
     _, *lines = lay_out([Column("")] * 2, [each[:2] for each in told], None)
     for (_, _, style), (config, what) in zip(told, lines, strict=True):
-        say(line_of([config, paint(what.rstrip(), style)]))
+        say(join_cells([config, paint(what.rstrip(), style)]))
     for text in started.notes:
         note(f"gpuyard: {clean(text)}")
     _tell_ways(started, place)
@@ -151,7 +152,7 @@ def _tell_started(started: "Started", place: WorkspaceLocation) -> None:
 def _tell_ways(started: "Started", place: WorkspaceLocation) -> None:
     """How to look at it, and what may be typed next."""
     if not started.submitted and not started.refused:
-        say(f"Nothing to do: {count_text(len(started.skipped), 'config')}, all completed or under way.")
+        say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed or under way.")
     if any(each.why.startswith("completed") for each in started.skipped):
         say(f"To run completed ones again:  {place.command('start', '--rerun')}")
     if started.submitted:
@@ -167,8 +168,8 @@ def stop_command(place: WorkspaceLocation) -> None:
     from gpuyard.recipes.workspace.stop_sweep import stop
 
     stopped = stop(place.workspace, _settings_if_sound(place))
-    running = f"{count_text(stopped.running, 'task')} still {'runs' if stopped.running == 1 else 'run'}, to the end"
-    waiting = f"{count_text(stopped.cancelled, 'waiting task')} will not start"
+    running = f"{format_count(stopped.running, 'task')} still {'runs' if stopped.running == 1 else 'run'}, to the end"
+    waiting = f"{format_count(stopped.cancelled, 'waiting task')} will not start"
     say(f"Stopped: {running if stopped.running else 'nothing runs'}; {waiting}.")
     say(f"To go on:  {place.command('start')}")
 
@@ -180,7 +181,7 @@ def kill_all_command(place: WorkspaceLocation) -> int:
     from gpuyard.recipes.workspace.stop_sweep import kill_all
 
     killed = kill_all(place.workspace, _settings_if_sound(place))
-    say(f"{count_text(killed.ended, 'task')} ended, {count_text(len(killed.sessions), 'session')} closed.")
+    say(f"{format_count(killed.ended, 'task')} ended, {format_count(len(killed.sessions), 'session')} closed.")
     if killed.left:
         note(f"gpuyard: still there, though they were killed: {clean(', '.join(killed.left))}")
     return EXIT_FAULT if killed.left else 0

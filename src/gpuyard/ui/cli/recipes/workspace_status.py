@@ -12,7 +12,7 @@ from gpuyard.connect.retrying import RetryingClient
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, standing_of
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.rich_output import console
-from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, room, say
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, terminal_size
 from gpuyard.ui.views.workspace_table import Line, TableSize, changes_of, picture_of, summary_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def show(loaded: "Loaded") -> None:
     """All of it, however long: what matters most is at the end."""
     with RetryingClient() as queue:
         standing = standing_of(loaded, queue)
-    for line in picture_of(standing, _frame(room()[0])):
+    for line in picture_of(standing, _frame(terminal_size()[0])):
         say("".join(paint(text, style) if text.strip() else text for text, style in line))
 
 

@@ -1,23 +1,24 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
 from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
+from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import note, say, say_json
-from gpuyard.ui.cli.text_table import count_text, duration_text
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 VERB = Verb(
-    """Start, stop, restart or look at the daemon that runs the queue.
+    """Start, stop, restart or inspect the daemon that runs the queue.
 
     \b
-    start   in the background; `gpuyard submit` does so by itself
-    stop    running jobs go on, and the next daemon takes them over
-    restart the same, and the next daemon starts at once; needed after an upgrade while jobs run
-    status  its pid, its queue, its files; exit status 1 where it does not run
+    start   in the background; `gpuyard submit` does this automatically
+    stop    running jobs continue, and the next daemon takes them over
+    restart stop and start again; needed after an upgrade while jobs run
+    status  its pid, queue and files; exit status 1 if it is not running
     run     in the foreground, for a service manager
     """,
     (JSON,),
@@ -31,13 +32,13 @@ def run(typed: Typed) -> int:
 
 
 def _start(typed: Typed) -> int:
-    before = _reach(tell=None)
+    before = _connect_if_running(tell=None)
     with before or connect(start=True) as client:
         status = client.request("GET", "/status")
     if typed.flag("json"):
         say_json(status)
     else:
-        say(f"the daemon {'already runs' if before else 'is started'} (pid {status['pid']})")
+        say(f"daemon {'already running' if before else 'started'} (pid {status['pid']})")
     return 0
 
 
@@ -45,9 +46,9 @@ def _stop(typed: Typed) -> int:
     from gpuyard.connect.daemon_lock import await_end
     from gpuyard.connect.paths import lock_path
 
-    client = _reach()
+    client = _connect_if_running()
     if client is None:
-        return _tell_absence(typed)
+        return _say_not_running(typed)
     with client:
         status = client.request("GET", "/status")
         client.request("POST", "/stop", body={})
@@ -56,7 +57,7 @@ def _stop(typed: Typed) -> int:
     if typed.flag("json"):
         say_json({"running": False, "pid": status["pid"], "jobs_running": running})
     else:
-        say("the daemon is stopped" + (f"; {count_text(running, 'job')} still running" if running else ""))
+        say(f"daemon stopped{_still_running(running)}")
     return 0
 
 
@@ -78,16 +79,19 @@ def _restart(typed: Typed) -> int:
         replaced = None if before is None else {"pid": before["pid"], "version": before["version"]}
         say_json({**status, "replaced": replaced})
     elif before is None:
-        say(f"no daemon was running; one is started (pid {status['pid']})")
+        say(f"daemon started (pid {status['pid']}); none was running")
     else:
-        running = status["under_way"]
-        going_on = f"; {count_text(running, 'job')} still running" if running else ""
-        say(f"the daemon is restarted (pid {status['pid']}, version {status['version']}){going_on}")
+        running = _still_running(status["under_way"])
+        say(f"daemon restarted (pid {status['pid']}, version {status['version']}){running}")
     return 0
 
 
+def _still_running(jobs: int) -> str:
+    return f"; {format_count(jobs, 'job')} still running" if jobs else ""
+
+
 def _refuse_older(version: str) -> None:
-    """An older daemon may not be able to read what a newer one has written."""
+    """Raise if the running daemon is newer than this command: an older daemon may not be able to read its files."""
     from gpuyard.core.version_mismatch import is_newer
     from gpuyard.version import __version__
 
@@ -96,15 +100,15 @@ def _refuse_older(version: str) -> None:
 
         here = find_installation()
         raise UserError(
-            f"the daemon is version {version}, and this command would put version {__version__} in its place",
-            hint=f"upgrade this gpuyard, in {here.folder}: {here.upgrade}; or restart it with the newer one",
+            f"the daemon is version {version}, newer than this command ({__version__})",
+            hint=f"upgrade this gpuyard, in {here.folder}: {here.upgrade}; or restart it with the newer command",
         )
 
 
 def _status(typed: Typed) -> int:
-    client = _reach()
+    client = _connect_if_running()
     if client is None:
-        return _tell_absence(typed)
+        return _say_not_running(typed)
     with client:
         status = client.request("GET", "/status")
     if typed.flag("json"):
@@ -113,8 +117,8 @@ def _status(typed: Typed) -> int:
     counts = [f"{count} {state}" for state, count in status["counts"].items() if count]
     say(f"pid: {status['pid']}")
     say(f"version: {_version_text(status['version'])}")
-    say(f"up: {duration_text(status['uptime_s'])}")
-    say(f"queue: {', '.join(counts) or 'empty'}{_brakes(paused=status['paused'], draining=status['draining'])}")
+    say(f"up: {format_duration(status['uptime_s'])}")
+    say(f"queue: {', '.join(counts) or 'empty'}{_pause_text(status)}")
     say(f"socket: {status['socket']}")
     say(f"files: {status['state_dir']}")
     for notice in status["notices"]:
@@ -122,14 +126,16 @@ def _status(typed: Typed) -> int:
     return 0
 
 
-def _version_text(daemons: str) -> str:
+def _version_text(daemon_version: str) -> str:
     from gpuyard.version import __version__
 
-    return daemons if daemons == __version__ else f"{daemons} (this command is {__version__})"
+    if daemon_version == __version__:
+        return daemon_version
+    return f"{daemon_version} (this command is {__version__})"
 
 
-def _brakes(*, paused: bool, draining: bool) -> str:
-    return (", paused" if paused else "") + (", draining" if draining else "")
+def _pause_text(status: "dict[str, Any]") -> str:
+    return (", paused" if status["paused"] else "") + (", draining" if status["draining"] else "")
 
 
 def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
@@ -138,17 +144,17 @@ def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
     return run_daemon(is_managed=True)
 
 
-def _reach(tell: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
-    """Without a word about a daemon of another version: most of those who ask see to that themselves."""
+def _connect_if_running(tell: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
+    """Connect, or return None. By default without the warning about another version, which the callers handle."""
     try:
         return connect(start=False, tell=tell)
     except NoDaemon:
         return None
 
 
-def _tell_absence(typed: Typed) -> int:
+def _say_not_running(typed: Typed) -> int:
     if typed.flag("json"):
         say_json({"running": False})
     else:
-        note("gpuyard: the daemon does not run\n  `gpuyard daemon start` starts it")
+        note("gpuyard: the daemon is not running\n  `gpuyard daemon start` starts it")
     return 1

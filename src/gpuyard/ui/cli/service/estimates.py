@@ -1,9 +1,11 @@
-"""`gpuyard estimates`: what was learned about programs, and forgetting it."""
+"""`gpuyard estimates`: lists and deletes learned estimates of memory and time."""
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import paint, room, say, say_json, say_table
-from gpuyard.ui.cli.text_table import UNKNOWN, Column, count_text, duration_text, size_text, time_text
+from gpuyard.ui.cli.jobs.queue import read_limit
+from gpuyard.ui.cli.terminal import paint, say, say_json, say_table
+from gpuyard.ui.cli.text_table import Column
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
@@ -11,19 +13,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """List what was learned about programs: the memory they are given, what they used, how long they take.
+    """List or delete learned estimates of the memory and time that programs need.
 
-    A command stands for itself alone; a program, for commands of which nothing is known but what they run. MEMORY is
-    what the next run is given, PEAK the most that one used of late, OFF how far the last prediction was off.
+    KIND is command (one exact command line) or program (any command line of that program without an estimate of its
+    own). MEMORY is what the next run gets, PEAK the highest recent use, OFF the error of the last prediction.
 
     \b
-    gpuyard estimates forget 6bc82145      by its ID, or several
-    gpuyard estimates forget train.py      all whose command contains this
+    gpuyard estimates forget 6bc82145      by ID; several are possible
+    gpuyard estimates forget train.py      all with this text in their command
     gpuyard estimates forget --all
     """,
     (
-        Option("limit", "N", "At most so many. [what fits the terminal; 50 in a pipe]"),
-        Option("all", None, "With `forget`: everything that was learned."),
+        Option("limit", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
+        Option("all", None, "With `forget`: all estimates."),
         JSON,
     ),
     Arguments("[forget ID...|TEXT]", is_many=True),
@@ -46,18 +48,18 @@ _OTHER_LINES = 3
 
 
 def run(typed: Typed) -> int:
-    verb, *words = typed.words or ["list"]
+    verb, *names = typed.words or ["list"]
     if verb == "forget":
-        return _forget(typed, words)
+        return _forget(typed, names)
     if typed.words:
-        raise UserError(f"`gpuyard estimates {verb}` is not understood", hint="write gpuyard estimates forget TEXT")
+        raise UserError(f"`gpuyard estimates` has no command '{verb}'", hint="write gpuyard estimates forget TEXT")
     if typed.flag("all"):
-        raise UserError("--all goes with `forget`", hint="--limit 1000 lists more")
+        raise UserError("--all needs `forget`", hint="--limit 1000 lists more")
     return _list(typed)
 
 
 def _list(typed: Typed) -> int:
-    query = {"limit": str(_limit(typed.text("limit")))}
+    query = {"limit": str(read_limit(typed, "estimates", _OTHER_LINES))}
     with connect(start=True) as daemon:
         answer = daemon.request("GET", "/estimates", query)
     if typed.flag("json"):
@@ -65,47 +67,36 @@ def _list(typed: Typed) -> int:
     elif answer["estimates"]:
         say_table(_COLUMNS, list(map(_cells, answer["estimates"])))
         if answer["more"]:
-            say(paint("and more: `gpuyard estimates --limit 1000` shows them", "dim"))
+            say(paint("and more: `gpuyard estimates --limit 1000` lists them", "dim"))
     else:
-        say("Nothing has been learned yet: a job that comes to its end teaches.")
+        say("No estimates yet: gpuyard learns from each job that finishes.")
     return 0
 
 
-def _limit(typed: str | None) -> int:
-    if typed is None:
-        lines = room()[1]
-        return 50 if lines is None else max(20, lines - _OTHER_LINES)
-    if not typed.isascii() or not typed.isdigit() or int(typed) == 0:
-        raise UserError(f"--limit '{typed}' is not a number of estimates", hint="write it as --limit 100")
-    return int(typed)
-
-
-def _cells(one: "dict[str, Any]") -> list[str]:
+def _cells(estimate: "dict[str, Any]") -> list[str]:
     return [
-        one["fingerprint"][:_SHORT_ID],
-        one["kind"],
-        str(one["runs"]),
-        size_text(one["memory_mb"]),
-        size_text(one["peak_mb"]),
-        size_text(one["ram_mb"]),
-        UNKNOWN if one["load_percent"] is None else f"{one['load_percent']:.0f}%",
-        duration_text(one["mean_s"]),
-        UNKNOWN if one["off_percent"] is None else f"{one['off_percent']:+.0f}%",
-        time_text(one["seen_at"])[:-3],
-        one["label"],
+        estimate["fingerprint"][:_SHORT_ID],
+        estimate["kind"],
+        str(estimate["runs"]),
+        format_size(estimate["memory_mb"]),
+        format_size(estimate["peak_mb"]),
+        format_size(estimate["ram_mb"]),
+        UNKNOWN if estimate["load_percent"] is None else f"{estimate['load_percent']:.0f}%",
+        format_duration(estimate["mean_s"]),
+        UNKNOWN if estimate["off_percent"] is None else f"{estimate['off_percent']:+.0f}%",
+        format_time(estimate["seen_at"])[:-3],
+        estimate["label"],
     ]
 
 
-def _forget(typed: Typed, words: list[str]) -> int:
-    if bool(words) == typed.flag("all"):
-        raise UserError(
-            "which estimates should be forgotten?", hint="write gpuyard estimates forget train.py, or --all"
-        )
-    body = {"words": words} if words else {"all": True}
+def _forget(typed: Typed, names: list[str]) -> int:
+    if bool(names) == typed.flag("all"):
+        raise UserError("which estimates should be deleted?", hint="write gpuyard estimates forget train.py, or --all")
+    body = {"words": names} if names else {"all": True}
     with connect(start=True) as daemon:
         answer = daemon.request("POST", "/estimates/forget", body=body)
     if typed.flag("json"):
         say_json(answer)
     else:
-        say(f"forgot {count_text(answer['forgotten'], 'estimate')}")
+        say(f"deleted {format_count(answer['forgotten'], 'estimate')}")
     return 0

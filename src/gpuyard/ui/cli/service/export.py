@@ -1,12 +1,12 @@
-"""`gpuyard export`: writes a script that submits what waits here to Slurm or Ray."""
+"""`gpuyard export`: writes a script that submits waiting jobs to Slurm or Ray."""
 
 import os
 import sys
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.text_table import count_text
 from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
     from gpuyard.recipes.export.script_text import Script
 
 VERB = Verb(
-    """Write a script that submits what waits here to Slurm or Ray.
+    """Write a script that submits waiting jobs to Slurm or Ray.
 
-    All that waits is in it, or the jobs that are named: 17, 17-20, name=big, tag=night. FILE may be - for standard
-    output. It needs no gpuyard, and holds no values of variables. What it cannot do is told, and stands in it as
-    comments. The jobs stay in this queue.
+    It contains all waiting jobs, or the jobs of IDS: 17, 17-20, name=big or tag=night. FILE may be - for standard
+    output. The script does not need gpuyard, and contains no values of environment variables. What it cannot express
+    is printed, and is in the script as comments. The jobs stay in this queue.
 
     \b
     gpuyard export slurm submit.sh
     gpuyard export ray - tag=night
     """,
-    (Option("force", None, "Write over FILE where it is there already."),),
+    (Option("force", None, "Overwrite FILE if it exists."),),
     Arguments("slurm|ray FILE [IDS]...", is_many=True),
 )
 _SITES = ("slurm", "ray")
 
 
 def run(typed: Typed) -> int:
-    site, path, ids = _understood(typed.words)
-    jobs = _ask(ids)
+    site, path, ids = _read_arguments(typed.words)
+    jobs = _request(ids)
     script = _script(site, jobs)
     _write(path, script.text, is_forced=typed.flag("force"))
     for line in script.notes:
-        note(f"gpuyard: not carried over: {line}")
+        note(f"gpuyard: not in the script: {line}")
     for line in _advice(path, jobs):
         note(f"gpuyard: {line}")
     return 0
 
 
-def _understood(words: list[str]) -> tuple[str, str, str]:
+def _read_arguments(words: list[str]) -> tuple[str, str, str]:
     if len(words) < 2 or words[0] not in _SITES:
-        raise UserError("where to, and into which file?", hint="write it as gpuyard export slurm submit.sh")
+        raise UserError("which target, and which file?", hint="write it as gpuyard export slurm submit.sh")
     return words[0], words[1], " ".join(words[2:])
 
 
-def _ask(ids: str) -> "list[ExportedJob]":
+def _request(ids: str) -> "list[ExportedJob]":
     import msgspec
 
     from gpuyard.core.cluster.export import ExportedJob
@@ -61,12 +61,12 @@ def _ask(ids: str) -> "list[ExportedJob]":
             page = queue.request("GET", "/exports", {"ids": ids, "after": str(page["next"])})
             found += page["jobs"]
     if not found:
-        raise UserError("nothing waits in the queue", hint="name jobs to have others in the script")
+        raise UserError("no job is waiting", hint="name jobs to export others")
     return msgspec.convert(found, list[ExportedJob])
 
 
 def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
-    """By the same configuration as the engine of that name goes by."""
+    """Generate the script with the configuration of the engine of that name."""
     import msgspec
 
     from gpuyard.config import load_config
@@ -85,19 +85,19 @@ def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
 
 
 def _write(path: str, text: str, *, is_forced: bool) -> None:
-    """Words of commands need not be text; they are as they were."""
+    """Write the script; arguments of commands that are not UTF-8 keep their bytes."""
     content = text.encode("utf-8", "surrogateescape")
     if path == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         return
-    how = os.O_TRUNC if is_forced else os.O_EXCL
+    mode = os.O_TRUNC if is_forced else os.O_EXCL
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o755), "wb") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o755), "wb") as file:
             file.write(content)
-            os.chmod(path, 0o755)  # noqa: S103 - a script, to be run by whoever may read it
+            os.chmod(path, 0o755)  # noqa: S103 - a script, executable for everyone who may read it
     except FileExistsError:
-        raise UserError(f"'{path}' is there already", hint="name another file, or say --force") from None
+        raise UserError(f"'{path}' exists already", hint="name another file, or give --force") from None
     except OSError as error:
         raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error
 
@@ -108,9 +108,9 @@ def _advice(path: str, jobs: "list[ExportedJob]") -> "list[str]":
 
     waiting = [job.id for job in jobs if job.state not in FINISHED | LIVE]
     live = [job.id for job in jobs if job.state in LIVE]
-    advice = [] if path == "-" else [f"{count_text(len(jobs), 'job')} in {path}"]
+    advice = [] if path == "-" else [f"{format_count(len(jobs), 'job')} in {path}"]
     if waiting:
-        advice.append(f"they wait here as well, until `gpuyard cancel {format_ids(waiting)}`")
+        advice.append(f"they still wait in this queue too; `gpuyard cancel {format_ids(waiting)}` removes them")
     if live:
-        advice.append(f"under way here as well: {format_ids(live)}")
+        advice.append(f"still running in this queue too: {format_ids(live)}")
     return advice

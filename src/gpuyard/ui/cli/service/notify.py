@@ -1,14 +1,14 @@
-"""`gpuyard notify`: sends a test notification, to see whether it arrives."""
+"""`gpuyard notify`: sends a test notification."""
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import say, say_json
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
-    """Send a test notification, to see whether it arrives.
+    """Send a test notification, and print for each target whether it was delivered.
 
-    It goes to the targets of the configuration's [notify], or to the one that is named: a command, or a URL of a
-    service that Apprise speaks. It says what came of each; the exit status is 1 where one did not get it.
+    It goes to the targets under [notify] in the configuration, or to TARGET: a command, or a URL of a service that
+    Apprise supports. Exit status 1 if a target did not get it.
 
     \b
     gpuyard notify test
@@ -23,7 +23,9 @@ VERB = Verb(
 def run(typed: Typed) -> int:
     verb, *named = typed.words or [""]
     if verb != "test" or len(named) > 1:
-        raise UserError("what should be sent?", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'")
+        raise UserError(
+            "`gpuyard notify` has one command: test", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'"
+        )
     targets = _targets(named)
     results = [_send(target) for target in targets]
     if typed.flag("json"):
@@ -41,7 +43,7 @@ def _targets(named: list[str]) -> "list[str]":
     targets = [check_target(target) for target in named] or list(load_config().notify.to)
     if not targets:
         path = config_dir() / "config.toml"
-        raise UserError("there is nobody to be told", hint=f"name targets as to = [...] under [notify] in {path}")
+        raise UserError("no notification target is configured", hint=f"set to = [...] under [notify] in {path}")
     return targets
 
 
@@ -55,6 +57,6 @@ def _send(target: str) -> "dict[str, str | None]":
     message = Message(
         events="test",
         title=f"A test{at_host(socket.gethostname())}",
-        body="gpuyard can tell you what happens in the queue.",
+        body="gpuyard can notify you about the queue.",
     )
     return {"target": shown(target), "problem": send(target, message).problem}

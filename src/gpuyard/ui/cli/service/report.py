@@ -1,4 +1,4 @@
-"""`gpuyard report`: what the queue has done of late, in figures and as a picture."""
+"""`gpuyard report`: totals of the last week, or any other time, with a chart."""
 
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault, UserError
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 _BY = ("user", "workspace", "name")
 
 VERB = Verb(
-    """Sum up a week, or any other time: GPU-hours, waits, waste and failures, in a picture.
+    """Sum up a week, or any other time: GPU-hours, waits, unused memory and failures, with a chart.
 
-    GPU-hours are the time of jobs on each of their GPUs, without the time in which they were suspended; jobs that share
-    a GPU count each. Waste is memory that was reserved and never used.
+    GPU-hours are the time of jobs on each of their GPUs, without suspended time; jobs that share a GPU count each.
+    Waste is memory that was reserved and never used.
     """,
     (
-        Option("since", "TIME", "How far back, such as 24h or 30d. [7d]"),
+        Option("since", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
         Option("by", "WHAT", "Group jobs by user, workspace or name. [user]"),
-        Option("html", "FILE", "Write it as a page, a file that needs no other."),
+        Option("html", "FILE", "Write it to one self-contained HTML file."),
         JSON,
     ),
 )

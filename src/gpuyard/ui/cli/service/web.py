@@ -1,4 +1,4 @@
-"""`gpuyard web`: opens the queue's page, and prints where it is."""
+"""`gpuyard web`: opens the queue's web page, and prints its address."""
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.errors import UserError
@@ -10,17 +10,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERB = Verb(
-    """Open the queue's page, and print where it is.
+    """Open the queue's web page, and print its address.
 
-    The daemon serves it, on this machine alone, to whoever has the token in the address: open the whole of it. Asked
-    again, it prints the same. `web = true` in config.toml opens it whenever the daemon starts.
+    The daemon serves it on this machine only, to browsers that have the token: open the whole address. Called again,
+    it prints the same address. `web = true` in config.toml opens the page whenever the daemon starts.
     """,
     (
-        Option("address", "ADDRESS", "Serve it there, for other machines to reach, unencrypted  [127.0.0.1]"),
-        Option("port", "PORT", "Serve it on that port, 0 for any  [8765, or the next that is free]"),
-        Option("read-only", None, "For looking only: nothing can be changed or submitted."),
-        Option("new-token", None, "Make a new token; whoever has the old one is locked out."),
-        Option("stop", None, "Serve it no longer."),
+        Option(
+            "address",
+            "ADDRESS",
+            "Listen on this address, unencrypted, so that other machines can reach it. [127.0.0.1]",
+        ),
+        Option("port", "PORT", "Listen on this port; 0 for any free one. [8765, or the next free one]"),
+        Option("read-only", None, "Read-only: the page cannot change or submit jobs."),
+        Option("new-token", None, "Make a new token; the old one stops working."),
+        Option("stop", None, "Close the page."),
         JSON,
     ),
 )
@@ -30,30 +34,30 @@ def run(typed: Typed) -> int:
     if typed.flag("stop"):
         return _stop(typed)
     with connect(start=True) as daemon:
-        told = daemon.request("POST", "/web", body=_asked(typed), is_repeatable=not typed.flag("new-token"))
+        answer = daemon.request("POST", "/web", body=_body(typed), is_repeatable=not typed.flag("new-token"))
     if typed.flag("json"):
-        say_json(told)
+        say_json(answer)
     else:
-        _tell(told)
+        _show(answer)
     return 0
 
 
-def _asked(typed: Typed) -> "dict[str, Any]":
-    asked: dict[str, Any] = {}
+def _body(typed: Typed) -> "dict[str, Any]":
+    body: dict[str, Any] = {}
     if typed.text("address") is not None:
-        asked["address"] = typed.text("address")
+        body["address"] = typed.text("address")
     if typed.text("port") is not None:
-        asked["port"] = _read_port(str(typed.text("port")))
+        body["port"] = _read_port(str(typed.text("port")))
     if typed.flag("read-only"):
-        asked["read_only"] = True
+        body["read_only"] = True
     if typed.flag("new-token"):
-        asked["new_token"] = True
-    return asked
+        body["new_token"] = True
+    return body
 
 
 def _read_port(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
-        raise UserError(f"'{text}' is no port", hint="a number up to 65535, or 0 for any that is free")
+        raise UserError(f"'{text}' is not a port", hint="give a number up to 65535, or 0 for any free port")
     return int(text)
 
 
@@ -70,14 +74,14 @@ def _stop(typed: Typed) -> int:
     return 0
 
 
-def _tell(told: "dict[str, Any]") -> None:
-    say(told["url"])
-    for text in told["notes"]:
+def _show(answer: "dict[str, Any]") -> None:
+    say(answer["url"])
+    for text in answer["notes"]:
         note(f"! {text}")
-    if told["read_only"]:
-        note("for looking only")
-    if told["address"] == "127.0.0.1":
+    if answer["read_only"]:
+        note("read-only")
+    if answer["address"] == "127.0.0.1":
         import os
 
-        port = told["port"]
-        note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, and open the same address")
+        port = answer["port"]
+        note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then open the same address")

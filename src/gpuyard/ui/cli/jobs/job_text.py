@@ -1,0 +1,65 @@
+"""A job of the daemon's answers as text: state, GPUs, memory and result, for `queue`, `show` and `top`."""
+
+from gpuyard.core.units import UNKNOWN, format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+# Each state with its symbol and its style, in the order in which they are counted.
+STATES = {
+    "running": ("●", "green"),
+    "resuming": ("◍", "green"),
+    "pending": ("◔", "green"),
+    "stopping": ("◍", "yellow"),
+    "suspending": ("◍", "yellow"),
+    "suspended": ("◐", "yellow"),
+    "queued": ("○", None),
+    "delayed": ("◌", "yellow"),
+    "blocked": ("◌", "yellow"),
+    "held": ("‖", "yellow"),
+    "failed": ("✗", "red"),
+    "rejected": ("✗", "red"),
+    "succeeded": ("✓", "dim"),
+    "cancelled": ("-", "dim"),
+}
+FINISHED = ("failed", "rejected", "succeeded", "cancelled")
+UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
+
+
+def job_name(job: "Mapping[str, Any]") -> str:
+    """Return `train`, `train[3]` for a job of an array, or the command of a job without a name."""
+    if not job["name"]:
+        return str(job["command"])
+    return str(job["name"]) if job["index"] is None else f"{job['name']}[{job['index']}]"
+
+
+def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:
+    """Return how long it has run, or waited."""
+    seconds: float | None = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
+    return seconds
+
+
+def devices_text(job: "Mapping[str, Any]") -> str:
+    """Return the indexes of the GPUs it has or had; before that the number it needs, such as `x2`."""
+    if job.get("place"):
+        return str(job["place"])
+    if job["gpu_indexes"]:
+        return ",".join("?" if index is None else str(index) for index in job["gpu_indexes"])
+    return f"x{job['gpus']}" if job["gpus"] else UNKNOWN
+
+
+def memory_text(job: "Mapping[str, Any]") -> str:
+    """Return the memory per GPU: reserved once it has started, estimated while it waits, else as submitted."""
+    if not job["gpus"]:
+        return UNKNOWN
+    key = "estimated_mb" if job["waited_s"] is not None else "reserved_mb" if job["attempt"] else "vram_mb"
+    return "alone" if job[key] is None else format_size(job[key])
+
+
+def result_text(job: "Mapping[str, Any]") -> str:
+    """Return how the job or attempt ended, or why it has not started."""
+    if job["reason"] or job["ended_at"] is None:
+        return job["reason"] or ""
+    return f"exit {job['status']}" if job["status"] is not None else job["outcome"] or ""
