@@ -294,7 +294,7 @@ LACK = {
     ("growth", "following"),
     [
         ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "retry when 4.5 GB of RAM are available"),
-        ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "again"),
+        ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "retry"),
     ],
 )
 def test_want_of_ram_is_told_apart_from_want_of_gpu_memory(

@@ -39,7 +39,7 @@ class Top(App[None]):
     AUTO_FOCUS = None
     CSS = """
     Screen { overflow: hidden; }
-    Lines { width: 100%; height: 1; }
+    LinePanel { width: 100%; height: 1; }
     #page { height: 100%; }
     #filter { display: none; height: 1; }
     #filter Static { width: auto; }
@@ -141,13 +141,13 @@ class Top(App[None]):
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.board.window.height - 1))
 
-    def on_lines_pointed(self, told: LinePanel.Pointed) -> None:
+    def on_line_panel_pointed(self, told: LinePanel.Pointed) -> None:
         """The first two lines of the queue are its headings."""
         at = self.board.window.top + told.line - 2
         if told.panel == "queue" and told.line >= 2 and at < self.board.page.total:
             self.action_move(at - self.board.window.at)
 
-    def on_lines_wheeled(self, told: LinePanel.Wheeled) -> None:
+    def on_line_panel_wheeled(self, told: LinePanel.Wheeled) -> None:
         if told.panel == "devices":
             self.action_devices(told.by)
         elif told.panel == "queue":

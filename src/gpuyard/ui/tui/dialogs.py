@@ -80,7 +80,7 @@ class TextDialog(ModalScreen[None]):
         self._left = max(0, self._left + by)
         self.draw()
 
-    def on_lines_wheeled(self, told: LinePanel.Wheeled) -> None:
+    def on_line_panel_wheeled(self, told: LinePanel.Wheeled) -> None:
         self.action_scroll(3 * told.by)
 
     @property

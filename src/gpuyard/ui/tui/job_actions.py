@@ -25,8 +25,8 @@ ACTS = {
         JobAction(verb="hold", done="held", not_done="is not held"),
         JobAction(verb="release", done="released", not_done="is not released"),
         JobAction(verb="retry", done="queued again", not_done="is not queued again"),
-        JobAction(verb="suspend", done="suspending", not_done="is left as it is"),
-        JobAction(verb="resume", done="resuming when there is room:", not_done="is left as it is"),
+        JobAction(verb="suspend", done="suspending", not_done="is unchanged"),
+        JobAction(verb="resume", done="will resume when memory is free:", not_done="is unchanged"),
     )
 }
 
