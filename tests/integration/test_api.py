@@ -310,7 +310,7 @@ def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> No
     ("options", "said"),
     [
         ({"vram": "30G"}, r"no GPU has 30 GB"),
-        ({"memory_free_threshold_gb": 30}, "more than the GPUs have"),
+        ({"memory_free_threshold_gb": 30}, "no GPU has 30 GB"),
         ({"num_gpus": 2, "specific_gpus": [0, 0]}, "2 GPUs needed, but only 1 can be used"),
         ({"vram": float("nan")}, "vram is nan"),
         ({"vram": 0}, "vram is 0"),

@@ -27,9 +27,7 @@ def test_room_that_is_overdrawn_is_told_as_none() -> None:
 
 
 def test_what_strangers_hold_is_told_with_what_would_be_allowed() -> None:
-    assert (
-        wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9 GB of it, over 1 GB"
-    )
+    assert wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9 GB of it, over 1 GB"
 
 
 @pytest.mark.parametrize(
