@@ -60,6 +60,7 @@
 
 import difflib
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -228,22 +229,20 @@ def lease_dir() -> Path:
 
 
 def config_dir() -> Path:
-    home = _home()
-    if home:
-        return home
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("gpuyard", appauthor=False))
+    return _home() or _user_dir("XDG_CONFIG_HOME", "~/.config")
 
 
 def state_dir() -> Path:
     """What must outlive a reboot."""
-    home = _home()
-    if home:
-        return home
-    import platformdirs
+    return _home() or _user_dir("XDG_STATE_HOME", "~/.local/state")
 
-    return Path(platformdirs.user_state_dir("gpuyard", appauthor=False))
+
+def _user_dir(variable: str, default: str) -> Path:
+    """Return gpuyard's directory by the XDG rules, or the usual one of macOS. Ignores a relative `variable`."""
+    named = os.environ.get(variable, "").strip()
+    if not os.path.isabs(named):
+        named = os.path.expanduser("~/Library/Application Support" if sys.platform == "darwin" else default)
+    return Path(named, "gpuyard")
 
 
 def simulated_devices() -> str | None:

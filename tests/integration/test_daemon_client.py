@@ -29,7 +29,7 @@ from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 HEAVY = (
-    "asyncio", "click", "contextlib", "json", "msgspec", "platformdirs", "psutil", "re", "rich", "socket", "subprocess",
+    "asyncio", "click", "contextlib", "json", "msgspec", "psutil", "re", "rich", "socket", "subprocess",
     "typing",
 )  # fmt: skip
 JSON = st.recursive(
@@ -284,6 +284,7 @@ def test_reaching_the_daemon_imports_nothing_heavy(own_home: Path) -> None:
         {"GPUYARD_HOME": "relative/yard"},
         {"XDG_STATE_HOME": "/x/state"},
         {"XDG_STATE_HOME": ""},
+        {"XDG_STATE_HOME": "relative/state"},
         {},
     ],
 )

@@ -127,7 +127,7 @@ def test_every_queue_verb_has_a_help_that_begins_with_its_line_in_the_overview(v
 @pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
 @pytest.mark.usefixtures("unmeasured")
 def test_a_queue_verb_is_there_without_what_costs_time(verb: str) -> None:
-    heavy = {"click", "rich", "msgspec", "psutil", "platformdirs", "asyncio", "socket", "subprocess", "json"}
+    heavy = {"click", "rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
     program = (
         "import sys, gpuyard.ui.cli.fast_parser\n"
         f"gpuyard.ui.cli.import_verb('{verb}')\n"

@@ -1,6 +1,6 @@
-"""What has happened since the daemon started, counted: starts, ends, waits, steps. `exposition` puts it into words.
+"""Count the events since the daemon started: starts, ends, waits, steps. `prometheus_text` writes them.
 
-It hears of every step, a thousand times a second where jobs are short, so it only ever adds up.
+The counters are called after every step, up to a thousand times a second with short jobs, so they only add.
 """
 
 from bisect import bisect_left
@@ -24,7 +24,7 @@ _SHORT_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.
 
 
 class Histogram:
-    """How many were up to each bound, and above the last; `total` is of their values."""
+    """Counts per bucket: values up to each bound, then those above the last one. `total` is the sum of all values."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -39,7 +39,7 @@ class Histogram:
 
 
 class EventCounters:
-    """Every label is there from the beginning: a series that starts at its first event hides that event."""
+    """Every label starts at zero: Prometheus would miss the first event of a series that appears with it."""
 
     def __init__(self) -> None:
         self.starts = 0
@@ -56,46 +56,43 @@ class EventCounters:
         self._snapshot: Snapshot | None = None
         self._examined: set[int] = set()
 
-    def note(self, step: Step, step_s: float, plan: Plan, snapshot: Snapshot) -> None:
-        """After each step: what it took, what it brought, what it goes by."""
+    def count(self, step: Step, step_s: float, plan: Plan, snapshot: Snapshot) -> None:
+        """Count the events of a step that took `step_s`, and the jobs that its plan keeps waiting."""
         self.step_s.add(step_s)
-        for news in step.events:
-            self._note_news(news)
+        for event in step.events:
+            if event.kind is PublishedEventKind.STARTED:
+                self._count_start(event)
+            elif event.kind is PublishedEventKind.ENDED:
+                self._count_end(event)
+            else:
+                self.jobs_finished[event.job.state] += 1
+                self._avoided.discard(event.job.id)
         if plan.waiting:
-            self._note_avoided(plan, snapshot)
+            self._count_avoided(plan, snapshot)
 
-    def _note_news(self, news: PublishedEvent) -> None:
-        if news.kind is PublishedEventKind.STARTED:
-            self._note_start(news)
-        elif news.kind is PublishedEventKind.ENDED:
-            self._note_end(news)
-        else:
-            self.jobs_finished[news.job.state] += 1
-            self._avoided.discard(news.job.id)
-
-    def _note_start(self, news: PublishedEvent) -> None:
+    def _count_start(self, event: PublishedEvent) -> None:
         self.starts += 1
-        queued_at = news.job.queued_at
-        self.wait_s.add(max(0.0, news.at - (news.job.submitted_at if queued_at is None else queued_at)))
+        queued_at = event.job.queued_at
+        self.wait_s.add(max(0.0, event.at - (event.job.submitted_at if queued_at is None else queued_at)))
 
-    def _note_end(self, news: PublishedEvent) -> None:
-        assert news.outcome is not None
-        assert news.attempt is not None
-        self.attempts_ended[news.outcome.kind] += 1
-        if news.attempt.has_started:
-            self.run_s.add(news.attempt.ran_s(news.at))
-        if news.attempt.lack is not None:
-            self.out_of_memory[news.attempt.lack.shortage.where] += 1
+    def _count_end(self, event: PublishedEvent) -> None:
+        assert event.outcome is not None
+        assert event.attempt is not None
+        self.attempts_ended[event.outcome.kind] += 1
+        if event.attempt.has_started:
+            self.run_s.add(event.attempt.ran_s(event.at))
+        if event.attempt.lack is not None:
+            self.out_of_memory[event.attempt.lack.shortage.where] += 1
 
-    def _note_avoided(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Each job counts once, and is looked into once for each look at the machine: it may wait for many steps."""
+    def _count_avoided(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Count each job once. A job waits for many steps, so it is examined once per snapshot."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._examined.clear()
-        for hold in plan.waiting:
-            if hold.job_id in self._examined:
+        for waiting in plan.waiting:
+            if waiting.job_id in self._examined:
                 continue
-            self._examined.add(hold.job_id)
-            if hold.job_id not in self._avoided and would_have_run_out(hold, snapshot):
-                self._avoided.add(hold.job_id)
+            self._examined.add(waiting.job_id)
+            if waiting.job_id not in self._avoided and would_have_run_out(waiting, snapshot):
+                self._avoided.add(waiting.job_id)
                 self.out_of_memory_avoided += 1

@@ -1,4 +1,4 @@
-"""What is counted of what happens."""
+"""The counters of `/metrics`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.daemon.metrics.counters import EventCounters, Histogram
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import queue, view
-from tests.unit.daemon.metrics.test_prometheus_text import told
+from tests.unit.daemon.metrics.test_prometheus_text import series_of_counters
 
 SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=1, spec=SPEC, state=JobState.RUNNING, priority=0, user="me", submitted_at=100.0)
@@ -25,14 +25,14 @@ ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=200.0)
 EMPTY = Snapshot(taken_at=0.0, host=Host())
 
 
-def step(*news: PublishedEvent) -> Step:
-    return Step(wake_at=None, waits_for_devices=False, waits_for_sample=False, started=0, events=news)
+def step(*events: PublishedEvent) -> Step:
+    return Step(wake_at=None, waits_for_devices=False, waits_for_sample=False, started=0, events=events)
 
 
-def tally_of(*news: PublishedEvent) -> EventCounters:
-    tally = EventCounters()
-    tally.note(step(*news), 0.001, Plan(), EMPTY)
-    return tally
+def count_events(*events: PublishedEvent) -> EventCounters:
+    counters = EventCounters()
+    counters.count(step(*events), 0.001, Plan(), EMPTY)
+    return counters
 
 
 def started(job: Job = JOB, at: float = 200.0) -> PublishedEvent:
@@ -53,9 +53,9 @@ def lack(where: ShortageKind) -> MemoryLack:
     return MemoryLack(shortage=Shortage(where=where, says="out of memory"))
 
 
-def test_starts_and_ends_are_counted_by_how_they_ended() -> None:
-    series = told(
-        tally_of(
+def test_starts_are_counted_and_ends_by_outcome() -> None:
+    series = series_of_counters(
+        count_events(
             started(),
             started(),
             ended(OutcomeKind.FAILED),
@@ -72,73 +72,73 @@ def test_starts_and_ends_are_counted_by_how_they_ended() -> None:
     assert series["gpuyard_jobs_finished_total", "failed"] == 0
 
 
-def test_out_of_memory_is_told_by_whose_memory_it_was() -> None:
+def test_out_of_memory_is_counted_by_device_and_host() -> None:
     host, device = (
         ended(OutcomeKind.OUT_OF_MEMORY, lack=lack(where)) for where in (ShortageKind.HOST, ShortageKind.DEVICE)
     )
-    series = told(tally_of(host, device, device, ended(OutcomeKind.FAILED)))
+    series = series_of_counters(count_events(host, device, device, ended(OutcomeKind.FAILED)))
     assert [series["gpuyard_out_of_memory_total", where] for where in ("device", "host")] == [2, 1]
     assert series["gpuyard_attempts_ended_total", "out-of-memory"] == 3
 
 
-def test_a_wait_is_from_when_it_was_last_queued() -> None:
-    tally = tally_of(started(at=102.0), started(replace(JOB, queued_at=195.0), at=200.0))
-    assert tally.wait_s.total == 2.0 + 5.0
-    assert told(tally)["gpuyard_wait_seconds_bucket", "3"] == 1
+def test_a_wait_starts_when_the_job_was_last_queued() -> None:
+    counters = count_events(started(at=102.0), started(replace(JOB, queued_at=195.0), at=200.0))
+    assert counters.wait_s.total == 2.0 + 5.0
+    assert series_of_counters(counters)["gpuyard_wait_seconds_bucket", "3"] == 1
 
 
-def test_a_clock_that_was_set_back_makes_no_wait_below_zero() -> None:
-    assert tally_of(started(at=50.0)).wait_s.total == 0.0
+def test_a_clock_set_back_gives_no_negative_wait() -> None:
+    assert count_events(started(at=50.0)).wait_s.total == 0.0
 
 
-def test_a_run_leaves_out_the_time_in_which_it_was_suspended_and_one_that_never_began() -> None:
+def test_run_time_excludes_suspension_and_attempts_that_never_started() -> None:
     suspended = ended(OutcomeKind.SUCCEEDED, at=260.0, suspended_s=20.0)
-    series = told(tally_of(suspended, ended(OutcomeKind.CANCELLED, engine="slurm", place=None)))
+    series = series_of_counters(count_events(suspended, ended(OutcomeKind.CANCELLED, engine="slurm", place=None)))
     assert (series["gpuyard_run_seconds_sum", ""], series["gpuyard_run_seconds_count", ""]) == (40.0, 1)
     assert series["gpuyard_attempts_ended_total", "cancelled"] == 1
 
 
 @pytest.mark.parametrize(("value", "bound"), [(0.5, "1"), (1.0, "1"), (1.5, "2"), (2.5, "+Inf")])
-def test_a_bound_takes_in_what_is_equal_to_it(value: float, bound: str) -> None:
+def test_a_bucket_includes_its_bound(value: float, bound: str) -> None:
     histogram = Histogram([1.0, 2.0])
     histogram.add(value)
     assert dict(zip(["1", "2", "+Inf"], histogram.counts, strict=True))[bound] == 1
 
 
-def test_buckets_add_up() -> None:
-    tally = EventCounters()
+def test_buckets_are_cumulative() -> None:
+    counters = EventCounters()
     for took in (5e-6, 3e-5, 0.003, 7.0):
-        tally.note(step(), took, Plan(), EMPTY)
-    series = told(tally)
+        counters.count(step(), took, Plan(), EMPTY)
+    series = series_of_counters(counters)
     bounds = ("1e-05", "5e-05", "0.005", "1", "+Inf")
     assert [series["gpuyard_step_seconds_bucket", bound] for bound in bounds] == [1, 2, 3, 3, 4]
     assert series["gpuyard_step_seconds_count", ""] == 4
     assert series["gpuyard_step_seconds_sum", ""] == pytest.approx(7.003035)
 
 
-def test_each_job_that_was_kept_from_running_out_counts_once() -> None:
+def test_a_job_kept_from_running_out_of_memory_counts_once() -> None:
     on, reserved = machine(card(0)), [lease("a", "G0", memory_mb=16 * GB)]
 
     def plan(*waiting: int) -> Plan:
         lanes = (queue(job_id, shared((10 + job_id) * GB)) for job_id in waiting)
         return decide(view(*lanes, on=on, leases=reserved))
 
-    tally = EventCounters()
+    counters = EventCounters()
     for snapshot in (on, on, replace(on, taken_at=1.0)):
-        tally.note(step(), 0.001, plan(1), snapshot)
-    assert told(tally)["gpuyard_out_of_memory_avoided_total", ""] == 1
-    tally.note(step(), 0.001, plan(1, 2), replace(on, taken_at=2.0))
-    assert told(tally)["gpuyard_out_of_memory_avoided_total", ""] == 2
-    tally.note(step(finished(JobState.CANCELLED)), 0.001, Plan(), on)
-    tally.note(step(), 0.001, plan(1), replace(on, taken_at=3.0))
-    assert told(tally)["gpuyard_out_of_memory_avoided_total", ""] == 3  # a person had it run again
+        counters.count(step(), 0.001, plan(1), snapshot)
+    assert series_of_counters(counters)["gpuyard_out_of_memory_avoided_total", ""] == 1
+    counters.count(step(), 0.001, plan(1, 2), replace(on, taken_at=2.0))
+    assert series_of_counters(counters)["gpuyard_out_of_memory_avoided_total", ""] == 2
+    counters.count(step(finished(JobState.CANCELLED)), 0.001, Plan(), on)
+    counters.count(step(), 0.001, plan(1), replace(on, taken_at=3.0))
+    assert series_of_counters(counters)["gpuyard_out_of_memory_avoided_total", ""] == 3  # after the user ran it again
 
 
-def test_one_is_looked_at_again_with_the_next_look() -> None:
+def test_a_waiting_job_is_examined_again_with_the_next_snapshot() -> None:
     reserved, full = [lease("a", "G0", memory_mb=16 * GB)], machine(card(0, used=16 * GB))
     plan = decide(view(queue(1, shared(12 * GB)), on=full, leases=reserved))
-    tally = EventCounters()
-    tally.note(step(), 0.001, plan, full)
-    assert tally.out_of_memory_avoided == 0
-    tally.note(step(), 0.001, plan, machine(card(0, used=2 * GB)))
-    assert tally.out_of_memory_avoided == 1
+    counters = EventCounters()
+    counters.count(step(), 0.001, plan, full)
+    assert counters.out_of_memory_avoided == 0
+    counters.count(step(), 0.001, plan, machine(card(0, used=2 * GB)))
+    assert counters.out_of_memory_avoided == 1

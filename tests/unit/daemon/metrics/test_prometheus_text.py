@@ -1,11 +1,14 @@
-"""What is told at a scrape, in Prometheus' words, and the dashboard that shows it."""
+"""`/metrics` as prometheus-client parses it, and the dashboard that shows it."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +19,7 @@ from gpuyard.core.memory.device_breakdown import break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.daemon.metrics.counters import EventCounters
-from gpuyard.daemon.metrics.prometheus_text import Scrape, expose
+from gpuyard.daemon.metrics.prometheus_text import Scrape, write_metrics
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine
 
 DASHBOARD = Path(__file__).parents[4] / "docs/grafana.json"
@@ -27,9 +30,9 @@ NOTHING = Scrape(
     is_paused=False,
     counts=dict.fromkeys(JobState, 0),
     snapshot=EMPTY,
-    parts={},
+    breakdowns={},
     leases={},
-    tally=EventCounters(),
+    counters=EventCounters(),
 )
 CARD = card(0, used=6 * GB, temperature_c=60.0, power_limit_w=300.0, name="A card")
 PROMISES = [
@@ -42,14 +45,14 @@ PROMISES = [
 ALL = replace(
     NOTHING,
     snapshot=machine(CARD, host=Host(cpu_percent=25.0, memory_total_mb=4096.0, memory_available_mb=1024.0)),
-    parts={"G0": break_down(CARD, PROMISES, {"own"})},
+    breakdowns={"G0": break_down(CARD, PROMISES, {"own"})},
     leases={"own": 1, "others": 2},
 )
 Series = dict[tuple[str, str], float]
 
 
 def families_of(scrape: Scrape) -> list[Metric]:
-    return list(text_string_to_metric_families(expose(scrape).decode()))
+    return list(text_string_to_metric_families(write_metrics(scrape).decode()))
 
 
 def samples_of(scrape: Scrape) -> list[Sample]:
@@ -57,15 +60,15 @@ def samples_of(scrape: Scrape) -> list[Sample]:
 
 
 def series_of(scrape: Scrape) -> Series:
-    """By name and by the first label's value, where it has one."""
+    """Return the values by name and by the value of the first label, if any."""
     return {(one.name, next(iter(one.labels.values()), "")): one.value for one in samples_of(scrape)}
 
 
-def told(tally: EventCounters) -> Series:
-    return series_of(replace(NOTHING, tally=tally))
+def series_of_counters(counters: EventCounters) -> Series:
+    return series_of(replace(NOTHING, counters=counters))
 
 
-def test_who_has_what_of_a_device_adds_up_to_it() -> None:
+def test_the_parts_of_a_devices_memory_add_up() -> None:
     series = series_of(ALL)
     parts = {name: series[f"gpuyard_device_memory_{name}_bytes", "G0"] / GB / BYTES for name in
              ("own", "own_used", "others", "others_used", "foreign", "free", "used", "total")}  # fmt: skip
@@ -75,14 +78,14 @@ def test_who_has_what_of_a_device_adds_up_to_it() -> None:
     assert [series["gpuyard_leases", whose] for whose in ("own", "others")] == [1, 2]
 
 
-def test_percents_are_ratios_and_megabytes_are_bytes() -> None:
+def test_percentages_become_ratios_and_megabytes_bytes() -> None:
     series = series_of(replace(ALL, snapshot=replace(ALL.snapshot, devices=(replace(CARD, utilization_percent=87.5),))))
     assert series["gpuyard_device_utilization_ratio", "G0"] == 0.875
     assert series["gpuyard_host_cpu_ratio", ""] == 0.25
     assert series["gpuyard_host_memory_available_bytes", ""] == 1024 * BYTES
 
 
-def test_what_is_unknown_is_left_out_and_not_zero() -> None:
+def test_an_unknown_value_is_left_out_rather_than_zero() -> None:
     unknown = card(1, used=None, power_draw_w=None, fault="it has vanished")
     series = series_of(replace(NOTHING, snapshot=machine(CARD, unknown, host=Host(cpu_percent=25.0))))
     assert [series["gpuyard_device_healthy", device] for device in ("G0", "G1")] == [1, 0]
@@ -93,14 +96,45 @@ def test_what_is_unknown_is_left_out_and_not_zero() -> None:
     assert ("gpuyard_host_memory_available_bytes", "") not in series
 
 
-def test_a_name_that_would_break_the_format_is_text() -> None:
-    name = 'a "b"\\\n}'
-    scrape = replace(NOTHING, snapshot=machine(replace(CARD, name=name, index=None)))
-    healthy = next(one for one in samples_of(scrape) if one.name == "gpuyard_device_healthy")
-    assert healthy.labels == {"device": "G0", "index": "", "name": name, "vendor": "nvidia"}
+def names(min_size: int = 0) -> st.SearchStrategy[str]:
+    special = st.sampled_from(['"', "\\", "\n", "\\n", "}", "{", ",", "=", " ", "#", "\r", "\u2028", "ä"])
+    return st.lists(st.one_of(special, st.characters(codec="utf-8")), min_size=min_size, max_size=8).map("".join)
 
 
-def test_the_queue_is_told_as_it_stands() -> None:
+@given(names(min_size=1), names())
+def test_any_text_is_read_back_from_a_label(device_id: str, name: str) -> None:
+    scrape = replace(NOTHING, snapshot=machine(replace(CARD, id=device_id, name=name, index=None)))
+    (healthy,) = (one for one in samples_of(scrape) if one.name == "gpuyard_device_healthy")
+    assert healthy.labels == {"device": device_id, "index": "", "name": name, "vendor": "nvidia"}
+
+
+@given(st.floats())
+def test_any_number_is_read_back(value: float) -> None:
+    read = series_of(replace(NOTHING, started_at=value))["gpuyard_daemon_start_time_seconds", ""]
+    assert read == value or (math.isnan(read) and math.isnan(value))
+
+
+def test_a_name_that_is_not_unicode_does_not_break_the_response() -> None:
+    scrape = replace(NOTHING, snapshot=machine(replace(CARD, name="a\udcff")))
+    assert b'name="a?"' in write_metrics(scrape)
+
+
+def test_a_metric_has_its_help_its_type_and_its_samples_in_this_order() -> None:
+    lines = write_metrics(ALL).decode().splitlines()
+    assert lines[lines.index("# HELP gpuyard_starts_total Attempts that started.") :][:3] == [
+        "# HELP gpuyard_starts_total Attempts that started.",
+        "# TYPE gpuyard_starts_total counter",
+        "gpuyard_starts_total 0.0",
+    ]
+    assert 'gpuyard_device_temperature_celsius{device="G0",index="0",name="A card",vendor="nvidia"} 60.0' in lines
+    assert 'gpuyard_wait_seconds_bucket{le="+Inf"} 0.0' in lines
+
+
+def test_a_metric_without_samples_is_left_out() -> None:
+    assert b"gpuyard_device" not in write_metrics(NOTHING)
+
+
+def test_the_queue_is_reported_by_state() -> None:
     series = series_of(replace(NOTHING, is_paused=True, counts={**NOTHING.counts, JobState.HELD: 3}))
     assert series["gpuyard_queue_paused", ""] == 1
     assert (series["gpuyard_jobs", "held"], series["gpuyard_jobs", "running"]) == (3, 0)
@@ -109,7 +143,7 @@ def test_the_queue_is_told_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize("family", families_of(ALL), ids=lambda family: family.name)
-def test_a_metric_is_named_and_described_as_prometheus_has_it(family: Metric) -> None:
+def test_a_metric_follows_the_naming_rules_of_prometheus(family: Metric) -> None:
     assert re.fullmatch(r"gpuyard_[a-z]+(_[a-z]+)*", family.name)
     assert family.documentation.endswith(".")
     assert family.samples
@@ -135,14 +169,14 @@ def expressions(dashboard: Any) -> list[str]:
     return shown + [variable["query"]["query"] for variable in dashboard["templating"]["list"]]
 
 
-def test_the_dashboard_asks_only_for_what_there_is(dashboard: Any) -> None:
-    there = {sample.name: set(sample.labels) for sample in samples_of(ALL)}
+def test_the_dashboard_queries_only_existing_metrics(dashboard: Any) -> None:
+    known = {sample.name: set(sample.labels) for sample in samples_of(ALL)}
     for expression in expressions(dashboard):
         asked = re.findall(r"(gpuyard_\w+)(?:\{([^}]*)\})?", expression)
         assert asked, expression
         for name, selected in asked:
-            assert name in there, expression
-            assert set(re.findall(r"(\w+)[!=]", selected)) <= there[name] | {"instance"}, expression
+            assert name in known, expression
+            assert set(re.findall(r"(\w+)[!=]", selected)) <= known[name] | {"instance"}, expression
 
 
 @pytest.mark.parametrize(
@@ -158,20 +192,20 @@ def test_the_dashboard_shows(shown: str, dashboard: Any) -> None:
     assert any(re.search(rf"\b{shown}\b", expression) for expression in expressions(dashboard))
 
 
-def test_states_and_outcomes_that_the_dashboard_names_are_those_there_are(dashboard: Any) -> None:
+def test_the_dashboard_names_only_existing_states(dashboard: Any) -> None:
     named = [word for text in expressions(dashboard) for words in re.findall(r'state!?=~?"([^"]+)"', text)
              for word in words.split("|")]  # fmt: skip
     assert named
     assert set(named) <= {str(state) for state in JobState}
 
 
-def test_the_dashboard_leaves_open_where_its_data_is(dashboard: Any) -> None:
+def test_the_dashboard_leaves_the_data_source_open(dashboard: Any) -> None:
     assert [each["name"] for each in dashboard["__inputs"]] == ["DS_PROMETHEUS"]
     sources = set(re.findall(r'"uid": "([^"]*)"', DASHBOARD.read_text()))
     assert sources == {"${DS_PROMETHEUS}", dashboard["uid"]}
 
 
-def test_no_two_panels_of_the_dashboard_are_in_the_same_place(dashboard: Any) -> None:
+def test_the_panels_of_the_dashboard_do_not_overlap(dashboard: Any) -> None:
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

@@ -1,0 +1,45 @@
+"""Where the configuration and the state are kept."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuyard.config import config_dir, state_dir
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUYARD_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+
+
+@pytest.mark.parametrize("unusable", [None, "", "  ", "relative/path", "~/path"])
+@pytest.mark.parametrize(
+    ("platform", "config", "state"),
+    [
+        ("linux", "/home/me/.config/gpuyard", "/home/me/.local/state/gpuyard"),
+        ("darwin", *["/home/me/Library/Application Support/gpuyard"] * 2),
+    ],
+)
+def test_the_default_is_the_platforms_directory(
+    unusable: str | None, platform: str, config: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    if unusable is not None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", unusable)
+        monkeypatch.setenv("XDG_STATE_HOME", unusable)
+    assert (config_dir(), state_dir()) == (Path(config), Path(state))
+
+
+def test_an_absolute_xdg_directory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/x/config")
+    monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
+    assert (config_dir(), state_dir()) == (Path("/x/config/gpuyard"), Path("/x/state/gpuyard"))
+
+
+def test_gpuyard_home_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
+    monkeypatch.setenv("GPUYARD_HOME", "~/gpuyard")
+    assert config_dir() == state_dir() == Path("/home/me/gpuyard")
