@@ -1,26 +1,26 @@
-"""Every exception gpuyard raises on purpose, in one tree.
+"""All exceptions that gpuyard raises on purpose, in one tree.
 
     GpuyardError
-    ├── UserError             your mistake: the message says what to type instead
-    └── EnvironmentFault      the machine's fault: the message says what to try
+    ├── UserError             the user's mistake: the message says what to type instead
+    └── EnvironmentFault      a fault of the machine: the message says what to try
         ├── SimulatedOutOfMemory  a simulated device is full
-        ├── DeviceFull        a device has no room for what is to be kept or made there
+        ├── DeviceFull        a device has too little free memory for an asset or a render output
         ├── AssetError        a scene's or an actor's file cannot be read
-        ├── WaitedTooLong     no device, or not the ledger itself, was free in time; also a TimeoutError
+        ├── WaitedTooLong     no device was free in time, or the ledger stayed locked; also a TimeoutError
         ├── StoreFault        the queue's database is damaged or cannot be written
-        └── ProbeError        one way of reading devices did not work
+        └── ProbeError        a probe could not read its devices
             ├── ProbeMissing    the tool or library is not installed
-            ├── ProbeDenied     it is there, but this user may not use it
+            ├── ProbeDenied     it is installed, but this user may not use it
             ├── ProbeTimeout    it did not answer in time
-            ├── ProbeCrashed    it ended with an error
-            └── ProbeGarbled    it answered with something that cannot be read
+            ├── ProbeCrashed    it exited with an error
+            └── ProbeGarbled    its output cannot be parsed
 
-Anything else that escapes is a bug of ours.
+Any other exception that escapes is a bug in gpuyard.
 """
 
 
 class GpuyardError(Exception):
-    """The root: `message` says what went wrong with what, `hint` what to try next."""
+    """Root of the tree. `message` says what failed and for which thing; `hint` says what to try next."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -29,32 +29,32 @@ class GpuyardError(Exception):
 
 
 class UserError(GpuyardError):
-    """What was asked for cannot be understood or done."""
+    """A request that cannot be understood or carried out."""
 
 
 class EnvironmentFault(GpuyardError):
-    """Something on this machine stands in the way."""
+    """Something on this machine prevents the action."""
 
 
 class SimulatedOutOfMemory(EnvironmentFault):
-    """A simulated device is full; the message reads as CUDA's would."""
+    """A simulated device is full. The message reads like CUDA's own."""
 
 
 class DeviceFull(EnvironmentFault):
-    """A device has no room for an asset, or for what a renderer makes."""
+    """A device has too little free memory for an asset or for a renderer's output."""
 
 
 class AssetError(EnvironmentFault):
-    """A scene's or an actor's file cannot be read; `path` names it, and so does the message."""
+    """The file of a scene or an actor cannot be read. `path` and the message name the file."""
 
     def __init__(self, path: str, problem: str, *, hint: str | None = None) -> None:
-        # Names of files need not be text: the message can be written down whatever they are.
+        # A file name need not be valid UTF-8, and the message must be printable in any case.
         super().__init__(f"{path}: {problem}".encode("utf-8", "backslashreplace").decode(), hint=hint)
         self.path = path
 
 
 class WaitedTooLong(EnvironmentFault, TimeoutError):
-    """No device was free in time, and the message says what was missing on each; or the ledger stayed locked."""
+    """No device was free in time (the message says what each device lacked), or the ledger stayed locked."""
 
 
 class StoreFault(EnvironmentFault):
@@ -66,7 +66,7 @@ class StoreFault(EnvironmentFault):
 
 
 class ProbeError(EnvironmentFault):
-    """One way of reading devices did not work; `source` names the tool or library."""
+    """A probe could not read its devices. `source` names the tool or library."""
 
     kind = "failed"
 

@@ -1,4 +1,4 @@
-"""The seams between what decides and what touches the world, as Protocols."""
+"""Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,30 +16,30 @@ from gpuyard.core.snapshot import Host, Reading, Snapshot, Vendor
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch, for people."""
+        """Seconds since the epoch, for times that people read."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back, for measuring."""
+        """Seconds on a clock that never goes back, for measuring durations."""
 
     def sleep(self, seconds: float) -> None: ...
 
 
 class Probe(Protocol):
-    """One way of reading one vendor's devices, such as NVML or `nvidia-smi`."""
+    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
 
     @property
     def name(self) -> str:
-        """The tool or library, as problems and `gpuyard doctor` call it."""
+        """Name of the tool or library, as problems and `gpuyard doctor` show it."""
 
     @property
     def vendor(self) -> Vendor: ...
 
     @property
     def may_hang(self) -> bool:
-        """Whether `read` can outlast its timeout, as a call into a driver can, and needs a thread of its own."""
+        """Whether `read` may exceed its timeout, like a call into a driver, and so needs its own thread."""
 
     def read(self, timeout_s: float) -> Reading:
-        """Raises a ProbeError, and nothing else, where the way is closed."""
+        """Read all devices. Raises ProbeError, and no other exception, when that fails."""
 
 
 class HostProbe(Protocol):
@@ -47,9 +47,11 @@ class HostProbe(Protocol):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """All that an engine needs to run one attempt. The environment may hold secrets. Its `folder` is made where it is
-    not there, in one that is. A `task` is at that `place`, in words for people. An `engine` that places work itself is
-    given `terms`; the local one has none."""
+    """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it.
+
+    The engine creates `folder` if it is missing (its parent must exist). `place` is where a workspace `task` runs, as
+    its session name shows it. `terms` are set only for an `engine` that places work itself.
+    """
 
     job_id: int
     attempt: int
@@ -72,8 +74,8 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """Ready to begin; nothing of the program has run yet. `pid` is the keeper's, who will be its parent; 0 where that
-    is on some other machine."""
+    """An attempt that is ready to start; its program has not run yet. `pid` is the keeper's, which will be the parent
+    process; 0 if the attempt will run on another machine."""
 
     job_id: int
     attempt: int
@@ -82,9 +84,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """An attempt that is over, and what became of the program; `pid` is the one it had and
-    `at` the time of its end, where they are known; `shortage` where it ran out of memory. What it was seen to use is
-    told where only the engine could see it."""
+    """The end of an attempt. `pid` is the program's and `at` the time of its end, if known. `shortage` is set if it ran
+    out of memory, `usage` only by engines whose programs cannot be measured from this machine."""
 
     job_id: int
     attempt: int
@@ -96,8 +97,8 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
-    """An attempt as an engine that places work itself has it: it waits there for that `reason`, or runs at a `place`
-    since `at`."""
+    """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since
+    `at`."""
 
     job_id: int
     attempt: int
@@ -108,10 +109,10 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Runs attempts that outlive whoever started them.
+    """Runs attempts that outlive the daemon that started them.
 
-    It runs them at once, on what was claimed for them here; or it places them itself, on the terms it is given, and
-    tells by `site_changes` where they are.
+    An engine either runs attempts at once, on the devices claimed for them here, or places them itself by their terms
+    and reports in `site_changes` where they are.
 
     `prepare` makes everything ready; `start_prepared` starts all prepared attempts, under a keeper that outlives the
     daemon. A daemon that dies between the two calls leaves nothing behind: the next daemon gets the outcome
@@ -119,38 +120,37 @@ class Engine(Protocol):
     """
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
-        """EnvironmentFault where the system will not make another process."""
+        """Raise EnvironmentFault if the system cannot create another process."""
 
     def start_prepared(self) -> None:
-        """Lets run what was prepared since the last `start_prepared` or `discard_prepared`."""
+        """Start what was prepared since the last `start_prepared` or `discard_prepared`."""
 
     def discard_prepared(self) -> None:
-        """Ends what was prepared since, without running it; nobody will hear of it from `ended`."""
+        """Drop what was prepared since then without running it; `ended` never reports it."""
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        """Watches attempts that an earlier daemon began; `ended` tells of those that are over, or will be."""
+        """Watch attempts that an earlier daemon started; `ended` reports each of them when it is over."""
 
     def ended(self) -> list[Ended]:
-        """Those that have ended since it was last asked, or some of them, if more are to be had at the next call; never
-        blocks."""
+        """Return attempts that have ended since the last call. Never blocks; may leave some for the next call."""
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        """Sends it to every process of the attempt that can be found, but its keeper: to how many. Where the processes
-        are elsewhere, it has the attempt ended, and is not zero."""
+        """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
+        another machine, ask the site to end it and return a number above zero."""
 
     def site_changes(self) -> list[SiteStatus]:
-        """What has changed since it was last asked of those that it places itself; never blocks. Of one that has ended
-        it was told where it ran before `ended` tells of its end."""
+        """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an
+        attempt ran is reported before `ended` reports its end."""
 
     def offer(self) -> Offer:
-        """What it will take now; never blocks."""
+        """Return what the engine accepts now. Never blocks."""
 
     def close(self) -> None:
-        """What was prepared is forgotten, what was begun goes on."""
+        """Forget what was prepared; started attempts keep running."""
 
 
 class PlacesNothing:
-    """For engines that run attempts at once, on what was claimed for them: they place nothing."""
+    """Base for engines that run attempts at once on claimed devices: they place nothing themselves."""
 
     def site_changes(self) -> list[SiteStatus]:
         return []
@@ -162,7 +162,7 @@ class PlacesNothing:
 
 
 class HeldClaim(Protocol):
-    """A lease in this process's hands, until an attempt has inherited it."""
+    """A lease that this process holds until an attempt has inherited it."""
 
     @property
     def lease(self) -> Lease: ...
@@ -171,14 +171,14 @@ class HeldClaim(Protocol):
     def descriptor(self) -> int: ...
 
     def leave(self) -> None:
-        """Closes this process's hold; whoever inherited it keeps the lease."""
+        """Close this process's descriptor; a process that inherited it keeps the lease."""
 
     def release(self) -> None:
-        """Ends the lease for all."""
+        """End the lease for all processes."""
 
 
 class WantedClaim(Struct, frozen=True, kw_only=True):
-    """A new lease; or, where it `amends` one of ours, what that one is for from now on: without shares, nothing."""
+    """A claim for a new lease, or new shares for our own lease `amends` (no shares: the lease reserves nothing)."""
 
     claim: Claim
     label: str = ""
@@ -191,19 +191,19 @@ class LeaseLedger(Protocol):
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldClaim]:
-        """Leases for all that `decide` wants of what is live, before anybody else can ask; those that it amends, which
-        may have ended by now, are not among them."""
+        """Call `decide` with all live leases and tickets while the ledger is locked, and return a lease for each new claim
+        it wants. Amended leases, which may have ended by then, are not returned."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
-        """Memory that each lease's processes hold on each device."""
+        """Return the memory that the processes of each lease hold, by (lease id, device id)."""
 
     def foreign_loads(
         self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
     ) -> Mapping[str, ForeignLoad]:
-        """How busy processes without a lease keep each device. Over `bound` percent counts as too busy."""
+        """Return how busy foreign processes keep each device. Above `bound` percent counts as too busy."""
 
     def enter_line(self, need: Need, priority: int, label: str) -> None:
-        """Lets others know what we wait for; in place of what we waited for before."""
+        """Put up a ticket that shows others what we wait for, in place of our previous ticket."""
 
     def leave_line(self) -> None: ...
 
@@ -211,9 +211,9 @@ class LeaseLedger(Protocol):
 
 
 class SuspendResult(Struct, frozen=True, kw_only=True):
-    """How a suspension or a resumption came out. Where it could not be, the attempt is as it was before, unless it
-    `is_ruined`: then it can never go on, and has to be ended. `held_mb` is what it held on each device when it was
-    suspended, as far as anybody can tell."""
+    """The result of a suspend or resume. If it failed (`is_done` is false), the attempt is as it was before, unless it
+    `is_ruined`: then it can never continue and has to be ended. `held_mb` is the memory it held on each device when it
+    was suspended, as far as it could be measured."""
 
     job_id: int
     attempt: int
@@ -226,16 +226,16 @@ class SuspendResult(Struct, frozen=True, kw_only=True):
 
 
 class Suspender(Protocol):
-    """Moves a running attempt's device memory to host RAM, and back."""
+    """Moves the device memory of a running attempt to host RAM and back."""
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
-        """Why this attempt cannot be suspended here; `None` where nothing speaks against it."""
+        """Return why this attempt cannot be suspended here, or None."""
 
     def suspend(self, attempt: Attempt) -> None:
-        """Begins. To ask again for what is under way or done is harmless."""
+        """Start to suspend. Repeating the request while it is in progress or done is harmless."""
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
-        """Begins. So much has to be free on each device at the last moment; the ledger holds it already."""
+        """Start to resume. `needs_mb` must be free on each device at that moment; the ledger has reserved it."""
 
     def moved(self) -> list[SuspendResult]:
-        """Those that came out since it was last asked; never blocks."""
+        """Return the results since the last call. Never blocks."""

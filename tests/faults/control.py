@@ -137,7 +137,7 @@ FAULTS = (
         id="control-room-given-away-before-it-is-left",
         file=f"{_CONTROL}/suspend_jobs.py",
         old="if each.job.state is JobState.SUSPENDED and each.attempt.lease_id in live",
-        new="if each.job.state in PARKED and each.attempt.lease_id in live",
+        new="if each.job.state in IN_SUSPENSION and each.attempt.lease_id in live",
         breaks="The memory of a job that is being suspended is given to another while it is still taken.",
         near=(_MEMORY,),
     ),

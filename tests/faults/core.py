@@ -246,7 +246,7 @@ FAULTS = (
     Fault(
         id="core-cluster-is-overbooked",
         file=f"{_CORE}/cluster/dispatch.py",
-        old="            self._free[lane.engine] = less(free, wanted)\n",
+        old="            self._free[lane.engine] = subtract(free, wanted)\n",
         new="            self._free[lane.engine] = free\n",
         breaks="More jobs are handed over to a cluster than it has room for, past those of higher priority.",
         near=(f"{_TESTS}/cluster/test_dispatch.py",),

@@ -265,7 +265,7 @@ FAULTS = (
     Fault(
         id="engines-promised-room-is-offered-again",
         file=f"{_CLUSTER}/engine.py",
-        old="                offer = replace(offer, free=less(offer.free, amount_of(terms, offer.card_mb)))\n",
+        old="                offer = replace(offer, free=subtract(offer.free, amount_needed(terms, offer.card_mb)))\n",
         new="                offer = replace(offer, free=offer.free)\n",
         breaks="Until the cluster is asked again, the same room is given to one job after the other.",
         near=(f"{_TESTS}/test_outpost.py",),

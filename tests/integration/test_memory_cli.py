@@ -145,7 +145,7 @@ def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
     way.write_text("go\n")
     waited = run("wait", str(job_id))
     assert waited.returncode == 1
-    assert "it was run again with more, and alone: the largest GPU has 24 GB" in waited.stderr
+    assert "out of memory even alone on the largest GPU (24 GB)" in waited.stderr
     assert "needed 30 GB, had 24 GB" in show(job_id)
 
 

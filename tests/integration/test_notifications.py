@@ -65,14 +65,14 @@ def test_people_are_told_what_they_want_to_be_told(own_yard: Yard, told: Callabl
     assert "exit status 3" in message["body"]
 
     short = yard.shell(RUNS_OUT, notify=[f"out-of-memory={mine.command}", f"finished={mine.command}"])
-    all_.await_title(f"Job {short} ran out of memory, and is tried again with more")
+    all_.await_title(f"Job {short} ran out of memory and will run again with more")
     mine.await_title(f"Job {short} ran out of memory")
     mine.await_title(f"Job {short} finished")
 
     assert not [each for each in all_.all if "queue-empty" in each["event"]]
     yard.post("/jobs/cancel", ids=str(cancelled))
     summed_up = all_.await_title("The queue is empty")["body"]
-    assert summed_up == "Nothing is left to run. Since it was last empty: 1 finished, 1 failed, 1 cancelled."
+    assert summed_up == "No jobs are left. Since the queue was last empty: 1 finished, 1 failed, 1 cancelled."
     assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
 
 

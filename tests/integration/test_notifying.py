@@ -135,7 +135,7 @@ def test_what_comes_together_is_told_together_and_what_cannot_be_kept_is_counted
     with working_for() as (worker, _):
         worker.put([(f"cat >> {told}", failure(job_id)) for job_id in range(5, 15)])
         until(lambda: len(lines(told)) == 2, "the message")
-    assert lines(told) == ["3 jobs failed: 5-7", "7 more could not be kept: too many at once"]
+    assert lines(told) == ["3 jobs failed: 5-7", "7 more were dropped: too many at once"]
 
 
 def test_a_command_that_fails_is_a_line_in_the_log_and_the_next_is_sent_all_the_same(

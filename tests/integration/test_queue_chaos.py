@@ -69,8 +69,8 @@ MOMENTS = {
     "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),
     "between two supervisors": (ENGINE, "prepare", WITH_WORK, "pass"),
     "before an attempt is recorded": (STORE, "start_attempt", ANY_TIME, "pass"),
-    "when attempts are recorded and not begun": (ENGINE, "begin", WITH_WORK, "pass"),
-    "when attempts are begun": (ENGINE, "begin", WITH_WORK, GO_ON),
+    "when attempts are recorded and not started": (ENGINE, "start_prepared", WITH_WORK, "pass"),
+    "when attempts are started": (ENGINE, "start_prepared", WITH_WORK, GO_ON),
     "before an end is recorded": (STORE, "end_attempt", ANY_TIME, "pass"),
     "when an end is not yet committed": (STORE, "end_attempt", ANY_TIME, GO_ON),
 }

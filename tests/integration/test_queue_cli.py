@@ -259,7 +259,7 @@ def changed(
 
 
 def finished(count: int) -> list[dict[str, Any]]:
-    words = ("it is failed already", "a job that is succeeded cannot hold", "it is rejected, not held")
+    words = ("it is failed already", "it has already succeeded", "it is rejected, not held")
     return [{"id": number + 1, "reason": words[number % 3]} for number in range(count)]
 
 

@@ -164,7 +164,7 @@ def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(yard:
     assert yard.wait(job_id)["succeeded"] == 1
     events = yard.get(f"/jobs/{job_id}/history")["events"]
     told = [each["text"] for each in events if each["kind"] == "delayed"]
-    assert [text.partition(",")[0] for text in told] == ["exit status 1; again in 1 s", "exit status 1; again in 2 s"]
+    assert [text.partition(" (")[0] for text in told] == ["exit status 1; retry in 1 s", "exit status 1; retry in 2 s"]
     assert [each["outcome"] for each in yard.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]
 
 
@@ -231,8 +231,8 @@ def test_each_kind_of_dependency_is_met_by_its_kind_of_end(yard: Yard) -> None:
     yard.wait()
     assert {yard.state(job_id) for job_id in met} == {"succeeded"}
     assert [yard.job(job_id)["reason"] for job_id in never] == [
-        f"job {bad} was to succeed first, and it failed",
-        f"job {good} was to fail first, and it succeeded",
+        f"skipped: dependency {bad} failed",
+        f"skipped: dependency {good} succeeded (had to fail)",
     ]
 
 
@@ -246,7 +246,7 @@ def test_a_long_chain_behind_a_job_that_failed_is_rejected_to_its_end(yard: Yard
     assert yard.wait(other)["succeeded"] == 1
     assert yard.counts() == {"failed": 1, "rejected": length, "succeeded": 1}
     late = yard.send("true", gpus=0, after=[str(last)])
-    assert late["notes"] == [f"it will never start: job {last} was to succeed first, and it was rejected"]
+    assert late["notes"] == [f"it will never start: skipped: dependency {last} was rejected"]
 
 
 def test_an_array_waits_for_every_job_of_another(yard: Yard) -> None:

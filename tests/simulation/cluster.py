@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from gpuyard.core.cluster.offer import Amount, Offer, gpus_of
+from gpuyard.core.cluster.offer import Amount, Offer, gpu_count
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
@@ -148,7 +148,7 @@ class Cluster:
 
     def _take(self, parcel: ClusterSubmission) -> None:
         for number in range(parcel.count):
-            piece = Piece(mark=(parcel.token, number), parcel=parcel, gpus=gpus_of(parcel.terms.need, None))
+            piece = Piece(mark=(parcel.token, number), parcel=parcel, gpus=gpu_count(parcel.terms.need, None))
             assert piece.mark not in self.pieces, "the same parcel was handed over twice"
             self.pieces[piece.mark] = piece
             self._world.after(self._random("wait").uniform(0.0, 3.0), lambda piece=piece: self._due(piece))  # type: ignore[misc]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import REBOOTED
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect, prospect_of_all
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook, outlook_of_all
 from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.scheduling.queue_order import current_priority
@@ -88,7 +88,7 @@ class Checker:
         recorded = {(attempt.job_id, attempt.number, attempt.pid) for _, attempt in live}
         running = [program for program in self._world.programs if program.is_running]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
-        commands = {job.id: job.words for job, _ in live}
+        commands = {job.id: job.argv for job, _ in live}
         for program in running:
             assert (*program.name, program.pid) in recorded, f"{program.name} runs, and nobody knows of it"
             assert commands[program.job_id] == program.words, f"{program.name} runs the command of another"
@@ -115,14 +115,14 @@ class Checker:
         for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
             for other, kind, _ in store.dependencies(job_id):
-                was_met = any(prospect(kind, end) is DependencyOutlook.MET for end in self._ends.get(other, ()))
+                was_met = any(outlook(kind, end) is DependencyOutlook.MET for end in self._ends.get(other, ()))
                 assert was_met, f"job {job_id} runs before job {other} has ended as it should"
 
     def _check_blocked(self, store: JobStore, states: dict[int, JobState]) -> None:
         arriving = self._arriving()
         for job_id, state in states.items():
             if state is JobState.BLOCKED and job_id not in arriving:
-                assert prospect_of_all(store.dependencies(job_id))[0] is DependencyOutlook.PENDING, (
+                assert outlook_of_all(store.dependencies(job_id))[0] is DependencyOutlook.PENDING, (
                     f"job {job_id} waits in vain"
                 )
 
@@ -226,7 +226,7 @@ class Checker:
 
     def _is_in_vain(self, dependencies: list[tuple[int, str]]) -> bool:
         return any(
-            prospect(DependencyKind(kind), end) is DependencyOutlook.NEVER
+            outlook(DependencyKind(kind), end) is DependencyOutlook.NEVER
             for other, kind in dependencies
             for end in self._ends.get(other, ())
         )

@@ -24,7 +24,7 @@ def test_without_a_word_nobody_is_told_and_with_a_target_of_failures_and_of_the_
     [
         (
             {"on": ["failed", "done"]},
-            "there is no event 'done'; there are finished, failed, out-of-memory, queue-empty",
+            "there is no event 'done'; events are finished, failed, out-of-memory, queue-empty",
         ),
         ({"to": ["ntfy://hidden", " "]}, "a notification needs a target"),
         ({"to": ["hidden" * 1000]}, "at most 4,000 letters"),

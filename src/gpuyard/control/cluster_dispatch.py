@@ -13,7 +13,7 @@ from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.step import Explanation, Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.cluster.dispatch import MOST_AT_ONCE, DispatchView, hand_over
+from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.crash_recovery import after_loss
 from gpuyard.core.job.job import Job, OutcomeKind
@@ -124,7 +124,7 @@ class ClusterDispatch:
         live: dict[str, int] = {}
         for each in self._transitions.live.values():
             live[each.attempt.engine] = live.get(each.attempt.engine, 0) + 1
-        return hand_over(
+        return plan_dispatch(
             DispatchView(
                 now=now,
                 queues=queues,
@@ -142,7 +142,7 @@ class ClusterDispatch:
         )
 
     def wake_at(self, now: float) -> float | None:
-        if len(self.plan.starts) >= MOST_AT_ONCE:
+        if len(self.plan.starts) >= MAX_STARTS_PER_STEP:
             return now
         # Some that were to start could not even be prepared.
         waiting = {hold.lane.id for hold in self.plan.waiting} | {start.lane.id for start in self.plan.starts}

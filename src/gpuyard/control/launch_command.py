@@ -45,7 +45,7 @@ def launch_of(  # noqa: PLR0913 - all that an attempt is started with
     return Launch(
         job_id=job.id,
         attempt=number,
-        command=job.words,
+        command=job.argv,
         cwd=job.spec.cwd,
         environment={**told, **visible, **ours},
         stdin=job.spec.stdin,

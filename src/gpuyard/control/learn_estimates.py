@@ -127,7 +127,7 @@ class LearnedEstimates:
 
 def _words(job: Job) -> tuple[str, ...]:
     """By what it is known: the runs of a batch are one command, whatever their seeds."""
-    return job.words if job.spec.pace is None else job.spec.command
+    return job.argv if job.spec.pace is None else job.spec.command
 
 
 def _blank(job: Job, *, is_exact: bool) -> Profile:

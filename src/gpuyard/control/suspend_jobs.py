@@ -14,7 +14,7 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.step import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
-from gpuyard.core.job.lifecycle import PARKED, JobEvent, JobState
+from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, Lease, Need
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.plan import Preempt
@@ -88,18 +88,20 @@ class SuspendControl:
         job, attempt = live.job, live.attempt
         if moved.is_done:
             self._transitions.note_usage(job.id, _weighed(attempt.usage or Usage(), moved.held_mb))
-            self._transitions.move(job.id, JobEvent.PARK, now, _suspended_text(self._transitions.live[job.id], moved))
+            self._transitions.move(
+                job.id, JobEvent.MOVED_OUT, now, _suspended_text(self._transitions.live[job.id], moved)
+            )
             return
         self._refused[job.id, attempt.number] = moved.text
-        self._transitions.move(job.id, JobEvent.GO_ON, now, f"it could not be suspended: {moved.text}")
+        self._transitions.move(job.id, JobEvent.CONTINUE, now, f"it could not be suspended: {moved.text}")
 
     def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
         if moved.is_done:
             took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
-            self._transitions.move(live.job.id, JobEvent.GO_ON, now, f"its memory is back{took}")
+            self._transitions.move(live.job.id, JobEvent.CONTINUE, now, f"its memory is back{took}")
             return
         self._not_before[live.job.id] = now + _TRY_AGAIN_S
-        self._transitions.move(live.job.id, JobEvent.PARK, now, f"it could not be resumed yet: {moved.text}")
+        self._transitions.move(live.job.id, JobEvent.MOVED_OUT, now, f"it could not be resumed yet: {moved.text}")
 
     # What is asked for
 
@@ -213,12 +215,12 @@ class SuspendControl:
         suspended: its lease was given up when its memory had left, or had not come back.
         """
         live = {lease.id for lease in leases}
-        parked = [each for each in self._transitions.live.apart.values() if each.job.state in PARKED]
+        parked = [each for each in self._transitions.live.apart.values() if each.job.state in IN_SUSPENSION]
         for each in parked:
             if each.attempt.lease_id in live:
                 self._granted |= {each.job.id} if each.job.state is JobState.RESUMING else set()
             elif each.job.state is not JobState.SUSPENDED:
-                self._transitions.move(each.job.id, JobEvent.PARK, now, "it was suspended when the daemon ended")
+                self._transitions.move(each.job.id, JobEvent.MOVED_OUT, now, "it was suspended when the daemon ended")
         return [
             WantedClaim(claim=Claim(shares=()), amends=each.attempt.lease_id)
             for each in parked
@@ -227,7 +229,7 @@ class SuspendControl:
 
     @property
     def has_parked(self) -> bool:
-        return any(live.job.state in PARKED for live in self._transitions.live.apart.values())
+        return any(live.job.state in IN_SUSPENSION for live in self._transitions.live.apart.values())
 
     @property
     def has_waiting(self) -> bool:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
 from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, SuspendedBy, Usage
-from gpuyard.core.job.lifecycle import FINISHED, PARKED, JobEvent, JobState, advance, can
+from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.lease import Claim
@@ -99,8 +99,8 @@ class JobTransitions:
             attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
         if attempt != live.attempt:
             self.store.locate_attempt(attempt)
-        if can(job.state, JobEvent.BEGIN) and (attempt.has_started or reason != job.reason):
-            state = advance(job.state, JobEvent.BEGIN) if attempt.has_started else job.state
+        if can(job.state, JobEvent.START) and (attempt.has_started or reason != job.reason):
+            state = advance(job.state, JobEvent.START) if attempt.has_started else job.state
             job = replace(job, state=state, reason=None if attempt.has_started else reason)
             self.store.change_state(job.id, job.state, reason=job.reason)
             if attempt.has_started:
@@ -142,7 +142,7 @@ class JobTransitions:
         """One step further on the way to being suspended, or back; when it goes on, it has its time back."""
         live = self.live[job_id]
         attempt = live.attempt
-        if event is JobEvent.GO_ON and attempt.suspended_at is not None:
+        if event is JobEvent.CONTINUE and attempt.suspended_at is not None:
             paused = now - attempt.suspended_at
             attempt = replace(
                 attempt,
@@ -151,8 +151,8 @@ class JobTransitions:
                 suspended_s=attempt.suspended_s + paused,
                 stop_at=None if attempt.stop_at is None else attempt.stop_at + paused,
             )
-        state = self._change(live, attempt, event, None if event is JobEvent.GO_ON else text)
-        self.store.add_event(job_id, now, "resumed" if event is JobEvent.GO_ON else state, text)
+        state = self._change(live, attempt, event, None if event is JobEvent.CONTINUE else text)
+        self.store.add_event(job_id, now, "resumed" if event is JobEvent.CONTINUE else state, text)
 
     def stay_suspended(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
@@ -278,7 +278,7 @@ class JobTransitions:
 
     def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
         """Puts a job back: into the queue, or among those that wait for others."""
-        found, why = prospect_of_all(self.store.dependencies(job.id))
+        found, why = outlook_of_all(self.store.dependencies(job.id))
         if found is DependencyOutlook.MET:
             return self.apply(job, if_free, now)
         state = self.apply(job, JobEvent.BLOCK, now)
@@ -306,7 +306,7 @@ class JobTransitions:
                 continue
             if self.store.still_waits_after(dependant_id, job_id):
                 continue
-            found, why = prospect_of_all(self.store.dependencies(dependant_id))
+            found, why = outlook_of_all(self.store.dependencies(dependant_id))
             if found is DependencyOutlook.NEVER:
                 self._move(dependant, JobEvent.REJECT, now, why)
                 rejected.append(dependant_id)
@@ -349,7 +349,7 @@ class JobTransitions:
         """When those whose time is limited, or who were told to stop, are to be ended."""
         for live in self.live.apart.values():
             attempt = live.attempt
-            if live.job.state not in PARKED:
+            if live.job.state not in IN_SUSPENSION:
                 yield attempt.kill_at if attempt.stopping is not None else attempt.stop_at
 
     def ends_after(self, job_id: int) -> float | None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
 from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
@@ -127,7 +127,7 @@ class UserRequests:
         """What all of its jobs are like, and what they wait for."""
         on = self._dependencies(submission.dependencies)
         others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
-        found, why = prospect_of_all(others)
+        found, why = outlook_of_all(others)
         now = self._clock.now()
         state = {
             DependencyOutlook.MET: JobState.QUEUED,

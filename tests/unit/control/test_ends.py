@@ -57,7 +57,7 @@ def resuming(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that a daemon was bringing back as it died."""
     transitions, job_id = running(shelf)
     transitions.park(job_id, SuspendedBy.FOR_ROOM, 120.0, "it makes room")
-    transitions.move(job_id, JobEvent.PARK, 121.0)
+    transitions.move(job_id, JobEvent.MOVED_OUT, 121.0)
     transitions.move(job_id, JobEvent.RESUME, 130.0)
     after = JobTransitions(shelf.store)
     after.reload()

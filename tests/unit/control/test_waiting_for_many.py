@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect_of_all
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
 from gpuyard.core.job.job import Dependency, DependencyKind
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
@@ -56,7 +56,7 @@ def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_de
             before = shelf.job(job_id).state
             end(shelf, transitions, other, ends[other - 1])
             if before is JobState.BLOCKED:
-                decided = prospect_of_all(shelf.store.dependencies(job_id))[0]
+                decided = outlook_of_all(shelf.store.dependencies(job_id))[0]
                 assert shelf.job(job_id).state is _STATE_BY_PROSPECT[decided]
         assert shelf.job(job_id).state is not JobState.BLOCKED
 

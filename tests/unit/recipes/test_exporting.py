@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.core.cluster.export import WORDS, ExportedDependency, ExportedJob, NotExported
+from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedDependency, ExportedJob, NotExported
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
@@ -24,7 +24,7 @@ def packed(job_id: int, *words: str, **other: object) -> ExportedJob:
     of_terms = {name: other.pop(name) for name in ClusterTerms.__struct_fields__ if name in other}
     terms = ClusterTerms(**{"need": Need(devices=0), "name": "train", **of_terms})  # type: ignore[arg-type]
     words = words or ("train",)
-    return ExportedJob(id=job_id, words=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
+    return ExportedJob(id=job_id, argv=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
 
 
 def array(first: int, count: int, *, at: int = 0, **other: object) -> list[ExportedJob]:
@@ -65,7 +65,7 @@ def told(script: Script) -> dict[NotExported, str]:
     return {
         what: note.removesuffix(f": {words}")
         for note in script.notes
-        for what, words in WORDS.items()
+        for what, words in NOT_EXPORTED_TEXT.items()
         if note.endswith(f": {words}")
     }
 

@@ -136,7 +136,7 @@ def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
     store = JobStore(reopened)
     catalogue = QueueQueries(reopened, store)
     full = [job for job_id in (11, 12, 13) if (job := store.job(job_id)) is not None]
-    assert [job.words for job in full] == [("run", "1e-3"), ("run", "{lr}"), ("/bin/sh", "-c", "a | b")]
+    assert [job.argv for job in full] == [("run", "1e-3"), ("run", "{lr}"), ("/bin/sh", "-c", "a | b")]
     assert {(job.group, job.group_limit, job.priority) for job in full} == {(11, 2, 3)}
     spec = full[0].spec
     assert spec.need == Need(
@@ -222,7 +222,7 @@ def test_a_batch_is_read_back_with_its_pace_and_state(reopened: Database) -> Non
     assert QueueQueries(reopened, store).submission_of(18) == (18, 20, "batch")
     waiting = store.job(20)
     assert waiting is not None
-    assert waiting.words == ("sim_view", "--seed", "72")
+    assert waiting.argv == ("sim_view", "--seed", "72")
 
 
 # The file

@@ -1,1 +1,1 @@
-"""Pure: jobs for engines that place work themselves."""
+"""Pure rules for engines that place work themselves, such as Slurm and Ray."""

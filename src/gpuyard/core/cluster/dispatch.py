@@ -1,15 +1,16 @@
-"""hand_over(view): which jobs go to the engines that place work themselves, and in the same words why others do not.
+"""plan_dispatch(view): which jobs go to engines that place work themselves, and the reasons why others wait.
 
-An engine that tells what is free there is given what fits and no more: its own line knows no priorities, so the line is
-here. The first that does not fit holds up all behind it that are for the same engine, unless it needs more than there
-is at all. One that takes everything is given everything, up to the number that it will hold.
+- An engine that reports its free resources (Ray) gets only what fits: its own queue knows no priorities, so the queue
+  order is kept here. The first job that does not fit blocks all later jobs for the same engine, unless it needs more
+  than the engine has in total.
+- An engine with its own queue (Slurm) gets every job, up to its limit of jobs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of, less
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_needed, subtract
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -18,14 +19,18 @@ from gpuyard.core.scheduling.running_counts import RunningCounts, limit_reached
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
 
-# A step hands over so many at most; the next one follows at once.
-MOST_AT_ONCE = 2000
+# If a step reaches this limit, the next step follows at once.
+MAX_STARTS_PER_STEP = 2000
 _ROUNDING = 1e-6
 
 
 class DispatchView(Struct, frozen=True, kw_only=True):
-    """`running` are all live attempts, here and elsewhere, and `live` how many each engine has. A lane in `refused` was
-    just refused by its engine. `terms` are asked for only where a job may go."""
+    """Input of `plan_dispatch`.
+
+    - `live`: number of live attempts of each engine. `running`: all live attempts, here and on other machines.
+    - `terms`: called only for jobs that may start.
+    - `refused`: reasons of lanes that their engine refused a short time ago, by lane id.
+    """
 
     now: float
     queues: Sequence[LaneQueue]
@@ -40,12 +45,12 @@ class DispatchView(Struct, frozen=True, kw_only=True):
     refused: Mapping[int, Reason] = {}
 
 
-def hand_over(view: DispatchView, *, about: int | None = None) -> Plan:
-    """`about` is a lane that is looked at however many there are."""
-    return _Hander(view, about).plan()
+def plan_dispatch(view: DispatchView, *, about: int | None = None) -> Plan:
+    """Plan the starts and holds of this step. Lane `about` is always considered, no matter how many lanes wait."""
+    return _Dispatcher(view, about).plan()
 
 
-class _Hander:
+class _Dispatcher:
     def __init__(self, view: DispatchView, about: int | None) -> None:
         self._view = view
         self._counts = RunningCounts(view.running)
@@ -57,7 +62,7 @@ class _Hander:
         self._line = QueueOrder(list(self._in_reach(view.queues)), view.used, view.now, explained_lane=about)
 
     def _in_reach(self, queues: Sequence[LaneQueue]) -> Iterator[LaneQueue]:
-        """However many lanes wait for an engine that is in trouble, they hide none of another's."""
+        """Hold lanes of unavailable engines at once, so that they cannot push lanes of other engines out of view."""
         for queue in queues:
             if self._offer(queue.lane).trouble is None:
                 yield queue
@@ -65,7 +70,7 @@ class _Hander:
                 self._hold(queue.lane, first, queue.lane.need, self._refuse(queue.lane))
 
     def plan(self) -> Plan:
-        while (first := self._line.first()) is not None and len(self._starts) < MOST_AT_ONCE:
+        while (first := self._line.first()) is not None and len(self._starts) < MAX_STARTS_PER_STEP:
             self._consider(*first)
         return Plan(starts=tuple(self._starts), waiting=tuple(self._holds.values()))
 
@@ -116,35 +121,35 @@ class _Hander:
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
     def _take(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> tuple[Reason, ...]:
-        """From what is free there; a reason where that is not enough."""
+        """Subtract the job from the free resources of its engine; return the reason if they do not suffice."""
         free = self._free.get(lane.engine)
         if free is None:
             return ()
         offer = self._view.offers[lane.engine]
-        wanted = amount_of(terms, offer.card_mb)
+        wanted = amount_needed(terms, offer.card_mb)
         short = _shortage(lane.engine, free, wanted, "free")
         if short is None:
-            self._free[lane.engine] = less(free, wanted)
+            self._free[lane.engine] = subtract(free, wanted)
             return ()
-        never = None if offer.total is None else _shortage(lane.engine, offer.total, wanted, "in all")
+        never = None if offer.total is None else _shortage(lane.engine, offer.total, wanted, "in total")
         if never is not None:
-            return (never,)  # to wait for what is not there is no reason to hold up others
+            return (never,)  # it may never start, so it does not block others
         self._full[lane.engine] = Reason(
-            ReasonKind.BEHIND, f"job {candidate.job_id} comes first, and there is no room for it on {lane.engine} yet"
+            ReasonKind.BEHIND, f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
         )
         return (short,)
 
 
 def _shortage(engine: str, free: Amount, wanted: Amount, how: str) -> Reason | None:
-    for what, had, needed in (
+    for name, had, needed in (
         ("GPUs", free.gpus, wanted.gpus or 0.0),
         ("CPUs", free.cpus, wanted.cpus or 0.0),
-        ("of RAM", free.ram_mb, wanted.ram_mb or 0.0),
+        ("RAM", free.ram_mb, wanted.ram_mb or 0.0),
     ):
         if had is not None and needed > had + _ROUNDING:
-            figures = (
-                (format_size(max(0.0, had)), format_size(needed)) if what == "of RAM" else (f"{had:g}", f"{needed:g}")
-            )
-            text = f"{engine} has {figures[0]} {what} {how}, {figures[1]} needed"
+            has, needs = f"{had:g}", f"{needed:g}"
+            if name == "RAM":
+                has, needs = format_size(max(0.0, had)), format_size(needed)
+            text = f"{engine} has {has} {name} {how}, {needs} needed"
             return Reason(kind=ReasonKind.NO_ROOM, text=text, had=had, needed=needed)
     return None

@@ -1,5 +1,5 @@
-"""What a job is to somebody who knows nothing of this queue: a command, the terms it is to run on, what it waits for,
-and what only this queue could do for it."""
+"""A job as a script for another scheduler sees it: its command, its resources, its dependencies, and which of its
+settings cannot be exported."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -7,13 +7,13 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, Job, OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 
 
 class NotExported(StrEnum):
-    """What is not carried over; `WORDS` says it for people."""
+    """Settings and features that a script cannot carry over; `NOT_EXPORTED_TEXT` describes them."""
 
     ENVIRONMENT = "environment"
     GROWTH = "growth"
@@ -35,25 +35,25 @@ class NotExported(StrEnum):
     OUTSIDE = "outside"
 
 
-WORDS = {
+NOT_EXPORTED_TEXT = {
     NotExported.ENVIRONMENT: "the environment of the submission: values may be secrets",
     NotExported.GROWTH: "running a job again with more memory after it ran out; the learned figure is exported",
     NotExported.PREEMPTION: "--preempt and --on-preempt",
-    NotExported.GATES: "bounds on how busy GPUs and CPU may be (--max-gpu, --max-cpu and their like)",
-    NotExported.DEVICES: "the choice of certain GPUs (--device, --vendor)",
+    NotExported.GATES: "limits on GPU and CPU load (--max-gpu, --max-cpu and similar)",
+    NotExported.DEVICES: "the selection of GPUs (--device, --vendor)",
     NotExported.BATCH: "a batch's pace, its pruning and its summary",
     NotExported.TASK: "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)",
-    NotExported.LOG_CAP: "bounds on the size of logs (--log-cap)",
-    NotExported.GRACE: "the time to end in (--grace)",
-    NotExported.REBOOT: "what a restart of the machine leads to (--on-reboot)",
+    NotExported.LOG_CAP: "the size limit of logs (--log-cap)",
+    NotExported.GRACE: "the grace period before a job is killed (--grace)",
+    NotExported.REBOOT: "what happens after a restart of the machine (--on-reboot)",
     NotExported.OPTIONS: "options for another engine (--engine-option)",
-    NotExported.TAGS: "how many jobs of a tag run at once ([queue.tags])",
-    NotExported.PRIORITY: "the priority, but that a higher one is submitted earlier",
-    NotExported.AT_ONCE: "how many of an array run at once",
-    NotExported.HELD: "that a job is held: its submission is commented out",
-    NotExported.SHARE: "shares of a GPU: each job gets whole GPUs, unless config.toml says how large they are",
-    NotExported.TIMED_OUT: "retries of what ran over its time limit (there are those of what failed)",
-    NotExported.OUTSIDE: "that a job waits for others which are not in the script: it does not start by itself",
+    NotExported.TAGS: "limits on jobs of a tag ([queue.tags])",
+    NotExported.PRIORITY: "the priority, except that jobs of higher priority are submitted earlier",
+    NotExported.AT_ONCE: "limits on jobs of an array that run at once",
+    NotExported.HELD: "holding a job: its submission is commented out",
+    NotExported.SHARE: "shares of a GPU: each job gets whole GPUs, unless config.toml gives the size of the GPUs",
+    NotExported.TIMED_OUT: "retries after a timeout (failures are retried)",
+    NotExported.OUTSIDE: "dependencies on jobs outside the script: such a job does not start by itself",
 }
 
 
@@ -64,11 +64,11 @@ class ExportedDependency(Struct, frozen=True, kw_only=True):
 
 
 class ExportedJob(Struct, frozen=True, kw_only=True):
-    """`template` is the command with `{index}` in it, where nothing else differs between it and others of its array;
-    `folder` is to be made first."""
+    """`template` is the command with `{index}` in it, if nothing else differs between the jobs of its array. `folder`
+    has to be created first. `stays` lists what cannot be exported."""
 
     id: int
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     cwd: str
     state: JobState
     terms: ClusterTerms
@@ -85,15 +85,16 @@ class ExportedJob(Struct, frozen=True, kw_only=True):
 
 
 def pack(job: Job, terms: ClusterTerms, after: Iterable[tuple[int, DependencyKind, JobState]]) -> ExportedJob:
+    """Return the job for export. `after` are its dependencies: job id, kind and current state."""
     spec = job.spec
-    is_of_template = job.index is not None and job.command is None and set(job.values) <= {"index"}
+    has_template = job.index is not None and job.command is None and set(job.values) <= {"index"}
     return ExportedJob(
         id=job.id,
-        words=job.words,
+        argv=job.argv,
         cwd=spec.cwd,
         state=job.state,
         terms=terms,
-        template=spec.command if is_of_template else None,
+        template=spec.command if has_template else None,
         index=job.index,
         stdin=spec.stdin,
         folder=job.values.get("output") if spec.pace is not None else None,
@@ -102,14 +103,14 @@ def pack(job: Job, terms: ClusterTerms, after: Iterable[tuple[int, DependencyKin
         retries=spec.retries,
         grace_s=spec.grace_s,
         after=tuple(
-            ExportedDependency(job_id=other, kind=kind, is_met=prospect(kind, state) is DependencyOutlook.MET)
+            ExportedDependency(job_id=other, kind=kind, is_met=outlook(kind, state) is DependencyOutlook.MET)
             for other, kind, state in after
         ),
-        stays=tuple(what for what, is_asked_for in _asked_for(job).items() if is_asked_for),
+        stays=tuple(what for what, is_used in _features_used(job).items() if is_used),
     )
 
 
-def _asked_for(job: Job) -> dict[NotExported, bool]:
+def _features_used(job: Job) -> dict[NotExported, bool]:
     spec, need = job.spec, job.spec.need
     return {
         NotExported.ENVIRONMENT: True,

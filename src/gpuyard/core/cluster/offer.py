@@ -1,4 +1,4 @@
-"""Work for engines that place it themselves: what one of them will take now, and how much a need is of it."""
+"""What an engine that places work itself accepts now, and how much of it a job needs."""
 
 import math
 
@@ -6,13 +6,13 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Need
 
-# Ray counts GPUs to four places.
+# Ray counts GPUs with four decimal places.
 _PARTS = 10_000
 _ROUNDING = 1e-6
 
 
 class Amount(Struct, frozen=True, kw_only=True):
-    """Of GPUs, CPUs and RAM; what is `None` is not counted there."""
+    """An amount of GPUs, CPUs and RAM. None: the engine does not count this resource."""
 
     gpus: float | None = None
     cpus: float | None = None
@@ -20,9 +20,13 @@ class Amount(Struct, frozen=True, kw_only=True):
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What an engine will take now. Nothing while it is in `trouble`; at most `most_jobs` at a time; where `free` is
-    told, only what fits, in the order of the queue, of a `total` that may grow. Its GPUs have `card_mb` each, where
-    somebody has said so."""
+    """What an engine accepts now.
+
+    - `trouble`: why it accepts nothing at the moment; None if it works.
+    - `free`: free resources; only jobs that fit are handed over, in queue order. `total`, which may grow, is the upper
+      limit. Both are None for an engine with its own queue.
+    - `most_jobs`: limit of live jobs. `card_mb`: memory of each of its GPUs, if configured.
+    """
 
     trouble: str | None = None
     free: Amount | None = None
@@ -32,10 +36,10 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 
 class ClusterTerms(Struct, frozen=True, kw_only=True):
-    """On what terms an attempt is handed over, in place of a claim: what it needs, for how long, how urgent it is.
+    """What an attempt needs from an engine that places it, in place of a claim.
 
-    `limit_s` is the user's; `expected_s` is where there is none: it never took nearly as long. At most `at_most` of its
-    `group` run at once. `options` are for that engine alone, as they were typed.
+    `limit_s` is the user's time limit. Without one, `expected_s` is far longer than the job ever took. At most
+    `at_most` jobs of `group` run at once. `options` are passed to the engine as the user typed them.
     """
 
     need: Need
@@ -50,9 +54,8 @@ class ClusterTerms(Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
 
 
-def gpus_of(need: Need, card_mb: float | None) -> float:
-    """How many GPUs that is, or which part of one: a job that shares its GPU asks for its share, where the size of the
-    cards is known."""
+def gpu_count(need: Need, card_mb: float | None) -> float:
+    """Return how many GPUs the need is. A job that shares its GPU needs a fraction, if the GPU size is known."""
     if need.devices != 1 or need.is_exclusive:
         return float(need.devices)
     part = need.part
@@ -62,20 +65,19 @@ def gpus_of(need: Need, card_mb: float | None) -> float:
 
 
 def _rounded(part: float) -> float:
-    """Up: a little too much asked for is better than a little too little. But as many as fill a card fit there: three
-    of a third each."""
+    """Round up, so that a job never gets less than it needs, but keep as many jobs per GPU: three thirds still fit."""
     part = max(part, 1.0 / _PARTS)
     most = max(1, math.floor(1.0 / part + _ROUNDING))
     return min(math.ceil(part * _PARTS - _ROUNDING), _PARTS // most) / _PARTS
 
 
-def amount_of(terms: ClusterTerms, card_mb: float | None) -> Amount:
-    """Whoever says nothing of CPUs takes one."""
-    return Amount(gpus=gpus_of(terms.need, card_mb), cpus=float(terms.cpus or 1), ram_mb=terms.ram_mb or 0.0)
+def amount_needed(terms: ClusterTerms, card_mb: float | None) -> Amount:
+    """Return the resources that a job needs; one CPU by default."""
+    return Amount(gpus=gpu_count(terms.need, card_mb), cpus=float(terms.cpus or 1), ram_mb=terms.ram_mb or 0.0)
 
 
-def less(free: Amount, taken: Amount) -> Amount:
-    """What is left; what is not counted stays so."""
+def subtract(free: Amount, taken: Amount) -> Amount:
+    """Subtract `taken` from `free` per field; None stays None."""
 
     def left(had: float | None, used: float | None) -> float | None:
         return None if had is None else had - (used or 0.0)

@@ -1,18 +1,19 @@
-"""What a new daemon makes of attempts that an earlier one left behind.
+"""What a new daemon does with attempts that an earlier daemon left behind.
 
-Those of this boot are watched on: their keepers live, or their ends are in the journal. Those of an earlier boot
-died with the machine, and their jobs go the way that was asked for when they were submitted; but one that is known to
-have succeeded, or never to have begun, is not made to run twice or to wait for a person. What runs elsewhere does not
-care about our boots.
+- Attempts of this boot are watched further: their keepers are alive, or the journal has their ends.
+- Attempts of an earlier boot died with the machine. Their jobs follow `on_reboot`. Exception: an attempt that is known
+  to have succeeded, or never to have started, is not run twice and does not wait for a person.
+- Attempts on other machines do not depend on boots of this one.
 """
 
 from gpuyard.core.job.job import Attempt, Job, OnReboot, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
 
-# So many of its attempts may be lost, one after the other.
-_MOST_LOST = 5
-REBOOTED = Outcome(kind=OutcomeKind.LOST, reason="the machine was restarted while it ran")
+# A job is held once more attempts than this were lost on another machine.
+_MAX_LOST = 5
+_REBOOTED = "the machine was restarted while it ran"
+REBOOTED = Outcome(kind=OutcomeKind.LOST, reason=_REBOOTED)
 
 
 def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
@@ -20,29 +21,35 @@ def died_with_the_machine(attempt: Attempt, boot_id: str | None) -> bool:
 
 
 def ended_before_reboot(outcome: Outcome) -> bool:
-    """Whether the outcome can be believed: a failure may be the work of the shutdown, which asks programs to end."""
+    """Return whether the outcome is certain. A failure is not: the shutdown itself may have ended the program."""
     return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
 
 
 def after_loss(job: Job) -> Verdict:
-    """For one that was lost elsewhere, with its node or its whole cluster, which is no fault of its own: it is run
-    again unless somebody said otherwise, and held when that has happened too often."""
-    wish = job.spec.on_reboot or OnReboot.REQUEUE
-    if wish is OnReboot.FAIL:
-        return Verdict(event=JobEvent.FAIL, counts=True, text="it was lost where it ran")
-    if wish is OnReboot.HOLD or job.attempts - job.failures - job.growth.count > _MOST_LOST:
-        hint = f"see what it had done, then `gpuyard release {job.id}`"
-        return Verdict(event=JobEvent.HOLD, text=f"it was lost where it ran: {hint}")
-    return Verdict(event=JobEvent.RETRY, text="it was lost where it ran; again at once")
+    """Decide for an attempt that was lost on another machine, with its node or the whole cluster.
+
+    The job is not at fault: it runs again unless `on_reboot` says otherwise, and is held once that happened too often.
+    """
+    lost_too_often = job.attempts - job.failures - job.growth.count > _MAX_LOST
+    wish = OnReboot.HOLD if lost_too_often and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
+    return _follow(job, wish or OnReboot.REQUEUE, JobEvent.RETRY, "lost with its node", "runs again at once")
 
 
 def after_reboot(job: Job) -> Verdict:
-    """Requeued where it was made to be run again; otherwise a person should look at it first."""
-    spec = job.spec
-    wish = spec.on_reboot or (OnReboot.REQUEUE if spec.retries or spec.is_array else OnReboot.HOLD)
+    """Decide for an attempt that died with this machine.
+
+    By default, jobs that are made to run again (retries or an array) are requeued; others are held for a person to
+    look at first.
+    """
+    is_repeatable = job.spec.retries or job.spec.is_array
+    wish = job.spec.on_reboot or (OnReboot.REQUEUE if is_repeatable else OnReboot.HOLD)
+    return _follow(job, wish, JobEvent.REQUEUE, _REBOOTED, "queued again")
+
+
+def _follow(job: Job, wish: OnReboot, again: JobEvent, what_happened: str, what_next: str) -> Verdict:
     if wish is OnReboot.REQUEUE:
-        return Verdict(event=JobEvent.REQUEUE, text="the machine was restarted; it is queued again")
+        return Verdict(event=again, text=f"{what_happened}; {what_next}")
     if wish is OnReboot.HOLD:
-        hint = f"see what it had done, then `gpuyard release {job.id}`"
-        return Verdict(event=JobEvent.HOLD, text=f"the machine was restarted while it ran: {hint}")
-    return Verdict(event=JobEvent.FAIL, counts=True, text="the machine was restarted while it ran")
+        hint = f"check what it has done, then `gpuyard release {job.id}`"
+        return Verdict(event=JobEvent.HOLD, text=f"{what_happened}: {hint}")
+    return Verdict(event=JobEvent.FAIL, counts=True, text=what_happened)

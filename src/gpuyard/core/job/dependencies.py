@@ -1,4 +1,4 @@
-"""Whether a job that waits for others may go on, has to wait, or never will."""
+"""Whether a job that depends on others may start, has to wait, or can never start."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -13,8 +13,8 @@ class DependencyOutlook(StrEnum):
     NEVER = "never"
 
 
-def prospect(kind: DependencyKind, state: JobState) -> DependencyOutlook:
-    """What the other job's state means for one that waits for it."""
+def outlook(kind: DependencyKind, state: JobState) -> DependencyOutlook:
+    """Return what the state of the other job means for a dependency of this kind."""
     if state not in FINISHED:
         return DependencyOutlook.PENDING
     met = {
@@ -25,14 +25,14 @@ def prospect(kind: DependencyKind, state: JobState) -> DependencyOutlook:
     return DependencyOutlook.MET if met[kind] else DependencyOutlook.NEVER
 
 
-def prospect_of_all(others: Iterable[tuple[int, DependencyKind, JobState]]) -> tuple[DependencyOutlook, str | None]:
-    """The worst of them, and the reason where it is NEVER."""
+def outlook_of_all(others: Iterable[tuple[int, DependencyKind, JobState]]) -> tuple[DependencyOutlook, str | None]:
+    """Return the worst outlook of all dependencies (job id, kind, state), and the reason if it is NEVER."""
     worst = DependencyOutlook.MET
     for job_id, kind, state in others:
-        found = prospect(kind, state)
+        found = outlook(kind, state)
         if found is DependencyOutlook.NEVER:
-            wanted = {"ok": "succeed", "failed": "fail"}[kind]
-            return found, f"job {job_id} was to {wanted} first, and it {_PAST[state]}"
+            wanted = "" if kind is DependencyKind.OK else " (had to fail)"
+            return found, f"skipped: dependency {job_id} {_PAST[state]}{wanted}"
         if found is DependencyOutlook.PENDING:
             worst = found
     return worst, None

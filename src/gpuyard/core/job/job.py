@@ -1,7 +1,7 @@
-"""Jobs in words: a JobSpec is what the user said, a Job is how it stands, an Attempt is one run of it.
+"""Jobs as values: a JobSpec is what the user submitted, a Job is its current state, an Attempt is one run of it.
 
-Jobs that were submitted together share one spec; what differs between them is their `index` in an array, the `values`
-of their placeholders, or a whole `command` of their own.
+Jobs of one submission share one spec. They differ in their `index` in an array, in the `values` of their placeholders,
+or in a whole `command` of their own.
 """
 
 import re
@@ -30,8 +30,8 @@ class OnReboot(StrEnum):
 
 
 class OnPreempt(StrEnum):
-    """What an urgent job may do to it: move its memory out of the way (or, where that cannot be, as the next), stop it
-    and queue it again, nothing."""
+    """What an urgent job may do to this job: suspend it (or requeue it if it cannot be suspended), stop and requeue it,
+    or nothing."""
 
     SUSPEND = "suspend"
     REQUEUE = "requeue"
@@ -39,7 +39,8 @@ class OnPreempt(StrEnum):
 
 
 class SuspendedBy(StrEnum):
-    """Why a job is suspended: a person said so, and it stays until one says otherwise; or it waits for room."""
+    """Why a job is suspended: a person asked for it, and it stays suspended until a person resumes it; or it was
+    preempted, and continues as soon as there is enough free memory."""
 
     BY_PERSON = "by-person"
     FOR_ROOM = "for-room"
@@ -72,7 +73,7 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `status` is the program's own, 128 and more for a signal; unknown where nobody saw it."""
+    """How an attempt ended. `status` is the program's exit status, 128 + N for signal N; None if unknown."""
 
     kind: OutcomeKind
     status: int | None = None
@@ -80,13 +81,14 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user said. Its environment may hold secrets: it is in no log and no `repr`.
+    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
 
-    One that `learns_memory` has left open how much it needs; `configuration` is a digest of the files it names; the
-    runs of a batch start at its `pace`. One that `sees_all_devices` has none of its own, as no probe could name
-    any, and is kept from none that may be there. Jobs of its tag are its `crew`, and a workspace's are its `task`s.
-    Where there is an `engine`, that places it, with these options of its own. Who is told of it
-    (`notify`) may hold secrets as well.
+    - `learns_memory`: the user left the memory open, so it is learned from earlier runs.
+    - `configuration`: digest of the files that the command names.
+    - `pace`: how fast the runs of a batch start.
+    - `sees_all_devices`: no probe found a device, so none is leased and none is hidden from the program.
+    - `crew`: how jobs of the same tag share devices. `task`: set for a task of a workspace.
+    - `engine`: engine that places the job, with `engine_options`; empty for this machine.
     """
 
     command: tuple[str, ...]
@@ -121,7 +123,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
 
 class Growth(Struct, frozen=True, kw_only=True):
-    """What a job is given that ran out of memory so often: so much of a device or of RAM, or a device alone."""
+    """What a job gets after it ran out of memory `count` times: more device memory, more RAM, or a device alone."""
 
     count: int = 0
     memory_mb: float | None = None
@@ -129,15 +131,16 @@ class Growth(Struct, frozen=True, kw_only=True):
     is_alone: bool = False
 
 
-def fill_in(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """In one pass: a value that looks like a placeholder is a value all the same."""
+def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """Replace placeholders such as {lr} in one pass: a value that looks like a placeholder is not replaced again."""
     return tuple(
-        _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) if "{" in word else word for word in words
+        _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), each) if "{" in each else each
+        for each in arguments
     )
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`failures` are the attempts that count against the spec's retries; `group` is the array's first id."""
+    """`failures` counts the attempts that used up a retry; `group` is the first job id of the array."""
 
     id: int
     spec: JobSpec
@@ -161,19 +164,23 @@ class Job(Struct, frozen=True, kw_only=True):
     growth: Growth = Growth()
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The command with its placeholders filled in; braces that name none of them stay as they are."""
+    def argv(self) -> tuple[str, ...]:
+        """The command with its placeholders filled in. Braces that name no placeholder stay as they are."""
         filled = dict(self.values)
         if self.index is not None:
             filled["index"] = str(self.index)
-        words = self.command if self.command is not None else self.spec.command
-        return fill_in(words, filled) if filled else words
+        command = self.command if self.command is not None else self.spec.command
+        return fill_in(command, filled) if filled else command
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What an attempt was seen to use: the most on each device, of RAM over all its processes, how busy it kept its
-    devices while it had them to itself, and its memory over time as pairs of seconds and MB. Its last growth, at
-    `grew_at_s`, was to `levels_mb`. At `idle_looks` nobody at all was on its devices."""
+    """What an attempt was measured to use.
+
+    - `peaks_mb`: peak memory on each device. `ram_mb`: peak RAM of all its processes together.
+    - `load_percent`: how busy it kept its devices by itself, from `load_looks` samples.
+    - `curve`: device memory over time, as pairs of seconds and MB. It last grew at `grew_at_s`, to `levels_mb`.
+    - `idle_looks`: number of samples in which no process at all was on its devices.
+    """
 
     peaks_mb: dict[str, float] = {}
     ram_mb: float | None = None
@@ -186,12 +193,12 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     @property
     def peak_mb(self) -> float | None:
-        """The most on one device."""
+        """Peak memory on a single device."""
         return max(self.peaks_mb.values(), default=None)
 
 
 class MemoryLack(Struct, frozen=True, kw_only=True):
-    """What an attempt that ran out of memory lacked, and who held how much of the rest at that moment."""
+    """What memory an attempt lacked when it ran out, and which others held how much at that moment."""
 
     shortage: Shortage
     others: tuple[tuple[str, float | None], ...] = ()

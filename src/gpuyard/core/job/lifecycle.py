@@ -1,10 +1,10 @@
-"""The life of a job as one table: in which state what may happen, and what it leads to.
+"""The lifecycle of a job as one table: which events each state allows, and which state follows.
 
 - `held` waits for a person, `blocked` for other jobs, `delayed` for a time, `queued` for devices.
-- A job has a live attempt exactly while it is `pending` with an engine that will place it, `running`, `stopping`, or on
-  the way to being `suspended` and back.
-- A finished job begins anew only when a person says so.
-Whatever is not in the table cannot happen; `advance` says what can.
+- A job has a live attempt exactly while it is `pending` (handed over to an engine that places it), `running`,
+  `stopping`, `suspending`, `suspended` or `resuming`.
+- A finished job runs again only when a person asks for it.
+- An event that is not in the table is impossible in that state; `advance` refuses it.
 """
 
 from enum import StrEnum
@@ -37,11 +37,10 @@ class JobEvent(StrEnum):
     DUE = "due"
     START = "start"
     HAND_OVER = "hand-over"
-    BEGIN = "begin"
     SUSPEND = "suspend"
-    PARK = "park"
+    MOVED_OUT = "moved-out"
     RESUME = "resume"
-    GO_ON = "go-on"
+    CONTINUE = "continue"
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -53,7 +52,7 @@ class JobEvent(StrEnum):
 
 S, E = JobState, JobEvent
 
-# Whoever has a live attempt may find that it has ended, or be told to end it.
+# A live attempt may end, or be asked to stop, in any of its states.
 _ENDS: dict[JobEvent, JobState] = {
     E.SUCCEED: S.SUCCEEDED,
     E.FAIL: S.FAILED,
@@ -85,13 +84,13 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
         for state in (S.PENDING, S.RUNNING, S.SUSPENDING, S.SUSPENDED, S.RESUMING)
         for event, after in _ENDS.items()
     },
-    (S.PENDING, E.BEGIN): S.RUNNING,
+    (S.PENDING, E.START): S.RUNNING,
     (S.RUNNING, E.SUSPEND): S.SUSPENDING,
-    (S.SUSPENDING, E.PARK): S.SUSPENDED,
-    (S.SUSPENDING, E.GO_ON): S.RUNNING,
+    (S.SUSPENDING, E.MOVED_OUT): S.SUSPENDED,
+    (S.SUSPENDING, E.CONTINUE): S.RUNNING,
     (S.SUSPENDED, E.RESUME): S.RESUMING,
-    (S.RESUMING, E.GO_ON): S.RUNNING,
-    (S.RESUMING, E.PARK): S.SUSPENDED,
+    (S.RESUMING, E.CONTINUE): S.RUNNING,
+    (S.RESUMING, E.MOVED_OUT): S.SUSPENDED,
     (S.STOPPING, E.CANCEL): S.CANCELLED,
     (S.STOPPING, E.SUCCEED): S.SUCCEEDED,
     (S.STOPPING, E.FAIL): S.FAILED,
@@ -107,20 +106,20 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.REJECTED, E.BLOCK): S.BLOCKED,
 }
 
-# Suspended, or on the way there or back: such a job does not run, whatever its attempt holds.
-PARKED = frozenset({S.SUSPENDING, S.SUSPENDED, S.RESUMING})
-LIVE = PARKED | {S.PENDING, S.RUNNING, S.STOPPING}
+# The program of such a job does not run, although its attempt is live and may still hold device memory.
+IN_SUSPENSION = frozenset({S.SUSPENDING, S.SUSPENDED, S.RESUMING})
+LIVE = IN_SUSPENSION | {S.PENDING, S.RUNNING, S.STOPPING}
 FINISHED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.REJECTED})
 WAITING = frozenset(S) - LIVE - FINISHED
 
 
 def advance(state: JobState, event: JobEvent) -> JobState:
-    """Where the event leads; UserError where it cannot happen in this state."""
+    """Return the state that follows the event. Raises UserError if this state does not allow the event."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        can = ", ".join(sorted(at for was, at in TRANSITIONS if was is state)) or "nothing"
-        raise UserError(f"a job that is {state} cannot {event}", hint=f"it can: {can}") from None
+        allowed = ", ".join(sorted(each for before, each in TRANSITIONS if before is state))
+        raise UserError(f"a {state} job does not allow '{event}'", hint=f"allowed: {allowed}") from None
 
 
 def can(state: JobState, event: JobEvent) -> bool:

@@ -1,4 +1,4 @@
-"""What has just happened to jobs, for those who count it or tell people of it."""
+"""Events of jobs that the controller publishes after each step, for metrics and notifications."""
 
 from enum import StrEnum
 
@@ -9,12 +9,12 @@ from gpuyard.core.job.job import Attempt, Job, Outcome
 
 class PublishedEventKind(StrEnum):
     STARTED = "started"
-    ENDED = "ended"  # an attempt: its job may be tried again
-    FINISHED = "finished"  # a job: nothing more will come of it
+    ENDED = "ended"  # an attempt: its job may run again
+    FINISHED = "finished"  # a job: it will not run again
 
 
 class PublishedEvent(Struct, frozen=True, kw_only=True):
-    """`job` is as it stands since then; `attempt` and `outcome` are those of its last run, where it had one."""
+    """`job` is the job after the event; `attempt` and `outcome` belong to its last attempt, if it had one."""
 
     kind: PublishedEventKind
     job: Job

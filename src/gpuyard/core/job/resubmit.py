@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Job, JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission, SubmissionRequest, parse_submission
-from gpuyard.core.notify.subscriptions import as_typed
+from gpuyard.core.notify.subscriptions import subscription_text
 from gpuyard.errors import UserError
 
 # What goes with a GPU, and what only this machine's own can be asked for: neither outlives a change of mind about that.
@@ -28,7 +28,7 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
         environment=spec.environment,
         token=token,
         configuration=spec.configuration if command is None else "",
-        command=command or spec.command or job.words,
+        command=command or spec.command or job.argv,
         options=_changed(options_of(job), options),
     )
     element = (
@@ -79,7 +79,7 @@ def _of_spec(spec: JobSpec) -> dict[str, Any]:
         "engine": spec.engine or "local",
         "engine-option": list(spec.engine_options) or None,
         "cpus": spec.cpus,
-        "notify": list(map(as_typed, spec.notify)) or None,
+        "notify": list(map(subscription_text, spec.notify)) or None,
     }
 
 

@@ -1,7 +1,7 @@
-"""What an attempt's outcome leads to: done, again after a while, or given up. The decision is a value.
+"""What follows from an attempt's outcome: success, another attempt after a delay, or failure. The decision is a value.
 
-Running out of memory uses up none of the job's retries: it is run again with more, a few times. Nor does making room
-for another.
+Only failures use up the job's retries. A job that ran out of memory runs again with more memory, a few times; a
+preempted job is queued again. Neither uses up a retry.
 """
 
 from msgspec import Struct
@@ -10,9 +10,9 @@ from gpuyard.core.job.job import Growth, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.units import format_size
 
-# The first pause and the longest, by cause: a program that fails may need what others are about to make; one that
-# could not start needs a person; one that was lost or took too long needs no pause at all.
-_PAUSES_S = {
+# First and longest delay, by outcome. A failed program may need the output of other jobs; a program that cannot start
+# needs a person; after a loss or a timeout no delay is needed.
+_DELAYS_S = {
     OutcomeKind.FAILED: (1.0, 300.0),
     OutcomeKind.CANNOT_START: (10.0, 600.0),
     OutcomeKind.OUT_OF_MEMORY: (1.0, 60.0),
@@ -23,7 +23,7 @@ _PAUSES_S = {
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """`counts` says whether the attempt uses up one of the job's retries; `growth` is what it is given from now on."""
+    """`counts`: the attempt uses up one of the job's retries. `growth`: what the job gets from now on."""
 
     event: JobEvent
     delay_s: float = 0.0
@@ -33,45 +33,44 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def judge(job: Job, outcome: Outcome) -> Verdict:
-    """What becomes of a job whose attempt has ended so."""
+    """Decide what becomes of a job after this outcome of its attempt."""
     if outcome.kind is OutcomeKind.NEVER_STARTED:
-        return Verdict(event=JobEvent.REQUEUE, text="it had not begun, and is queued again")
+        return Verdict(event=JobEvent.REQUEUE, text="it had not started; queued again")
     if outcome.kind is OutcomeKind.CANCELLED:
         return Verdict(event=JobEvent.CANCEL, text="cancelled")
     if outcome.kind is OutcomeKind.PREEMPTED:
-        return Verdict(event=JobEvent.REQUEUE, text=f"{outcome.reason}; it is queued again")
+        return Verdict(event=JobEvent.REQUEUE, text=f"{outcome.reason}; queued again")
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return Verdict(event=JobEvent.SUCCEED, text="succeeded")
     why = outcome.reason or outcome.kind
     left = job.spec.retries - job.failures
     if left <= 0:
         return Verdict(event=JobEvent.FAIL, counts=True, text=why)
-    delay_s = pause_s(outcome.kind, job.failures)
+    delay_s = retry_delay_s(outcome.kind, job.failures)
     when = f"in {delay_s:g} s" if delay_s else "at once"
-    return Verdict(
-        event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; again {when}, and {left - 1} more after that"
-    )
+    more = f" ({left - 1} left after that)" if left > 1 else " (the last)"
+    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; retry {when}{more}")
 
 
 def judge_shortage(outcome: Outcome, growth: Growth | None, largest_mb: float | None) -> Verdict:
-    """For one that ran out of memory: `growth` is what it is given next, `None` where it was given all there is."""
+    """Decide for a job that ran out of memory. `growth` is what it gets next; None if it already had the maximum."""
     why = outcome.reason or outcome.kind
     if growth is None:
-        most = f", and alone: the largest GPU has {format_size(largest_mb)}" if largest_mb is not None else ""
-        return Verdict(event=JobEvent.FAIL, text=f"it was run again with more{most}; {why}")
-    delay_s = pause_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1)
-    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"again {_with_what(growth)}; {why}", growth=growth)
+        most = f" even alone on the largest GPU ({format_size(largest_mb)})" if largest_mb is not None else " again"
+        return Verdict(event=JobEvent.FAIL, text=f"out of memory{most}: {why}")
+    delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1)
+    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
 
 
-def _with_what(growth: Growth) -> str:
+def _growth_text(growth: Growth) -> str:
     if growth.is_alone:
         return "alone on the largest GPU"
     if growth.memory_mb is not None:
         return f"with {format_size(growth.memory_mb)}"
-    return f"with {format_size(growth.ram_mb)} of RAM" if growth.ram_mb is not None else "with more room"
+    return f"with {format_size(growth.ram_mb)} of RAM" if growth.ram_mb is not None else "with more memory"
 
 
-def pause_s(kind: OutcomeKind, failures: int) -> float:
-    """Twice as long each time, up to the longest."""
-    first, longest = _PAUSES_S[kind]
+def retry_delay_s(kind: OutcomeKind, failures: int) -> float:
+    """Return the delay before the next attempt: it doubles with each failure, up to the longest."""
+    first, longest = _DELAYS_S[kind]
     return min(longest, first * float(2 ** min(failures, 32)))

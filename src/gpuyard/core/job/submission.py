@@ -22,7 +22,7 @@ from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.notify.subscriptions import MOST_WISHES, Subscription, parse_wish
+from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, Subscription, parse_subscription
 from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
@@ -375,9 +375,9 @@ def _whole(text: str) -> str:
 
 
 def _wishes(texts: list[str]) -> tuple[Subscription, ...]:
-    if len(texts) > MOST_WISHES:
-        raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MOST_WISHES} times")
-    return tuple(map(parse_wish, texts))
+    if len(texts) > MAX_SUBSCRIPTIONS:
+        raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
+    return tuple(map(parse_subscription, texts))
 
 
 def _or(value: float | None, default: float) -> float:

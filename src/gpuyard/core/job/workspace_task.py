@@ -1,7 +1,7 @@
-"""A task: a job of a workspace, with what it has beyond any other job.
+"""A task: a job of a workspace, with the settings that other jobs do not have.
 
-It is seen in a session of tmux's, has logs where its workspace keeps them, and says by a marker that it is done. The
-engine that starts it keeps these promises.
+A task shows its output in a tmux session, writes its logs into the workspace's folder, and creates a marker file when
+it is done. The engine that starts the task takes care of all three.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,17 @@ GPU = "{gpu}"
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """All paths are absolute. `session` is a name with GPU in it, `None` for a task without one; `owner` marks the
-    session as this task's. Its end is told in `record`. `log` has what it writes; in a folder that workspaces share,
-    `other_log` has it where `log` is another one's. `scheduler_log` has what becomes of the task. `variable` names its
-    devices in place of CUDA_VISIBLE_DEVICES. The marker is looked for every `check_s`; a program that goes on for
-    `grace_s` after its marker was seen is ended. `delay_s` pass between its session and its start. `hook` is a
-    command that is run before and after it, and ended after `hook_timeout_s`.
+    """Settings of a task. All paths are absolute.
+
+    - `session`: tmux session name with the placeholder {gpu}; None for no session. `owner` marks the session as ours.
+    - `record`: file in which the engine records how the task ended.
+    - `log`: output of the program. `other_log` replaces it if another workspace that shares the folder uses `log`.
+    - `scheduler_log`: log of what the scheduler does with the task.
+    - `variable`: environment variable that names the devices, in place of CUDA_VISIBLE_DEVICES.
+    - `check_s`: interval at which the engine checks for the marker; it ends a program that still runs `grace_s` after
+      its marker appeared.
+    - `delay_s`: delay between opening the session and starting the program.
+    - `hook`: command that runs before and after the program, for at most `hook_timeout_s`.
     """
 
     workspace: str
@@ -39,9 +44,10 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 def place_of(indexes: Sequence[int | None]) -> str:
-    """Where it runs, as its session calls it."""
+    """Return where a task on these GPUs runs, as its session name shows it: `gpu0_1`, or `cpu` without a GPU."""
     return f"gpu{'_'.join('x' if index is None else str(index) for index in indexes)}" if indexes else "cpu"
 
 
 def session_on(task: Task, place: str) -> str | None:
+    """Return the session name of a task that runs at `place`, or None."""
     return None if task.session is None else task.session.replace(GPU, place)

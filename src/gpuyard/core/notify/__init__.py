@@ -1,1 +1,1 @@
-"""Pure: who is notified about what, and in which words."""
+"""Pure: who is notified of which events, and the text of messages."""

@@ -1,8 +1,9 @@
-"""What people are told of, whom, and in which words.
+"""Which events people are notified of, who gets them, and the text of the messages.
 
-An `Occurrence` is what has happened, a `Message` what is sent of it. A job that its user cancelled has not failed; one
-that ran out of memory for good has failed, too, and whoever hears of that hears of it once. Whatever a job is called,
-the words have no control characters in them.
+- An `Occurrence` is an event that somebody may subscribe to; a `Message` is the text that is sent for it.
+- A cancelled job has not failed.
+- A job that ran out of memory for the last time has failed as well: a target that gets both events gets one message.
+- A message never contains control characters, no matter what a job is called.
 """
 
 import shlex
@@ -21,12 +22,12 @@ from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_foreign_
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
 
-_LONGEST = 500
-_WORDS = {JobState.SUCCEEDED: "finished", JobState.FAILED: "failed", JobState.CANCELLED: "cancelled"}
+_MAX_LENGTH = 500
+_STATE_TEXT = {JobState.SUCCEEDED: "finished", JobState.FAILED: "failed", JobState.CANCELLED: "cancelled"}
 
 
 class Occurrence(Struct, frozen=True, kw_only=True):
-    """`text` is what there is to say of one that is no job's."""
+    """An event of a job, or of the machine; `text` describes an event that belongs to no job."""
 
     event: Event
     at: float
@@ -36,7 +37,7 @@ class Occurrence(Struct, frozen=True, kw_only=True):
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """`events` and `jobs` are as a command finds them in its environment."""
+    """A notification; the fields besides title and body are the environment variables of a command target."""
 
     events: str
     title: str
@@ -47,21 +48,21 @@ class Message(Struct, frozen=True, kw_only=True):
     log: str = ""
 
 
-def occurrence_of(news: PublishedEvent) -> Occurrence | None:
-    """What it is to those who want to be told; most news is nothing to them."""
-    event = _event_of(news)
-    return None if event is None else Occurrence(event=event, at=news.at, job=news.job, attempt=news.attempt)
+def occurrence_of(published: PublishedEvent) -> Occurrence | None:
+    """Return the occurrence that subscribers are notified of, or None: most published events notify nobody."""
+    event = _event_of(published)
+    return (
+        None
+        if event is None
+        else Occurrence(event=event, at=published.at, job=published.job, attempt=published.attempt)
+    )
 
 
-def _event_of(news: PublishedEvent) -> Event | None:
-    state = news.job.state
-    if (
-        news.kind is PublishedEventKind.ENDED
-        and news.outcome is not None
-        and news.outcome.kind is OutcomeKind.OUT_OF_MEMORY
-    ):
+def _event_of(published: PublishedEvent) -> Event | None:
+    state, outcome = published.job.state, published.outcome
+    if published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.OUT_OF_MEMORY:
         return Event.OUT_OF_MEMORY
-    if news.kind is not PublishedEventKind.FINISHED:
+    if published.kind is not PublishedEventKind.FINISHED:
         return None
     if state is JobState.SUCCEEDED:
         return Event.FINISHED
@@ -69,30 +70,30 @@ def _event_of(news: PublishedEvent) -> Event | None:
 
 
 def targets_of(occurrence: Occurrence, on: Sequence[str], to: Sequence[str]) -> tuple[str, ...]:
-    """Each once; `on` and `to` are the configuration's."""
+    """Return the targets of an occurrence, each once. `on` (events) and `to` (targets) come from the configuration."""
     job = occurrence.job
     targets = _targets(occurrence.event, job, on, to)
     if occurrence.event is Event.OUT_OF_MEMORY and job is not None and job.state in FINISHED:
-        told_anyway = set(_targets(Event.FAILED, job, on, to))
-        return tuple(target for target in targets if target not in told_anyway)
+        notified_of_failure = set(_targets(Event.FAILED, job, on, to))
+        return tuple(target for target in targets if target not in notified_of_failure)
     return tuple(targets)
 
 
 def _targets(event: Event, job: Job | None, on: Sequence[str], to: Sequence[str]) -> Iterable[str]:
     found = dict.fromkeys(to if event in on else ())
-    for wish in job.spec.notify if job is not None else ():
-        if event in wish.events:
-            found.update(dict.fromkeys(to if wish.target is None else (wish.target,)))
+    for subscription in job.spec.notify if job is not None else ():
+        if event in subscription.events:
+            found.update(dict.fromkeys(to if subscription.target is None else (subscription.target,)))
     return found
 
 
-# In words
+# The text of messages
 
 
 def message_of(occurrence: Occurrence, host: str) -> Message:
     job = occurrence.job
     if job is None:
-        return _of_machine(occurrence, host)
+        return _machine_message(occurrence, host)
     name = f" ({plain(job.spec.name)})" if job.spec.name else ""
     return Message(
         events=str(occurrence.event),
@@ -110,50 +111,50 @@ def at_host(host: str) -> str:
 
 
 def plain(text: str) -> str:
-    """In one line that anybody can print, and not too long."""
-    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return "".join(letter if letter.isprintable() else "?" for letter in cut)
+    """Return the text as one printable line of limited length."""
+    cut = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
+    return "".join(character if character.isprintable() else "?" for character in cut)
 
 
-def _of_machine(occurrence: Occurrence, host: str) -> Message:
+def _machine_message(occurrence: Occurrence, host: str) -> Message:
     what = plain(occurrence.text) if occurrence.event is Event.GPU_FREE else "The queue"
     title = f"{what} is {'free' if occurrence.event is Event.GPU_FREE else 'empty'}{at_host(host)}"
-    body = "Nobody holds or uses it." if occurrence.event is Event.GPU_FREE else plain(occurrence.text)
+    body = "It has no lease and no process." if occurrence.event is Event.GPU_FREE else plain(occurrence.text)
     return Message(events=str(occurrence.event), title=title, body=body)
 
 
 def _what_happened(event: Event, job: Job) -> str:
     if event is Event.OUT_OF_MEMORY:
-        again = "is not tried again" if job.state in FINISHED else "is tried again with more"
-        return f"ran out of memory, and {again}"
+        next_step = "will not run again" if job.state in FINISHED else "will run again with more"
+        return f"ran out of memory and {next_step}"
     return "will never start" if job.state is JobState.REJECTED else str(event)
 
 
 def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
-    yield plain(shlex.join(job.words))
+    yield plain(shlex.join(job.argv))
     if occurrence.event is not Event.FINISHED and job.reason:
         yield plain(job.reason)
     if occurrence.attempt is not None and occurrence.attempt.has_started:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."
     if occurrence.event is not Event.FINISHED and _log(occurrence):
-        yield f"Its log is {plain(_log(occurrence))}"
+        yield f"Log: {plain(_log(occurrence))}"
 
 
 def _log(occurrence: Occurrence) -> str:
     return (occurrence.attempt.log if occurrence.attempt is not None else None) or ""
 
 
-def in_sum(ended: Mapping[JobState, int]) -> str:
-    """How a queue's jobs ended, now that none is left: `37 finished, 2 failed`."""
-    words = [f"{ended[state]} {_WORDS.get(state, state)}" for state in JobState if ended.get(state)]
-    return f"Nothing is left to run. Since it was last empty: {', '.join(words)}." if words else ""
+def queue_summary(ended: Mapping[JobState, int]) -> str:
+    """Describe how the jobs ended since the queue was last empty: `37 finished, 2 failed`."""
+    counts = [f"{ended[state]} {_STATE_TEXT.get(state, state)}" for state in JobState if ended.get(state)]
+    return f"No jobs are left. Since the queue was last empty: {', '.join(counts)}." if counts else ""
 
 
-# GPUs that nobody uses
+# GPUs that became free
 
 
-class Freed:
-    """Devices that were in use, and nobody has been told since that they are free."""
+class FreedDevices:
+    """Devices that were in use and have not been reported as free since."""
 
     def __init__(self) -> None:
         self._used_at: dict[str, float] = {}
@@ -162,8 +163,8 @@ class Freed:
         for device_id in device_ids:
             self._used_at[device_id] = now
 
-    def look(self, snapshot: Snapshot, leases: Sequence[Lease], now: float, free_s: float) -> list[Device]:
-        """Those that have been free for so long; each is told once."""
+    def update(self, snapshot: Snapshot, leases: Sequence[Lease], now: float, free_s: float) -> list[Device]:
+        """Return the devices that have been free for `free_s` seconds; each is reported once."""
         usable = snapshot.usable_devices()
         self.note_use((device.id for device in usable if _is_in_use(device, leases)), now)
         freed = [device for device in usable if now >= self._used_at.get(device.id, now + 1.0) + free_s]
@@ -173,7 +174,7 @@ class Freed:
 
 
 def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
-    """Return whether somebody uses the device. A screen on it does not count."""
+    """Return whether the device has a lease, a process or load. A display on it does not count."""
     is_taken = any(lease.on(device.id) for lease in leases)
     is_empty = device.processes == () and not may_have_foreign_processes(device)
     is_busy = not is_empty and (device.utilization_percent or 0.0) > IDLE_PERCENT

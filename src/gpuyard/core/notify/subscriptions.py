@@ -1,7 +1,7 @@
-"""Who wants to be told of what: events by their names, and targets as they were typed.
+"""Subscriptions of notifications: which events go to which target.
 
-A target with `scheme://` is the URL of a service, which may hold secrets, and anything else a command, which may hold
-some too: neither is ever shown but by its scheme or its first word.
+A target with `scheme://` is the URL of a service; any other target is a command. Both may hold secrets: messages show
+only the scheme of a URL and the first word of a command.
 """
 
 import re
@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from gpuyard.errors import UserError
 
-MOST_WISHES = 16
+MAX_SUBSCRIPTIONS = 16
 _LONGEST_TARGET = 4000
-# Spaces before it make it no command: a shell would tell of it, secrets and all.
+# A URL with leading spaces is still a URL: run as a command, the shell would print it with its secrets.
 _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
-_PLAIN_WORDS = re.compile(r"[a-z-]+(,[a-z-]+)*", re.ASCII)
+_EVENT_LIST = re.compile(r"[a-z-]+(,[a-z-]+)*", re.ASCII)
 _PROGRAM = re.compile(r"([\w./~+-]+)(\s|$)", re.ASCII)
 _SEPARATORS = re.compile(r"[/:@?&=#,;\s]+")
 _SHORTEST_SECRET = 3
@@ -34,49 +34,49 @@ JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
 
 
 class Subscription(Struct, frozen=True, kw_only=True):
-    """Of these events of a job, to this target; to those of the configuration where it names none."""
+    """Sends these events of a job to `target`; without one, to the targets of the configuration."""
 
     events: tuple[Event, ...] = JOB_EVENTS
     target: str | None = None
 
 
-def parse_wish(text: str) -> Subscription:
-    """`TARGET`, `EVENT,EVENT` or `EVENT,EVENT=TARGET`, as they are typed after --notify."""
-    if _PLAIN_WORDS.fullmatch(text):
+def parse_subscription(text: str) -> Subscription:
+    """Parse the value of --notify: `TARGET`, `EVENT,EVENT` or `EVENT,EVENT=TARGET`."""
+    if _EVENT_LIST.fullmatch(text):
         return Subscription(events=_job_events(text))
     events, equals, target = text.partition("=")
-    if equals and _PLAIN_WORDS.fullmatch(events):
+    if equals and _EVENT_LIST.fullmatch(events):
         return Subscription(events=_job_events(events), target=check_target(target))
     return Subscription(target=check_target(text))
 
 
-def as_typed(wish: Subscription) -> str:
-    """What `parse_wish` makes it of."""
-    events = ",".join(wish.events)
-    return events if wish.target is None else f"{events}={wish.target}"
+def subscription_text(subscription: Subscription) -> str:
+    """Return the text from which `parse_subscription` makes this subscription."""
+    events = ",".join(subscription.events)
+    return events if subscription.target is None else f"{events}={subscription.target}"
 
 
 def check_target(text: str) -> str:
     if not text.strip():
-        raise UserError("a notification needs a target", hint="a command, or a URL such as ntfy://topic")
+        raise UserError("a notification needs a target", hint="give a command, or a URL such as ntfy://topic")
     if "\0" in text or len(text) > _LONGEST_TARGET:
-        raise UserError(f"a notification's target is plain text of at most {_LONGEST_TARGET:,} letters")
+        raise UserError(f"the target of a notification is text of at most {_LONGEST_TARGET:,} characters without NUL")
     return text
 
 
-def parse_event(word: str) -> Event:
+def parse_event(name: str) -> Event:
     try:
-        return Event(word)
+        return Event(name)
     except ValueError:
-        raise UserError(f"there is no event '{word}'", hint=f"there are {', '.join(Event)}") from None
+        raise UserError(f"there is no event '{name}'", hint=f"events are {', '.join(Event)}") from None
 
 
 def is_url(target: str) -> bool:
     return _URL.match(target) is not None
 
 
-def shown(target: str) -> str:
-    """As much of it as anybody may see."""
+def redacted_target(target: str) -> str:
+    """Return the part of a target that may be shown: the scheme of a URL, or the program of a command."""
     if url := _URL.match(target):
         return f"{url[1]}://…"
     program = _PROGRAM.match(target.strip())
@@ -84,7 +84,7 @@ def shown(target: str) -> str:
 
 
 def redact(text: str, url: str) -> str:
-    """`text` without any part of the URL but its scheme."""
+    """Replace every part of the URL except its scheme in `text`."""
     parts = _SEPARATORS.split(_URL.sub("", url, count=1))
     secrets = {each for part in parts for each in (part, unquote(part)) if len(each) >= _SHORTEST_SECRET}
     for secret in sorted(secrets, key=len, reverse=True):
@@ -92,14 +92,14 @@ def redact(text: str, url: str) -> str:
     return text
 
 
-def _job_events(words: str) -> tuple[Event, ...]:
-    return tuple(dict.fromkeys(map(_job_event, words.split(","))))
+def _job_events(names: str) -> tuple[Event, ...]:
+    return tuple(dict.fromkeys(map(_job_event, names.split(","))))
 
 
-def _job_event(word: str) -> Event:
-    if word not in JOB_EVENTS:
+def _job_event(name: str) -> Event:
+    if name not in JOB_EVENTS:
         raise UserError(
-            f"a job has no event '{word}' that --notify could tell of",
-            hint=f"it has {', '.join(JOB_EVENTS)}; a command of one word is written as failed=COMMAND",
+            f"--notify does not know the job event '{name}'",
+            hint=f"events are {', '.join(JOB_EVENTS)}; write a command of one word as failed=COMMAND",
         )
-    return Event(word)
+    return Event(name)

@@ -1,7 +1,7 @@
-"""Time by the hour: how many seconds of each hour of a window were used, and those hours as rows of days.
+"""Use by the hour: how many seconds of each hour of a window were used, and those hours as one row per day.
 
-Hours are whole on the clock on the wall, which the caller brings along. A row is a day; where there would be too many,
-each row stands for as many whole weeks as it takes.
+Hours start on the hour in local time, which the caller supplies. A row is a day; if there would be too many rows, each
+row covers several whole weeks.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from datetime import date, datetime
 from msgspec import Struct
 
 HOUR_S = 3600.0
-MOST_ROWS = 31
+MAX_ROWS = 31
 _HOURS_OF_DAY = 24
 
-Local = Callable[[float], datetime]
+LocalTime = Callable[[float], datetime]
 
 
 class TimeWindow(Struct, frozen=True):
-    """From when until when, in seconds since the epoch."""
+    """A time interval in seconds since the epoch."""
 
     since: float
     until: float
@@ -28,8 +28,8 @@ class TimeWindow(Struct, frozen=True):
 
 
 class DayRow(Struct, frozen=True, kw_only=True):
-    """From this day on: for each hour of a day the GPU-hours, and how much of the devices was in use; unknown outside
-    of the window and where there is no device."""
+    """The row that starts with `day`: GPU-hours for each hour of the day, and which percentage of the devices was in use
+    (None outside the window and without devices)."""
 
     day: str
     gpu_hours: tuple[float, ...]
@@ -42,22 +42,22 @@ class HourlyPicture(Struct, frozen=True, kw_only=True):
 
 
 class Hours:
-    """The hours that a window touches, and what was added to each. A stretch costs the same however long it is."""
+    """Seconds of use in each hour that the window touches. Adding an interval takes constant time."""
 
-    def __init__(self, window: TimeWindow, local: Local) -> None:
+    def __init__(self, window: TimeWindow, local: LocalTime) -> None:
         moment = local(window.since)
         self.first = window.since - moment.minute * 60 - moment.second - moment.microsecond / 1e6
         self.count = max(1, -int(-(window.until - self.first) // HOUR_S))
         self._parts = [0.0] * (self.count + 1)
-        self._steps = [0] * (self.count + 2)  # by how much more of a whole hour than in the one before
+        self._steps = [0] * (self.count + 2)  # change of the number of whole hours, compared with the hour before
 
-    def add(self, begin: float, end: float, weight: int = 1) -> None:
-        """A stretch inside the window."""
-        at, last = int((begin - self.first) // HOUR_S), int((end - self.first) // HOUR_S)
+    def add(self, start: float, end: float, weight: int = 1) -> None:
+        """Add an interval, which has to lie inside the window."""
+        at, last = int((start - self.first) // HOUR_S), int((end - self.first) // HOUR_S)
         if at == last:
-            self._parts[at] += (end - begin) * weight
+            self._parts[at] += (end - start) * weight
             return
-        self._parts[at] += (self.first + (at + 1) * HOUR_S - begin) * weight
+        self._parts[at] += (self.first + (at + 1) * HOUR_S - start) * weight
         self._parts[last] += (end - self.first - last * HOUR_S) * weight
         self._steps[at + 1] += weight
         self._steps[last] -= weight
@@ -70,63 +70,59 @@ class Hours:
         return found
 
 
-def draw(window: TimeWindow, local: Local, used: Hours, busy: Hours, devices: int) -> HourlyPicture:
-    """`used` is what attempts used, each for itself, `busy` when devices were in use, of so many."""
-    cells = [_place(local(used.first + at * HOUR_S)) for at in range(used.count)]
-    first_day, last_day = cells[0][0], cells[-1][0]
+def hourly_picture(window: TimeWindow, local: LocalTime, used: Hours, busy: Hours, devices: int) -> HourlyPicture:
+    """Arrange hours as rows. `used` sums the time of all attempts; `busy` counts each of `devices` devices once."""
+    moments = [local(used.first + at * HOUR_S) for at in range(used.count)]
+    first_day, last_day = moments[0].toordinal(), moments[-1].toordinal()
     days = _days_per_row(last_day - first_day + 1)
-    sheets = [_Sheet() for _ in range((last_day - first_day) // days + 1)]
-    for at, ((day, hour), used_s, busy_s) in enumerate(zip(cells, used.seconds(), busy.seconds(), strict=True)):
-        begin = used.first + at * HOUR_S
-        there_s = max(0.0, min(begin + HOUR_S, window.until) - max(begin, window.since))
-        sheets[(day - first_day) // days].add(hour, used_s, busy_s, there_s * devices)
-    rows = [sheet.row(first_day + number * days) for number, sheet in enumerate(sheets)]
+    builders = [_RowBuilder() for _ in range((last_day - first_day) // days + 1)]
+    for at, (moment, used_s, busy_s) in enumerate(zip(moments, used.seconds(), busy.seconds(), strict=True)):
+        start = used.first + at * HOUR_S
+        in_window_s = max(0.0, min(start + HOUR_S, window.until) - max(start, window.since))
+        row = builders[(moment.toordinal() - first_day) // days]
+        row.add(moment.hour, used_s, busy_s, in_window_s * devices)
+    rows = [builder.row(first_day + number * days) for number, builder in enumerate(builders)]
     return HourlyPicture(days_per_row=days, rows=tuple(rows))
 
 
-def _place(moment: datetime) -> tuple[int, int]:
-    return moment.toordinal(), moment.hour
-
-
 def _days_per_row(days: int) -> int:
-    if days <= MOST_ROWS:
+    if days <= MAX_ROWS:
         return 1
     weeks = 1
-    while -(-days // (7 * weeks)) > MOST_ROWS:
+    while -(-days // (7 * weeks)) > MAX_ROWS:
         weeks *= 2
     return 7 * weeks
 
 
-class _Sheet:
-    """A row in the making. An hour that the clock has twice on one day is one cell, and there twice as long."""
+class _RowBuilder:
+    """Sums of one row. An hour that occurs twice on one day (end of summer time) is one cell of double length."""
 
     def __init__(self) -> None:
-        self._used_s, self._busy_s, self._there_s = ([0.0] * _HOURS_OF_DAY for _ in range(3))
+        self._used_s, self._busy_s, self._device_s = ([0.0] * _HOURS_OF_DAY for _ in range(3))
 
-    def add(self, hour: int, used_s: float, busy_s: float, there_s: float) -> None:
+    def add(self, hour: int, used_s: float, busy_s: float, device_s: float) -> None:
         self._used_s[hour] += used_s
         self._busy_s[hour] += busy_s
-        self._there_s[hour] += there_s
+        self._device_s[hour] += device_s
 
     def row(self, day: int) -> DayRow:
         return DayRow(
             day=date.fromordinal(day).isoformat(),
             gpu_hours=tuple(used / HOUR_S for used in self._used_s),
-            used_percent=tuple(map(_percent, self._busy_s, self._there_s)),
+            used_percent=tuple(map(_percent, self._busy_s, self._device_s)),
         )
 
 
-def _percent(busy_s: float, there_s: float) -> float | None:
-    return min(100.0, 100 * busy_s / there_s) if there_s > 0 else None
+def _percent(busy_s: float, device_s: float) -> float | None:
+    return min(100.0, 100 * busy_s / device_s) if device_s > 0 else None
 
 
-def merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches of time that overlap become one."""
+def merge_intervals(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge overlapping intervals."""
     found: list[tuple[float, float]] = []
-    for begin, end in sorted(stretches):
-        if found and begin <= found[-1][1]:
-            if end > found[-1][1]:
-                found[-1] = (found[-1][0], end)
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
-            found.append((begin, end))
+            found.append((start, end))
     return found

@@ -1,7 +1,7 @@
-"""A timeline's rows: jobs that ran side by side in one lane stand below each other, and no more rows than that takes.
+"""Rows of a timeline: attempts that overlap in one lane are drawn below each other, in as few rows as possible.
 
-Each is given the first row that is free when it begins. As they are taken in the order of their beginnings, a new row
-is opened only where all others are taken at that moment: there are as many rows as the most that ever overlap.
+Each attempt gets the first row that is free when it starts. Attempts are handled in the order of their starts, so a new
+row is opened only while all others are in use: the number of rows is the largest number that ever overlaps.
 """
 
 import heapq
@@ -9,69 +9,69 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-_FOR_EVER = float("inf")
+_FOREVER = float("inf")
 
 
-class Stretch(Struct, frozen=True, kw_only=True):
-    """From when until when something ran in a lane; without an end it still runs."""
+class TimelineSpan(Struct, frozen=True, kw_only=True):
+    """When something ran in a lane; without an end it still runs."""
 
     lane: int
-    begins: float
-    ends: float | None = None
+    start: float
+    end: float | None = None
 
 
-def assign_rows(stretches: Sequence[Stretch]) -> list[int]:
-    """The row of each; one may begin where another of its row ends."""
-    rows = [0] * len(stretches)
-    lanes: dict[int, list[int]] = {}
-    for place, stretch in enumerate(stretches):
-        lanes.setdefault(stretch.lane, []).append(place)
-    for places in lanes.values():
-        _assign([stretches[place] for place in places], places, rows)
+def assign_rows(spans: Sequence[TimelineSpan]) -> list[int]:
+    """Return the row of each span. A span may start in the moment in which another one of its row ends."""
+    rows = [0] * len(spans)
+    lanes: dict[int, list[tuple[float, float, int]]] = {}
+    for index, span in enumerate(spans):
+        lanes.setdefault(span.lane, []).append((span.start, _end(span), index))
+    for lane in lanes.values():
+        _assign(sorted(lane), rows)
     return rows
 
 
-def count_rows(stretches: Sequence[Stretch], rows: Sequence[int]) -> dict[int, int]:
-    """How many rows each lane has that has any."""
+def count_rows(spans: Sequence[TimelineSpan], rows: Sequence[int]) -> dict[int, int]:
+    """Return the number of rows of each lane that has any."""
     counted: dict[int, int] = {}
-    for stretch, row in zip(stretches, rows, strict=True):
-        counted[stretch.lane] = max(counted.get(stretch.lane, 0), row + 1)
+    for span, row in zip(spans, rows, strict=True):
+        counted[span.lane] = max(counted.get(span.lane, 0), row + 1)
     return counted
 
 
-def _assign(stretches: Sequence[Stretch], places: Sequence[int], rows: list[int]) -> None:
+def _assign(spans: Sequence[tuple[float, float, int]], rows: list[int]) -> None:
+    """Set the rows of the spans of one lane, given as (start, end, index) in the order of their starts."""
     free: list[int] = []
     taken: list[tuple[float, int]] = []
     opened = 0
-    spans = sorted((each.begins, _end(each), place) for each, place in zip(stretches, places, strict=True))
-    for begins, ends, place in spans:
-        while taken and taken[0][0] <= begins:
+    for start, end, index in spans:
+        while taken and taken[0][0] <= start:
             heapq.heappush(free, heapq.heappop(taken)[1])
         if free:
             row = heapq.heappop(free)
         else:
             row, opened = opened, opened + 1
-        rows[place] = row
-        heapq.heappush(taken, (ends, row))
+        rows[index] = row
+        heapq.heappush(taken, (end, row))
 
 
-def _end(stretch: Stretch) -> float:
-    """A clock that was set back must not make one end before it began."""
-    return _FOR_EVER if stretch.ends is None else max(stretch.begins, stretch.ends)
+def _end(span: TimelineSpan) -> float:
+    """A clock that was set back must not make a span end before its start."""
+    return _FOREVER if span.end is None else max(span.start, span.end)
 
 
 def suspensions(
-    events: Sequence[tuple[float, str]], begins: float, ends: float | None
+    events: Sequence[tuple[float, str]], start: float, end: float | None
 ) -> list[tuple[float, float | None]]:
-    """When a run was suspended, by what its job's story tells of all of its runs."""
+    """Return when an attempt was suspended, from the history of its job, which covers all attempts."""
     found: list[tuple[float, float | None]] = []
     since: float | None = None
     for at, kind in events:
-        if at < begins or (ends is not None and at > ends):
+        if at < start or (end is not None and at > end):
             continue
         if kind == "resumed" and since is not None:
             found.append((since, at))
             since = None
         elif kind == "suspending" and since is None:
             since = at
-    return found if since is None else [*found, (since, ends)]
+    return found if since is None else [*found, (since, end)]

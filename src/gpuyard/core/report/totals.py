@@ -1,4 +1,4 @@
-"""The figures of a report: what a number of attempts come to together, and the tally that adds them up."""
+"""Totals of a report, and the builder that sums them up over attempts."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.report.hourly import HOUR_S
 
 _MB_PER_GB = 1024.0
-# How it ended, with which status, and where memory was lacking.
+# Outcome, exit status, and where memory was short.
 _CauseKey = tuple[str, int | None, str | None]
 
 
 class WaitTotals(Struct, frozen=True, kw_only=True):
-    """From being queued to the first start, of those that started in the window."""
+    """Time from being queued to the first start, of jobs that started in the window."""
 
     jobs: int
     median_s: float | None
@@ -24,8 +24,7 @@ class WaitTotals(Struct, frozen=True, kw_only=True):
 
 
 class MemoryTotals(Struct, frozen=True, kw_only=True):
-    """Of the attempts that were measured what was reserved, and what of that was never used; how long others had
-    devices."""
+    """Memory that measured attempts reserved, and how much of it they never used; GPU-hours without a measurement."""
 
     reserved_gb_hours: float
     unused_gb_hours: float
@@ -34,7 +33,7 @@ class MemoryTotals(Struct, frozen=True, kw_only=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A way in which attempts ended other than well, and how many of them were of jobs that succeeded later."""
+    """An outcome other than success: number of attempts, and how many of them belong to jobs that succeeded later."""
 
     outcome: str
     status: int | None
@@ -56,7 +55,7 @@ class ReportTotals(Struct, frozen=True, kw_only=True):
 
 
 class TotalsBuilder:
-    """What a group comes to, as it is added up."""
+    """Running sums of one group of jobs."""
 
     def __init__(self) -> None:
         self.gpu_s = self.suspended_s = self.unknown_s = 0.0
@@ -69,30 +68,31 @@ class TotalsBuilder:
     def note_end(
         self, outcome: str | None, status: int | None, lacked: str | None, *, is_healed: bool, has_started: bool
     ) -> None:
-        """`None` of one that goes on."""
+        """Count an attempt by its outcome; None for an attempt that still runs."""
         if outcome is None:
             self.running += has_started
         elif outcome == OutcomeKind.SUCCEEDED:
             self.succeeded += 1
         else:
-            # Of one that was made to stop, the status says only how.
-            told = status if outcome == OutcomeKind.FAILED else None
-            self._note((outcome, told, lacked), 1, int(is_healed))
+            # The exit status of a stopped program only says which signal ended it.
+            cause = (outcome, status if outcome == OutcomeKind.FAILED else None, lacked)
+            self._add_cause(cause, 1, int(is_healed))
 
-    def _note(self, cause: _CauseKey, attempts: int, healed: int) -> None:
+    def _add_cause(self, cause: _CauseKey, attempts: int, healed: int) -> None:
         before = self.causes.get(cause, (0, 0))
         self.causes[cause] = (before[0] + attempts, before[1] + healed)
 
-    def take(self, other: "TotalsBuilder") -> None:
+    def merge(self, other: "TotalsBuilder") -> None:
+        """Add the sums of another group."""
         for name in ("gpu_s", "suspended_s", "unknown_s", "reserved_mb_s", "unused_mb_s", "attempts", "succeeded",
                      "running"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.jobs |= other.jobs
         self.waits += other.waits
         for cause, (attempts, healed) in other.causes.items():
-            self._note(cause, attempts, healed)
+            self._add_cause(cause, attempts, healed)
 
-    def figures(self) -> ReportTotals:
+    def totals(self) -> ReportTotals:
         return ReportTotals(
             gpu_hours=self.gpu_s / HOUR_S,
             suspended_hours=self.suspended_s / HOUR_S,
@@ -100,7 +100,7 @@ class TotalsBuilder:
             attempts=self.attempts,
             succeeded=self.succeeded,
             running=self.running,
-            waits=_waits(self.waits),
+            waits=_wait_totals(self.waits),
             memory=MemoryTotals(
                 reserved_gb_hours=self.reserved_mb_s / _MB_PER_GB / HOUR_S,
                 unused_gb_hours=self.unused_mb_s / _MB_PER_GB / HOUR_S,
@@ -111,7 +111,7 @@ class TotalsBuilder:
         )
 
 
-def _waits(waits: list[float]) -> WaitTotals:
+def _wait_totals(waits: list[float]) -> WaitTotals:
     if not waits:
         return WaitTotals(jobs=0, median_s=None, p90_s=None, longest_s=None)
     ordered = sorted(waits)
@@ -120,7 +120,7 @@ def _waits(waits: list[float]) -> WaitTotals:
 
 
 def _causes(causes: Mapping[_CauseKey, tuple[int, int]]) -> Iterator[Cause]:
-    """The most frequent first."""
+    """Yield causes, the most frequent first."""
     for (outcome, status, where), (attempts, healed) in sorted(
         causes.items(), key=lambda item: (-item[1][0], item[0][0], item[0][1] or 0, item[0][2] or "")
     ):

@@ -1,29 +1,40 @@
-"""A report on a stretch of time: what the attempts in it came to, for each group of jobs and in all.
+"""A usage report of a time window: totals for each group of jobs and for all jobs.
 
 Rules:
-- An attempt counts with the part of it that lies in the window, without the time in which it was suspended. One that
-  goes on counts up to the window's end.
-- GPU-hours are an attempt's time on each of its devices, so those that share a device count each. How long a device was
-  in use is told apart from that, and counts once.
-- Waste is memory that was reserved and not used at the peak, over time; who had a device alone had reserved all of it.
-  Where nobody measured it is unknown, and stays out of both sides of the sum.
-- The whole is the sum of its groups.
+- An attempt counts with the part of its run time that lies in the window, without the time in which it was suspended.
+  An attempt that still runs counts up to the end of the window.
+- GPU-hours are the run time of an attempt on each of its devices, so attempts that share a device all count. How long a
+  device was in use is a separate figure, and counts each moment once.
+- Unused memory is reserved memory minus the peak, over time; an attempt with a device of its own reserved all of it. An
+  attempt without a measurement counts as unknown, on neither side of the ratio.
+- The total is the sum of the groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.report.hourly import HOUR_S, HourlyPicture, Hours, Local, TimeWindow, draw, merged
+from gpuyard.core.report.hourly import (
+    HOUR_S,
+    HourlyPicture,
+    Hours,
+    LocalTime,
+    TimeWindow,
+    hourly_picture,
+    merge_intervals,
+)
 from gpuyard.core.report.totals import ReportTotals, TotalsBuilder
 from gpuyard.core.snapshot import Device
 
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 
 
 class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
-    """An attempt as a report reads it. `queued_at` is since when its job waited, where this was its first start; at an
-    engine its `devices` have no names here, and only their number is known. `suspended` are stretches, in order."""
+    """An attempt as a report reads it.
+
+    `queued_at` is when its job was queued, if this was its first start. For an attempt on another machine only the number
+    of `gpus` is known, not the `devices`. `suspended` are intervals, in order.
+    """
 
     job: int
     group: str
@@ -44,11 +55,11 @@ class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Without a name it is the rest, so many groups together."""
+    """Totals of one group; without a name, of the remaining `groups` groups together."""
 
     group: str | None
     groups: int
-    figures: ReportTotals
+    totals: ReportTotals
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
@@ -63,7 +74,7 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
 
 
 class DeviceTimeUse(Struct, frozen=True, kw_only=True):
-    """How much of the time of the devices that are there now was used."""
+    """How much of the time of the present devices was used."""
 
     devices: int
     device_hours: float
@@ -79,76 +90,76 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     picture: HourlyPicture
 
 
-def stretches(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, float]]:
-    """When it ran within the window."""
-    begin, end = _bounds(ran, window)
-    if end <= begin:
+def run_intervals(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, float]]:
+    """Return the intervals inside the window in which the attempt ran."""
+    start, end = _bounds(ran, window)
+    if end <= start:
         return []
     found: list[tuple[float, float]] = []
     for paused_at, resumed_at in ran.suspended:
-        if paused_at > begin:
-            found.append((begin, min(paused_at, end)))
-        # A clock that was set back meanwhile must not have anything count twice.
-        begin = max(begin, paused_at, end if resumed_at is None else resumed_at)
-        if begin >= end:
+        if paused_at > start:
+            found.append((start, min(paused_at, end)))
+        # A clock that was set back meanwhile must not make any time count twice.
+        start = max(start, paused_at, end if resumed_at is None else resumed_at)
+        if start >= end:
             return found
-    return [*found, (begin, end)]
+    return [*found, (start, end)]
 
 
 def _bounds(ran: PastAttempt, window: TimeWindow) -> tuple[float, float]:
     ended_at = window.until if ran.ended_at is None else min(ran.ended_at, window.until)
-    begin = max(ran.started_at, window.since)
-    return begin, ended_at if ran.has_started else begin
+    start = max(ran.started_at, window.since)
+    return start, ended_at if ran.has_started else start
 
 
 class Reporter:
-    """Attempts go in one by one, in any order; the report comes out."""
+    """Builds a report from attempts, which are added one by one in any order."""
 
-    def __init__(self, window: TimeWindow, devices: Sequence[Device], local: Local) -> None:
+    def __init__(self, window: TimeWindow, devices: Sequence[Device], local: LocalTime) -> None:
         self._window = window
         self._local = local
         self._devices = {device.id: device for device in devices}
-        self._tallies: dict[str, TotalsBuilder] = {}
+        self._groups: dict[str, TotalsBuilder] = {}
         self._hours = Hours(window, local)
-        self._on: dict[str, list[tuple[float, float]]] = {}
+        self._intervals: dict[str, list[tuple[float, float]]] = {}
         self._attempts_on: dict[str, int] = {}
 
     def add(self, ran: PastAttempt) -> None:
-        tally = self._tallies.get(ran.group)
-        if tally is None:
-            tally = self._tallies[ran.group] = TotalsBuilder()
-        tally.attempts += 1
-        tally.jobs.add(ran.job)
-        tally.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=ran.has_started)
+        group = self._groups.get(ran.group)
+        if group is None:
+            group = self._groups[ran.group] = TotalsBuilder()
+        group.attempts += 1
+        group.jobs.add(ran.job)
+        group.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=ran.has_started)
         if ran.queued_at is not None and ran.has_started and ran.started_at >= self._window.since:
-            tally.waits.append(max(0.0, ran.started_at - ran.queued_at))
-        self._add_time(ran, tally)
+            group.waits.append(max(0.0, ran.started_at - ran.queued_at))
+        self._add_time(ran, group)
 
-    def _add_time(self, ran: PastAttempt, tally: TotalsBuilder) -> None:
-        found = stretches(ran, self._window)
+    def _add_time(self, ran: PastAttempt, group: TotalsBuilder) -> None:
+        found = run_intervals(ran, self._window)
         ran_s = 0.0
-        for begin, end in found:
-            ran_s += end - begin
-            self._hours.add(begin, end, ran.gpus)
+        for start, end in found:
+            ran_s += end - start
+            self._hours.add(start, end, ran.gpus)
         if ran.suspended:
-            begin, end = _bounds(ran, self._window)
-            tally.suspended_s += max(0.0, end - begin - ran_s)
-        tally.gpu_s += ran_s * ran.gpus
+            start, end = _bounds(ran, self._window)
+            group.suspended_s += max(0.0, end - start - ran_s)
+        group.gpu_s += ran_s * ran.gpus
         for device_id in ran.devices:
-            self._on.setdefault(device_id, []).extend(found)
+            self._intervals.setdefault(device_id, []).extend(found)
             self._attempts_on[device_id] = self._attempts_on.get(device_id, 0) + 1
         if ran.gpus:
-            self._add_memory(ran, ran_s, tally)
+            self._add_memory(ran, ran_s, group)
 
-    def _add_memory(self, ran: PastAttempt, ran_s: float, tally: TotalsBuilder) -> None:
-        tally.unknown_s += ran_s * (ran.gpus - len(ran.devices))
+    def _add_memory(self, ran: PastAttempt, ran_s: float, group: TotalsBuilder) -> None:
+        group.unknown_s += ran_s * (ran.gpus - len(ran.devices))
         for device_id in ran.devices:
             reserved, peak = self._reserved(ran, device_id), ran.peaks_mb.get(device_id)
             if reserved is None or peak is None:
-                tally.unknown_s += ran_s
+                group.unknown_s += ran_s
             else:
-                tally.reserved_mb_s += reserved * ran_s
-                tally.unused_mb_s += max(0.0, reserved - peak) * ran_s
+                group.reserved_mb_s += reserved * ran_s
+                group.unused_mb_s += max(0.0, reserved - peak) * ran_s
 
     def _reserved(self, ran: PastAttempt, device_id: str) -> float | None:
         if not ran.is_alone:
@@ -157,23 +168,25 @@ class Reporter:
         return None if device is None else device.memory_total_mb
 
     def report(self) -> UsageReport:
-        busy = {device_id: merged(found) for device_id, found in self._on.items()}
+        busy = {device_id: merge_intervals(found) for device_id, found in self._intervals.items()}
         hours = Hours(self._window, self._local)
         for device_id in busy.keys() & self._devices.keys():
-            for begin, end in busy[device_id]:
-                hours.add(begin, end)
+            for start, end in busy[device_id]:
+                hours.add(start, end)
         total = TotalsBuilder()
-        for tally in self._tallies.values():
-            total.take(tally)
+        for group in self._groups.values():
+            total.merge(group)
         return UsageReport(
-            total=total.figures(),
-            groups=tuple(_groups(self._tallies)),
-            devices=tuple(sorted(self._uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))),
-            box=_box(len(self._devices), self._window.hours, sum(hours.seconds()) / HOUR_S),
-            picture=draw(self._window, self._local, self._hours, hours, len(self._devices)),
+            total=total.totals(),
+            groups=tuple(_largest_groups(self._groups)),
+            devices=tuple(
+                sorted(self._device_uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))
+            ),
+            box=_device_time_use(len(self._devices), self._window.hours, sum(hours.seconds()) / HOUR_S),
+            picture=hourly_picture(self._window, self._local, self._hours, hours, len(self._devices)),
         )
 
-    def _uses(self, busy: Mapping[str, list[tuple[float, float]]]) -> Iterator[DeviceUse]:
+    def _device_uses(self, busy: Mapping[str, list[tuple[float, float]]]) -> Iterator[DeviceUse]:
         for device_id in self._devices.keys() | busy.keys():
             device = self._devices.get(device_id)
             hours = _hours(busy.get(device_id, ()))
@@ -183,29 +196,29 @@ class Reporter:
                 name=None if device is None else device.name,
                 is_there=device is not None,
                 attempts=self._attempts_on.get(device_id, 0),
-                gpu_hours=_hours(self._on.get(device_id, ())),
+                gpu_hours=_hours(self._intervals.get(device_id, ())),
                 busy_hours=hours,
                 busy_percent=min(100.0, 100 * hours / self._window.hours) if device is not None else None,
             )
 
 
 def _hours(found: Iterable[tuple[float, float]]) -> float:
-    return sum(end - begin for begin, end in found) / HOUR_S
+    return sum(end - start for start, end in found) / HOUR_S
 
 
-def _box(devices: int, hours: float, busy_hours: float) -> DeviceTimeUse:
-    there = devices * hours
-    percent = min(100.0, 100 * busy_hours / there) if there else None
-    return DeviceTimeUse(devices=devices, device_hours=there, busy_hours=busy_hours, busy_percent=percent)
+def _device_time_use(devices: int, hours: float, busy_hours: float) -> DeviceTimeUse:
+    device_hours = devices * hours
+    percent = min(100.0, 100 * busy_hours / device_hours) if device_hours else None
+    return DeviceTimeUse(devices=devices, device_hours=device_hours, busy_hours=busy_hours, busy_percent=percent)
 
 
-def _groups(tallies: Mapping[str, TotalsBuilder]) -> Iterator[Group]:
-    """Those that used most first; beyond a number that anybody would read, the rest as one."""
-    ordered = sorted(tallies.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
-    for name, tally in ordered[:MOST_GROUPS]:
-        yield Group(group=name, groups=1, figures=tally.figures())
-    if others := ordered[MOST_GROUPS:]:
+def _largest_groups(groups: Mapping[str, TotalsBuilder]) -> Iterator[Group]:
+    """Yield the groups that used most, in that order, and the rest as one group."""
+    ordered = sorted(groups.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
+    for name, builder in ordered[:MAX_GROUPS]:
+        yield Group(group=name, groups=1, totals=builder.totals())
+    if others := ordered[MAX_GROUPS:]:
         rest = TotalsBuilder()
-        for _, tally in others:
-            rest.take(tally)
-        yield Group(group=None, groups=len(others), figures=rest.figures())
+        for _, builder in others:
+            rest.merge(builder)
+        yield Group(group=None, groups=len(others), totals=rest.totals())

@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, PARKED, JobState
+from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, LIVE, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -182,7 +182,7 @@ def story(job: Job, attempts: Sequence[Attempt], events: Sequence[Event]) -> lis
 def _plain_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     if job.state is JobState.BLOCKED:
         for other, kind, state in scheduler.store.dependencies(job.id):
-            if prospect(kind, state) is DependencyOutlook.PENDING:
+            if outlook(kind, state) is DependencyOutlook.PENDING:
                 until = {"ok": "to succeed", "any": "to end", "failed": "to fail"}[kind]
                 yield Reason(ReasonKind.BLOCKED, f"job {other} is {state}; it has {until} first")
     elif job.state is JobState.DELAYED:
@@ -194,7 +194,7 @@ def _plain_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         yield Reason(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` lets it go on")
     elif job.state is JobState.PENDING:
         yield Reason(ReasonKind.PENDING, job.reason or f"it is being handed over to {job.spec.engine}")
-    elif job.state in PARKED and job.reason is not None:
+    elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
 
 

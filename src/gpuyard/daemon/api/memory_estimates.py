@@ -97,7 +97,7 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
         return None  # its log need not be read: whoever takes all takes more than that
-    return preallocation_advice(job.words, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
+    return preallocation_advice(job.argv, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
 
 
 def _traces(attempt: Attempt) -> Iterator[str]:

@@ -101,9 +101,9 @@ def _local(at: float) -> datetime:
 
 
 def _shape(report: UsageReport) -> dict[str, Any]:
-    """As JSON has it: a group's figures stand beside its name."""
+    """As JSON has it: the totals of a group stand beside its name."""
     shape: dict[str, Any] = msgspec.to_builtins(report)
-    shape["groups"] = [{**group, **figures} for group in shape["groups"] if (figures := group.pop("figures"))]
+    shape["groups"] = [{**group, **totals} for group in shape["groups"] if (totals := group.pop("totals"))]
     return shape
 
 

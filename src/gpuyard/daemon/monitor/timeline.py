@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Job
-from gpuyard.core.report.timeline_rows import Stretch, assign_rows, count_rows, suspensions
+from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.parameters import read_number
@@ -118,7 +118,7 @@ def _of_running(running: RunningEntry, snapshot: Snapshot) -> Iterator[TimelineE
         "job": job.id,
         "attempt": attempt.number,
         "name": job.spec.name,
-        "command": _shortened(" ".join(job.words)),
+        "command": _shortened(" ".join(job.argv)),
         "user": job.user,
         "state": str(job.state),
         "outcome": None,
@@ -153,17 +153,17 @@ def _arranged(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -
     del entries[MOST_STRETCHES:]
     lanes = _ordered(snapshot, (entry.lane for entry in entries))
     places = {lane: place for place, lane in enumerate(lanes)}
-    stretches = [Stretch(lane=places[each.lane], begins=each.begins, ends=each.ends) for each in entries]
-    rows = assign_rows(stretches)
-    counted = count_rows(stretches, rows)
+    spans = [TimelineSpan(lane=places[each.lane], start=each.begins, end=each.ends) for each in entries]
+    rows = assign_rows(spans)
+    counted = count_rows(spans, rows)
     return {
         "lanes": [
             {"device": lane.device, "label": lane.label, "name": lane.name, "rows": counted.get(place, 1)}
             for place, lane in enumerate(lanes)
         ],
         "stretches": [
-            {**each.told, "lane": stretch.lane, "row": row, "from": each.begins, "until": each.ends}
-            for each, stretch, row in zip(entries, stretches, rows, strict=True)
+            {**each.told, "lane": span.lane, "row": row, "from": each.begins, "until": each.ends}
+            for each, span, row in zip(entries, spans, rows, strict=True)
         ],
         "left_out": left_out,
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.rate_limit import Outbox
-from gpuyard.core.notify.subscriptions import is_url, shown
+from gpuyard.core.notify.subscriptions import is_url, redacted_target
 from gpuyard.daemon.notify.send_message import LIMIT_S, LOOK_EVERY_S, Result, Sending, apprise_missing, has_apprise
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class DeliveryThread:
             self._tried[target] = message
             self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._again_after_s)
             return
-        _log.warning("a notification by %s was not sent: %s", shown(target), result.problem)
+        _log.warning("a notification by %s was not sent: %s", redacted_target(target), result.problem)
 
     def _give_up(self) -> None:
         left = sum(map(len, self._outboxes.values())) + len(self._under_way)

@@ -15,7 +15,7 @@ from gpuyard.control.step import Step
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease
-from gpuyard.core.notify.messages import Freed, Occurrence, in_sum, label_of, occurrence_of, targets_of
+from gpuyard.core.notify.messages import FreedDevices, Occurrence, label_of, occurrence_of, queue_summary, targets_of
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.delivery_thread import DeliveryThread
@@ -33,7 +33,7 @@ class EventPublisher:
         self._notify = load_config().notify
         self._worker = DeliveryThread(socket.gethostname(), self._notify.per_minute, scheduler.notices.append)
         self._ended: Counter[JobState] = Counter()
-        self._freed = Freed()
+        self._freed = FreedDevices()
         self._watch: asyncio.Task[None] | None = None
         scheduler.listeners.append(self._hear)
         scheduler.config_listeners.append(self._follow)
@@ -82,7 +82,7 @@ class EventPublisher:
         ended = [news for news in step if news.kind is PublishedEventKind.FINISHED]
         self._ended.update(news.job.state for news in ended)
         if ended and self._is_empty():
-            text, self._ended = in_sum(self._ended), Counter()
+            text, self._ended = queue_summary(self._ended), Counter()
             yield Occurrence(event=Event.QUEUE_EMPTY, at=ended[-1].at, text=text)
 
     def _is_empty(self) -> bool:
@@ -115,5 +115,5 @@ class EventPublisher:
                     _log.warning("which GPUs are free cannot be told: %s", error)
                 continue
             now, at = asyncio.get_running_loop().time(), self._scheduler.sampling.now()
-            freed = self._freed.look(look.snapshot, leases, now, self._notify.gpu_free_s)
+            freed = self._freed.update(look.snapshot, leases, now, self._notify.gpu_free_s)
             self._announce(Occurrence(event=Event.GPU_FREE, at=at, text=label_of(device)) for device in freed)

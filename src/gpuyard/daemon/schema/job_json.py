@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.job.dependencies import DependencyOutlook, prospect
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile, memory_estimate, prediction_error
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.notify.subscriptions import shown
+from gpuyard.core.notify.subscriptions import redacted_target
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.snapshot_json import iso_time
 
@@ -28,7 +28,7 @@ def row(job: Job, attempt: Attempt | None, next_need: Need, snapshot: Snapshot, 
         "tag": job.spec.tag or None,
         "priority": job.priority,
         "user": job.user,
-        "command": shlex.join(job.words),
+        "command": shlex.join(job.argv),
         "gpus": need.devices,
         "vram_mb": need.memory_mb,
         "exclusive": need.is_exclusive and not job.spec.learns_memory,
@@ -83,12 +83,12 @@ def details(
         "cpus": spec.cpus,
         "engine_options": list(spec.engine_options),
         "notify": [
-            {"events": [str(event) for event in wish.events], "target": wish.target and shown(wish.target)}
+            {"events": [str(event) for event in wish.events], "target": wish.target and redacted_target(wish.target)}
             for wish in spec.notify
         ],
         "growth": _growth(job.growth),
         "after": [
-            {"id": other, "kind": str(kind), "state": str(state), "met": prospect(kind, state) is DependencyOutlook.MET}
+            {"id": other, "kind": str(kind), "state": str(state), "met": outlook(kind, state) is DependencyOutlook.MET}
             for other, kind, state in after
         ],
         "attempts": [_attempt(attempt, now) for attempt in attempts],

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_of, less
+from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, subtract
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.engines.argument_checks import check_arguments
 from gpuyard.engines.cluster.in_flight import InFlightJobs, fill, key_of
@@ -134,7 +134,7 @@ class ClusterEngine:
             self._ring()
         for terms in promised:
             if offer.free is not None:
-                offer = replace(offer, free=less(offer.free, amount_of(terms, offer.card_mb)))
+                offer = replace(offer, free=subtract(offer.free, amount_needed(terms, offer.card_mb)))
         return offer
 
     def signal(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - a site ends what it is told to in its own way

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_of
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed
 from gpuyard.core.job.job import DEFAULT_GRACE_S
 from gpuyard.engines.cluster.site import ClusterSubmission, Mark, Sighting, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
@@ -117,7 +117,7 @@ def mark_of(submission_id: str | None) -> Mark | None:
 def submission_of(parcel: ClusterSubmission, index: int, card_mb: float | None) -> dict[str, Any]:
     """What is posted for an element; what is nothing is left out, as older Rays do not know every field."""
     terms = parcel.terms
-    amount = amount_of(terms, card_mb)
+    amount = amount_needed(terms, card_mb)
     fields = {
         "entrypoint": _entrypoint(parcel, index),
         "submission_id": id_of(parcel.token, index),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuyard.core.cluster.offer import Offer, amount_of
+from gpuyard.core.cluster.offer import Offer, amount_needed
 from gpuyard.engines.cluster.ray_api import (
     Capacity,
     RayJobRecord,
@@ -96,7 +96,7 @@ class RaySite:
         }
         card_mb = self._settings.card_mb
         capacity = self._capacity(now)
-        free = free_of(capacity, [(record, amount_of(terms[mark[0]], card_mb)) for mark, record in ours.items()])
+        free = free_of(capacity, [(record, amount_needed(terms[mark[0]], card_mb)) for mark, record in ours.items()])
         offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
         return SiteReport(sightings=sightings, offer=offer)
 

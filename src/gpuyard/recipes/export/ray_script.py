@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.export import ExportedJob, NotExported
-from gpuyard.core.cluster.offer import gpus_of
+from gpuyard.core.cluster.offer import gpu_count
 from gpuyard.core.job.job import DEFAULT_GRACE_S, DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
@@ -80,7 +80,7 @@ def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collect
             NotExported.AT_ONCE: terms.at_most is not None,
             NotExported.HELD: job.state is JobState.HELD,
             NotExported.SHARE: not terms.need.is_exclusive
-            and gpus_of(terms.need, settings.card_mb) == terms.need.devices,
+            and gpu_count(terms.need, settings.card_mb) == terms.need.devices,
             NotExported.OUTSIDE: bool(outside(job, ids)),
         }
 

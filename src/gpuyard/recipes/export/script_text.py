@@ -11,7 +11,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.export import WORDS, ExportedJob, NotExported
+from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedJob, NotExported
 from gpuyard.core.job.selection import format_ids
 from gpuyard.recipes.export.job_groups import JobGroup
 
@@ -33,7 +33,7 @@ def stays(jobs: Sequence[ExportedJob], more: Callable[[ExportedJob], Mapping[Not
         there = (what for what, is_so in more(job).items() if is_so)
         for what in (*job.stays, *there):
             found.setdefault(what, []).append(job.id)
-    return tuple(f"{_jobs(found[what], len(jobs))}: {WORDS[what]}" for what in NotExported if what in found)
+    return tuple(f"{_jobs(found[what], len(jobs))}: {NOT_EXPORTED_TEXT[what]}" for what in NotExported if what in found)
 
 
 def _jobs(ids: Sequence[int], of_all: int) -> str:
@@ -76,7 +76,7 @@ def _choose(job: ExportedJob) -> Iterator[str]:
         yield f"export GPUYARD_ARRAY_INDEX={job.index}"
     if job.folder is not None:
         yield f"mkdir -p -- {shlex.quote(job.folder)} || exit"
-    yield f"set -- {shlex.join(job.words)}"
+    yield f"set -- {shlex.join(job.argv)}"
 
 
 def _counted(words: Sequence[str]) -> str:

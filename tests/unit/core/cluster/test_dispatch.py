@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.cluster import dispatch
-from gpuyard.core.cluster.dispatch import DispatchView, hand_over
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_of
+from gpuyard.core.cluster.dispatch import DispatchView, plan_dispatch
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_needed
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -40,7 +40,7 @@ class Queue:
         fields = {"now": NOW, "live": {}, "terms": self.terms.__getitem__, **view}
         offers = offers if offers is not None else {"yonder": Offer()}
         queues = [LaneQueue(lane=lane, jobs=iter(jobs)) for lane, jobs in self.lanes]
-        return hand_over(DispatchView(queues=queues, offers=offers, **fields), about=about)
+        return plan_dispatch(DispatchView(queues=queues, offers=offers, **fields), about=about)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_terms_are_asked_for_only_of_those_that_may_go(queue: Queue) -> None:
 
 
 def test_a_step_hands_over_so_many_and_the_next_one_the_rest(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(dispatch, "MAX_STARTS_PER_STEP", 10)
     queue.add(*range(1, 26))
     assert handed(queue.plan()) == list(range(1, 11))
 
@@ -185,7 +185,7 @@ def test_nobody_overtakes_who_waits_for_room(queue: Queue) -> None:
     queue.add(2, terms=ClusterTerms(need=Need(devices=0), name="small"))
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0))})
     assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
-    assert words(plan, 2) == "job 1 comes first, and there is no room for it on yonder yet"
+    assert words(plan, 2) == "job 1 is ahead and does not fit on yonder yet"
 
 
 def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None:
@@ -199,7 +199,7 @@ def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None
     ("free", "terms", "missing"),
     [
         (Amount(cpus=3.0), replace(GPU, cpus=4), "yonder has 3 CPUs free, 4 needed"),
-        (Amount(ram_mb=1024.0), replace(GPU, ram_mb=2048.0), "yonder has 1 GB of RAM free, 2 GB needed"),
+        (Amount(ram_mb=1024.0), replace(GPU, ram_mb=2048.0), "yonder has 1 GB RAM free, 2 GB needed"),
         (Amount(gpus=0.5, cpus=9.0), GPU, "yonder has 0.5 GPUs free, 1 needed"),
     ],
 )
@@ -295,7 +295,7 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
     assert limit is None or sum(jobs[job_id - 1][2] == "a" for job_id in gone) <= limit
     for name, amount in free.items():
         mine = [job_id for job_id in gone if jobs[job_id - 1][3] == name]
-        taken = [amount_of(jobs[job_id - 1][0], None) for job_id in mine]
+        taken = [amount_needed(jobs[job_id - 1][0], None) for job_id in mine]
         for what in ("gpus", "cpus", "ram_mb"):
             had = getattr(amount, what)
             assert had is None or sum(getattr(each, what) for each in taken) <= had + 1e-3
@@ -311,4 +311,4 @@ def test_what_is_more_than_there_is_at_all_holds_up_nobody(queue: Queue) -> None
     queue.add(2)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
     assert handed(plan) == [2]
-    assert words(plan, 1) == "yonder has 2 GPUs in all, 3 needed"
+    assert words(plan, 1) == "yonder has 2 GPUs in total, 3 needed"

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert, to_builtins
 
-from gpuyard.core.cluster.export import WORDS, ExportedJob, NotExported, pack
+from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedJob, NotExported, pack
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind, Job, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
@@ -36,7 +36,7 @@ def test_it_is_the_same_after_a_journey_as_json() -> None:
 
 def test_a_command_is_a_template_only_where_the_index_alone_tells_jobs_apart() -> None:
     assert packed(index=3).template == ("train", "{index}")
-    assert packed(index=3).words == ("train", "3")
+    assert packed(index=3).argv == ("train", "3")
     assert packed(index=3, values={"seed": "4"}).template is None
     assert packed(index=3, command=("other",)).template is None
     assert packed().template is None
@@ -83,4 +83,4 @@ def test_a_plain_job_leaves_behind_what_every_job_does() -> None:
 
 
 def test_there_are_words_for_everything_that_stays() -> None:
-    assert set(WORDS) == set(NotExported)
+    assert set(NOT_EXPORTED_TEXT) == set(NotExported)

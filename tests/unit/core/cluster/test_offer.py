@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_of, gpus_of, less
+from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed, gpu_count, subtract
 from gpuyard.core.lease import Need
 
 CARD_MB = 24_576.0
@@ -36,18 +36,18 @@ def shared(**fields: float) -> Need:
     ],
 )
 def test_a_job_asks_for_its_share_of_a_card(need: Need, card_mb: float | None, gpus: float) -> None:
-    assert gpus_of(need, card_mb) == pytest.approx(gpus)
+    assert gpu_count(need, card_mb) == pytest.approx(gpus)
 
 
 @given(count=st.integers(1, 64))
 def test_as_many_as_share_a_card_evenly_fit_on_it(count: int) -> None:
-    assert count * gpus_of(shared(part=1.0 / count), None) <= 1.0 + 1e-9
-    assert (count + 1) * gpus_of(shared(part=1.0 / count), None) > 1.0
+    assert count * gpu_count(shared(part=1.0 / count), None) <= 1.0 + 1e-9
+    assert (count + 1) * gpu_count(shared(part=1.0 / count), None) > 1.0
 
 
 @given(memory_mb=st.floats(CARD_MB / 100, 2 * CARD_MB))
 def test_nobody_asks_for_noticeably_less_than_it_needs_or_more(memory_mb: float) -> None:
-    asked = gpus_of(shared(memory_mb=memory_mb), CARD_MB)
+    asked = gpu_count(shared(memory_mb=memory_mb), CARD_MB)
     needed = min(1.0, memory_mb / CARD_MB)
     assert needed - 1e-4 <= asked <= needed + 1e-4
     fit = int(1.0 / asked + 1e-9)
@@ -56,11 +56,11 @@ def test_nobody_asks_for_noticeably_less_than_it_needs_or_more(memory_mb: float)
 
 def test_what_is_left_of_what_is_not_counted_is_not_counted() -> None:
     terms = ClusterTerms(need=shared(part=0.5), name="x", cpus=3, ram_mb=100.0)
-    taken = amount_of(terms, None)
+    taken = amount_needed(terms, None)
     assert taken == Amount(gpus=0.5, cpus=3.0, ram_mb=100.0)
-    assert less(Amount(gpus=2.0, ram_mb=1000.0), taken) == Amount(gpus=1.5, ram_mb=900.0)
-    assert less(Amount(), taken) == Amount()
+    assert subtract(Amount(gpus=2.0, ram_mb=1000.0), taken) == Amount(gpus=1.5, ram_mb=900.0)
+    assert subtract(Amount(), taken) == Amount()
 
 
 def test_who_says_nothing_about_them_takes_one_cpu_and_no_ram() -> None:
-    assert amount_of(ClusterTerms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=1.0, ram_mb=0.0)
+    assert amount_needed(ClusterTerms(need=Need(devices=2), name="x"), None) == Amount(gpus=2.0, cpus=1.0, ram_mb=0.0)

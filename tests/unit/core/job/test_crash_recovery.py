@@ -10,55 +10,55 @@ SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=17, spec=SPEC, state=JobState.RUNNING, priority=0, user="u", submitted_at=0.0)
 
 
-def of(**said: object) -> Job:
-    return replace(JOB, spec=replace(SPEC, **said))
+def job_with(**fields: object) -> Job:
+    return replace(JOB, spec=replace(SPEC, **fields))
 
 
 @pytest.mark.parametrize(
-    ("of_attempt", "now", "died"),
+    ("boot_of_attempt", "boot_now", "died"),
     [("a", "a", False), ("a", "b", True), (None, "b", False), ("a", None, False), (None, None, False)],
 )
 def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
-    of_attempt: str | None, now: str | None, died: bool
+    boot_of_attempt: str | None, boot_now: str | None, died: bool
 ) -> None:
-    attempt = Attempt(job_id=1, number=1, pid=9, boot_id=of_attempt, started_at=0.0)
-    assert died_with_the_machine(attempt, now) is died
+    attempt = Attempt(job_id=1, number=1, pid=9, boot_id=boot_of_attempt, started_at=0.0)
+    assert died_with_the_machine(attempt, boot_now) is died
 
 
 @pytest.mark.parametrize("kind", OutcomeKind)
-def test_of_what_ended_before_a_reboot_only_success_and_no_beginning_are_believed(kind: OutcomeKind) -> None:
-    is_believed = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
-    assert ended_before_reboot(Outcome(kind=kind)) is is_believed
+def test_before_a_reboot_only_success_and_never_started_are_certain(kind: OutcomeKind) -> None:
+    is_certain = kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
+    assert ended_before_reboot(Outcome(kind=kind)) is is_certain
 
 
 @pytest.mark.parametrize(
     ("job", "event"),
     [
-        (of(on_reboot=OnReboot.REQUEUE), JobEvent.REQUEUE),
-        (of(on_reboot=OnReboot.HOLD), JobEvent.HOLD),
-        (of(on_reboot=OnReboot.FAIL), JobEvent.FAIL),
-        (of(on_reboot=OnReboot.HOLD, retries=3), JobEvent.HOLD),
-        (of(on_reboot=OnReboot.FAIL, is_array=True), JobEvent.FAIL),
+        (job_with(on_reboot=OnReboot.REQUEUE), JobEvent.REQUEUE),
+        (job_with(on_reboot=OnReboot.HOLD), JobEvent.HOLD),
+        (job_with(on_reboot=OnReboot.FAIL), JobEvent.FAIL),
+        (job_with(on_reboot=OnReboot.HOLD, retries=3), JobEvent.HOLD),
+        (job_with(on_reboot=OnReboot.FAIL, is_array=True), JobEvent.FAIL),
     ],
 )
-def test_a_job_goes_the_way_that_was_asked_for(job: Job, event: JobEvent) -> None:
+def test_a_job_follows_its_on_reboot_setting(job: Job, event: JobEvent) -> None:
     assert after_reboot(job).event is event
 
 
 @pytest.mark.parametrize(
     ("job", "event"),
-    [(of(), JobEvent.HOLD), (of(retries=1), JobEvent.REQUEUE), (of(is_array=True), JobEvent.REQUEUE)],
+    [(job_with(), JobEvent.HOLD), (job_with(retries=1), JobEvent.REQUEUE), (job_with(is_array=True), JobEvent.REQUEUE)],
 )
-def test_unasked_only_what_was_made_to_be_run_again_is_run_again(job: Job, event: JobEvent) -> None:
+def test_by_default_only_repeatable_jobs_run_again(job: Job, event: JobEvent) -> None:
     assert after_reboot(job).event is event
 
 
-def test_a_held_job_tells_how_to_go_on() -> None:
-    assert "`gpuyard release 17`" in after_reboot(of()).text
+def test_a_held_job_says_how_to_release_it() -> None:
+    assert "`gpuyard release 17`" in after_reboot(job_with()).text
 
 
 @pytest.mark.parametrize("wish", OnReboot)
-def test_every_wish_can_be_followed_and_a_reboot_uses_up_no_retry_of_what_goes_on(wish: OnReboot) -> None:
-    verdict = after_reboot(of(on_reboot=wish))
+def test_every_setting_can_be_followed_and_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(wish: OnReboot) -> None:
+    verdict = after_reboot(job_with(on_reboot=wish))
     assert can(JobState.RUNNING, verdict.event)
     assert verdict.counts is (wish is OnReboot.FAIL)

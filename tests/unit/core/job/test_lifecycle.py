@@ -1,10 +1,20 @@
-"""The table of a job's life: what may happen in which state, and what the words in its docstring promise."""
+"""The table of job transitions: which events each state allows, and the rules in its docstring."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, PARKED, TRANSITIONS, WAITING, JobEvent, JobState, advance, can
+from gpuyard.core.job.lifecycle import (
+    FINISHED,
+    IN_SUSPENSION,
+    LIVE,
+    TRANSITIONS,
+    WAITING,
+    JobEvent,
+    JobState,
+    advance,
+    can,
+)
 from gpuyard.errors import UserError
 
 BY_A_PERSON = {JobEvent.REQUEUE, JobEvent.BLOCK}
@@ -18,56 +28,55 @@ def reachable(start: JobState) -> set[JobState]:
 
 
 @given(st.sampled_from(JobState), st.sampled_from(JobEvent))
-def test_whatever_is_not_in_the_table_cannot_happen(state: JobState, event: JobEvent) -> None:
+def test_events_outside_the_table_are_refused(state: JobState, event: JobEvent) -> None:
     if can(state, event):
         assert advance(state, event) is TRANSITIONS[state, event]
     else:
-        with pytest.raises(UserError, match=f"^a job that is {state} cannot {event}$"):
+        with pytest.raises(UserError, match=f"^a {state} job does not allow '{event}'$"):
             advance(state, event)
 
 
-def test_a_refusal_says_what_can_be_done_instead() -> None:
+def test_a_refusal_lists_the_allowed_events() -> None:
     with pytest.raises(UserError) as caught:
         advance(JobState.HELD, JobEvent.START)
-    assert caught.value.hint == "it can: block, cancel, reject, release"
+    assert caught.value.hint == "allowed: block, cancel, reject, release"
 
 
-def test_every_state_is_one_of_waiting_live_and_finished() -> None:
+def test_every_state_is_waiting_live_or_finished() -> None:
     assert set(JobState) == WAITING | LIVE | FINISHED
     assert len(WAITING) + len(LIVE) + len(FINISHED) == len(JobState)
 
 
-def test_an_attempt_begins_in_one_place_only() -> None:
-    """Whatever becomes live comes from the queue."""
+def test_only_a_queued_job_becomes_live() -> None:
     into_live = {key for key, after in TRANSITIONS.items() if after in LIVE and key[0] not in LIVE}
     assert into_live == {(JobState.QUEUED, JobEvent.START), (JobState.QUEUED, JobEvent.HAND_OVER)}
 
 
-def test_the_way_out_of_the_memory_and_back_is_one_way_around() -> None:
-    steps = (JobEvent.SUSPEND, JobEvent.PARK, JobEvent.RESUME, JobEvent.GO_ON)
+def test_suspending_and_resuming_go_through_four_states_in_order() -> None:
+    steps = (JobEvent.SUSPEND, JobEvent.MOVED_OUT, JobEvent.RESUME, JobEvent.CONTINUE)
     state = JobState.RUNNING
     seen = []
     for step in steps:
         state = advance(state, step)
         seen.append(state)
     assert seen == [JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING, JobState.RUNNING]
-    for parked in PARKED:
-        back = {event for (before, event), after in TRANSITIONS.items() if before is parked and after in LIVE}
+    for paused in IN_SUSPENSION:
+        back = {event for (before, event), after in TRANSITIONS.items() if before is paused and after in LIVE}
         assert back <= {*steps, JobEvent.STOP}
 
 
 @pytest.mark.parametrize("state", sorted(LIVE - {JobState.STOPPING}))
-def test_whatever_has_a_live_attempt_may_end_in_every_way_and_be_told_to(state: JobState) -> None:
+def test_a_live_job_may_end_in_every_way_and_be_asked_to_stop(state: JobState) -> None:
     for event in (JobEvent.SUCCEED, JobEvent.FAIL, JobEvent.RETRY, JobEvent.REQUEUE, JobEvent.HOLD, JobEvent.STOP):
         assert can(state, event)
 
 
-def test_whoever_is_being_stopped_goes_no_other_way() -> None:
+def test_a_stopping_job_cannot_become_live_again() -> None:
     after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
     assert not after & LIVE
 
 
-def test_a_finished_job_begins_anew_only_when_a_person_says_so() -> None:
+def test_a_finished_job_runs_again_only_when_a_person_asks() -> None:
     for (before, event), after in TRANSITIONS.items():
         if before in FINISHED:
             assert event in BY_A_PERSON
@@ -75,7 +84,7 @@ def test_a_finished_job_begins_anew_only_when_a_person_says_so() -> None:
 
 
 def test_a_job_that_is_being_stopped_cannot_be_held() -> None:
-    """It may succeed: one that was to make room may have come to its end instead."""
+    """It may succeed: a preempted program may have finished before it was stopped."""
     after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
     assert after == {
         JobState.CANCELLED, JobState.FAILED, JobState.DELAYED, JobState.SUCCEEDED, JobState.QUEUED,
@@ -89,9 +98,9 @@ def test_from_every_state_a_job_can_still_run_and_can_still_finish(state: JobSta
 
 
 @pytest.mark.parametrize("state", sorted(WAITING))
-def test_whatever_waits_can_be_cancelled_at_once(state: JobState) -> None:
+def test_a_waiting_job_can_be_cancelled_at_once(state: JobState) -> None:
     assert advance(state, JobEvent.CANCEL) is JobState.CANCELLED
 
 
-def test_every_event_is_of_use() -> None:
+def test_every_event_is_in_the_table() -> None:
     assert {event for _, event in TRANSITIONS} == set(JobEvent)

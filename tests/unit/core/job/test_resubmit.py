@@ -78,7 +78,7 @@ def test_a_job_of_an_array_is_one_job_with_its_own_place_and_values() -> None:
     swept = job(replace(PLAIN, command=("run", "{lr}"), is_array=True), values={"lr": "{index}"}, index=4, group=14)
     (element,) = resubmission(swept, None, {}).elements
     again = job(resubmission(swept, None, {}).spec, values=element.values, index=element.index)
-    assert (again.words, element.index, again.spec.is_array) == (("run", "{index}"), 4, False)
+    assert (again.argv, element.index, again.spec.is_array) == (("run", "{index}"), 4, False)
     (element,) = resubmission(job(replace(PLAIN, command=()), command=("own", "words")), None, {}).elements
     assert element.command == ("own", "words")
 

@@ -1,4 +1,4 @@
-"""What people are told, whom, how often, and in which words."""
+"""Which events people are notified of, who gets them, how often, and the text of the messages."""
 
 import re
 from collections import Counter
@@ -11,9 +11,17 @@ from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Holder, Lease, Need, Share
-from gpuyard.core.notify.messages import Freed, Message, Occurrence, in_sum, message_of, occurrence_of, targets_of
+from gpuyard.core.notify.messages import (
+    FreedDevices,
+    Message,
+    Occurrence,
+    message_of,
+    occurrence_of,
+    queue_summary,
+    targets_of,
+)
 from gpuyard.core.notify.rate_limit import MINUTE_S, Outbox
-from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Subscription, parse_wish
+from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Subscription, parse_subscription
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)
@@ -23,7 +31,7 @@ def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *wishes: str, **
     name = facts.pop("name", None)
     spec = JobSpec(
         command=("python", "train.py", "a b"), cwd="/", environment={}, need=Need(), name=name,  # type: ignore[arg-type]
-        notify=tuple(map(parse_wish, wishes)),
+        notify=tuple(map(parse_subscription, wishes)),
     )  # fmt: skip
     return Job(id=job_id, spec=spec, state=state, priority=0, user="ada", submitted_at=0.0, **facts)  # type: ignore[arg-type]
 
@@ -42,10 +50,10 @@ def finished(of: Job) -> PublishedEvent:
     return PublishedEvent(kind=PublishedEventKind.FINISHED, job=of, at=300.0, attempt=attempt())
 
 
-def heard(news: PublishedEvent) -> Occurrence:
-    occurrence = occurrence_of(news)
-    assert occurrence is not None
-    return occurrence
+def occurrence(published: PublishedEvent) -> Occurrence:
+    found = occurrence_of(published)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -58,73 +66,73 @@ def heard(news: PublishedEvent) -> Occurrence:
     ],
 )
 def test_a_job_that_its_user_cancelled_has_not_failed(state: JobState, event: Event | None) -> None:
-    occurrence = occurrence_of(finished(job(state=state)))
-    assert (occurrence and occurrence.event) == event
+    found = occurrence_of(finished(job(state=state)))
+    assert (found and found.event) == event
 
 
-def test_a_start_and_an_attempt_that_is_tried_again_are_nothing_to_tell_of() -> None:
+def test_a_start_and_an_attempt_that_will_be_retried_notify_nobody() -> None:
     assert (
         occurrence_of(PublishedEvent(kind=PublishedEventKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
     )
     assert occurrence_of(ended(job(state=JobState.DELAYED), OutcomeKind.FAILED)) is None
 
 
-def test_an_attempt_that_ran_out_of_memory_says_whether_it_is_tried_again() -> None:
-    again = heard(ended(job(state=JobState.DELAYED, reason="again with 12 GB"), OutcomeKind.OUT_OF_MEMORY))
-    over = heard(ended(job(state=JobState.FAILED, reason="it was run again with more"), OutcomeKind.OUT_OF_MEMORY))
-    assert message_of(again, "lab").title == "Job 17 ran out of memory, and is tried again with more on lab"
-    assert "again with 12 GB" in message_of(again, "lab").body
-    assert message_of(over, "lab").title == "Job 17 ran out of memory, and is not tried again on lab"
+def test_a_message_about_lack_of_memory_says_whether_the_job_will_run_again() -> None:
+    again = occurrence(ended(job(state=JobState.DELAYED, reason="retry with 12 GB"), OutcomeKind.OUT_OF_MEMORY))
+    over = occurrence(ended(job(state=JobState.FAILED, reason="out of memory again"), OutcomeKind.OUT_OF_MEMORY))
+    assert message_of(again, "lab").title == "Job 17 ran out of memory and will run again with more on lab"
+    assert "retry with 12 GB" in message_of(again, "lab").body
+    assert message_of(over, "lab").title == "Job 17 ran out of memory and will not run again on lab"
 
 
-def test_a_target_is_told_once_of_what_it_is_to_be_told_of() -> None:
+def test_a_target_gets_each_event_once() -> None:
     wishes = ("failed", "failed=mine", "everybody ", "finished=other")
-    failed = heard(finished(job(17, JobState.FAILED, *wishes)))
+    failed = occurrence(finished(job(17, JobState.FAILED, *wishes)))
     assert targets_of(failed, ON, TO) == ("everybody", "mine", "everybody ")
     assert targets_of(failed, (), TO) == ("everybody", "mine", "everybody ")
-    assert targets_of(heard(finished(job(17, JobState.SUCCEEDED, *wishes))), ON, TO) == ("everybody ", "other")
-    assert targets_of(heard(finished(job())), ON, TO) == ()
-    assert targets_of(heard(finished(job(17, JobState.FAILED, "failed"))), ON, ()) == ()
+    assert targets_of(occurrence(finished(job(17, JobState.SUCCEEDED, *wishes))), ON, TO) == ("everybody ", "other")
+    assert targets_of(occurrence(finished(job())), ON, TO) == ()
+    assert targets_of(occurrence(finished(job(17, JobState.FAILED, "failed"))), ON, ()) == ()
 
 
-def test_whoever_hears_of_a_failure_does_not_hear_of_its_last_lack_of_memory_as_well() -> None:
+def test_a_target_of_the_failure_does_not_also_get_the_last_lack_of_memory() -> None:
     lack = "out-of-memory=lack"
-    over = heard(ended(job(17, JobState.FAILED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
-    again = heard(ended(job(17, JobState.DELAYED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
+    over = occurrence(ended(job(17, JobState.FAILED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
+    again = occurrence(ended(job(17, JobState.DELAYED, "both ways", lack), OutcomeKind.OUT_OF_MEMORY))
     assert targets_of(over, ("out-of-memory",), TO) == ("everybody", "lack")
     assert targets_of(over, ("out-of-memory", "failed"), TO) == ("lack",)
     assert targets_of(again, ("out-of-memory", "failed"), TO) == ("everybody", "both ways", "lack")
 
 
-def test_a_message_says_which_job_what_became_of_it_and_where_to_look() -> None:
+def test_a_message_names_the_job_its_outcome_and_its_log() -> None:
     failed = job(state=JobState.FAILED, reason="exit status 3", name="big")
-    assert message_of(heard(finished(failed)), "lab") == Message(
+    assert message_of(occurrence(finished(failed)), "lab") == Message(
         events="failed",
         title="Job 17 (big) failed on lab",
-        body="python train.py 'a b'\nexit status 3\nIt ran for 3m 20s.\nIts log is /logs/17.1.log",
+        body="python train.py 'a b'\nexit status 3\nIt ran for 3m 20s.\nLog: /logs/17.1.log",
         jobs="17",
         name="big",
         state="failed",
         log="/logs/17.1.log",
     )
-    assert message_of(heard(finished(job())), "").body == "python train.py 'a b'\nIt ran for 3m 20s."
-    assert message_of(heard(finished(job(state=JobState.REJECTED))), "").title == "Job 17 will never start"
+    assert message_of(occurrence(finished(job())), "").body == "python train.py 'a b'\nIt ran for 3m 20s."
+    assert message_of(occurrence(finished(job(state=JobState.REJECTED))), "").title == "Job 17 will never start"
 
 
 @given(st.text(max_size=2000))
-def test_whatever_a_job_is_called_its_message_can_be_printed_and_sent(text: str) -> None:
+def test_a_message_is_printable_no_matter_what_the_job_is_called(text: str) -> None:
     named = job(state=JobState.FAILED, reason=text, name=text, command=(text, "\ud800\x1b[2J"))
-    message = message_of(heard(finished(named)), "lab")
+    message = message_of(occurrence(finished(named)), "lab")
     for words in (message.title, *message.body.split("\n"), message.name):
         assert words.isprintable()
         assert len(words.encode()) < 3000
 
 
 def test_an_empty_queue_says_how_its_jobs_ended() -> None:
-    text = in_sum({JobState.SUCCEEDED: 37, JobState.FAILED: 2, JobState.REJECTED: 1, JobState.CANCELLED: 0})
+    text = queue_summary({JobState.SUCCEEDED: 37, JobState.FAILED: 2, JobState.REJECTED: 1, JobState.CANCELLED: 0})
     message = message_of(Occurrence(event=Event.QUEUE_EMPTY, at=0.0, text=text), "lab")
     assert message.title == "The queue is empty on lab"
-    assert message.body == "Nothing is left to run. Since it was last empty: 37 finished, 2 failed, 1 rejected."
+    assert message.body == "No jobs are left. Since the queue was last empty: 37 finished, 2 failed, 1 rejected."
 
 
 # Not too many
@@ -182,14 +190,14 @@ def test_what_was_dropped_is_told_with_the_next_or_alone() -> None:
     message = outbox.take(0.0, 9, "")
     assert message is not None
     assert (message.title, message.body) == (
-        "Some notifications were dropped", "3 more could not be kept: too many at once",
+        "Some notifications were dropped", "3 more were dropped: too many at once",
     )  # fmt: skip
     outbox.add(happened(Event.GPU_FREE, 0))
     outbox.add(happened(Event.GPU_FREE, 1))
     outbox.add_dropped(1)
     message = outbox.take(0.0, 9, "")
     assert message is not None
-    assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more could not be kept: too many at once"]
+    assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more were dropped: too many at once"]
 
 
 def test_what_is_tried_again_goes_first_after_its_time_and_counts() -> None:
@@ -257,23 +265,23 @@ LEASE = Lease(id="l", holder=Holder(pid=1, uid=1, user="ada", label="x"), shares
 
 
 def test_a_gpu_is_free_once_nobody_has_held_or_used_it_for_so_long_and_is_told_once() -> None:
-    freed = Freed()
-    assert freed.look(seen(), (), 0.0, 30.0) == []
-    assert freed.look(seen(), (), 100.0, 30.0) == []  # it was never in use
-    assert freed.look(seen(), (LEASE,), 200.0, 30.0) == []
-    assert freed.look(seen(used_mb=8000.0), (), 220.0, 30.0) == []
-    assert freed.look(seen(), (), 249.0, 30.0) == []
-    assert [device.id for device in freed.look(seen(), (), 250.0, 30.0)] == ["GPU-a"]
-    assert freed.look(seen(), (), 300.0, 30.0) == []
+    freed = FreedDevices()
+    assert freed.update(seen(), (), 0.0, 30.0) == []
+    assert freed.update(seen(), (), 100.0, 30.0) == []  # it was never in use
+    assert freed.update(seen(), (LEASE,), 200.0, 30.0) == []
+    assert freed.update(seen(used_mb=8000.0), (), 220.0, 30.0) == []
+    assert freed.update(seen(), (), 249.0, 30.0) == []
+    assert [device.id for device in freed.update(seen(), (), 250.0, 30.0)] == ["GPU-a"]
+    assert freed.update(seen(), (), 300.0, 30.0) == []
     freed.note_use(["GPU-a"], 310.0)
-    assert len(freed.look(seen(), (), 340.0, 30.0)) == 1
+    assert len(freed.update(seen(), (), 340.0, 30.0)) == 1
 
 
 def test_a_screen_on_a_gpu_does_not_keep_it_from_being_free_and_a_fault_does() -> None:
-    freed = Freed()
+    freed = FreedDevices()
     freed.note_use(["GPU-a"], 0.0)
-    assert freed.look(seen(fault="it has vanished"), (), 100.0, 30.0) == []
-    assert len(freed.look(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
+    assert freed.update(seen(fault="it has vanished"), (), 100.0, 30.0) == []
+    assert len(freed.update(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
 
 
 def test_a_wish_without_events_is_for_all_that_a_job_has() -> None:

@@ -1,4 +1,4 @@
-"""Who wants to be told of what, as it is typed, and how much of it is ever shown."""
+"""Who wants to be told of what, as it is typed, and how much of it is ever redacted_target."""
 
 import pytest
 from hypothesis import given
@@ -9,11 +9,10 @@ from gpuyard.core.notify.subscriptions import (
     JOB_EVENTS,
     Event,
     Subscription,
-    as_typed,
     is_url,
-    parse_wish,
+    parse_subscription,
     redact,
-    shown,
+    redacted_target,
 )
 from gpuyard.errors import UserError
 from gpuyard.store.row_codec import spec_from_text, spec_to_text
@@ -34,21 +33,21 @@ from gpuyard.store.row_codec import spec_from_text, spec_to_text
     ],
 )  # fmt: skip
 def test_a_wish_is_a_target_or_events_or_both(text: str, events: tuple[Event, ...], target: str | None) -> None:
-    assert parse_wish(text) == Subscription(events=events, target=target)
-    assert parse_wish(as_typed(parse_wish(text))) == parse_wish(text)
+    assert parse_subscription(text) == Subscription(events=events, target=target)
+    assert parse_subscription(subscription_text(parse_subscription(text))) == parse_subscription(text)
 
 
 @pytest.mark.parametrize("text", ["fnished", "failed,done", "done=ntfy://topic", "queue-empty", "gpu-free=tell"])
 def test_an_event_that_no_job_has_is_refused_with_those_it_has(text: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse_wish(text)
+        parse_subscription(text)
     assert all(event in str(caught.value.hint) for event in JOB_EVENTS)
 
 
 @pytest.mark.parametrize("text", ["", "  ", "failed=", "tell\0me", "x" * 5000 + " "])
 def test_what_cannot_be_a_target_is_refused(text: str) -> None:
     with pytest.raises(UserError):
-        parse_wish(text)
+        parse_subscription(text)
 
 
 def test_more_wishes_than_anybody_has_are_refused() -> None:
@@ -68,7 +67,7 @@ def test_more_wishes_than_anybody_has_are_refused() -> None:
     ],
 )
 def test_of_a_target_only_its_scheme_or_its_program_is_shown(target: str, seen: str) -> None:
-    assert shown(target) == seen
+    assert redacted_target(target) == seen
     assert is_url(target) == ("://" in target)
 
 

@@ -3,18 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.report.timeline_rows import Stretch, assign_rows, count_rows, suspensions
+from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 
 INF = float("inf")
 
 
-def stretch(begins: float, ends: float | None, lane: int = 0) -> Stretch:
-    return Stretch(lane=lane, begins=begins, ends=ends)
+def span(start: float, end: float | None, lane: int = 0) -> TimelineSpan:
+    return TimelineSpan(lane=lane, start=start, end=end)
 
 
-stretches = st.lists(
+spans = st.lists(
     st.builds(
-        lambda lane, begins, length: stretch(begins, None if length is None else begins + length, lane),
+        lambda lane, start, length: span(start, None if length is None else start + length, lane),
         st.integers(0, 2),
         st.integers(0, 30),
         st.none() | st.integers(0, 12),
@@ -23,41 +23,41 @@ stretches = st.lists(
 )
 
 
-def end(each: Stretch) -> float:
-    return INF if each.ends is None else each.ends
+def end(each: TimelineSpan) -> float:
+    return INF if each.end is None else each.end
 
 
-def overlap(one: Stretch, other: Stretch) -> bool:
-    return one.lane == other.lane and one.begins < end(other) and other.begins < end(one)
+def overlap(one: TimelineSpan, other: TimelineSpan) -> bool:
+    return one.lane == other.lane and one.start < end(other) and other.start < end(one)
 
 
-@given(stretches)
-def test_no_two_that_overlap_share_a_row_of_their_lane(found: list[Stretch]) -> None:
+@given(spans)
+def test_no_two_that_overlap_share_a_row_of_their_lane(found: list[TimelineSpan]) -> None:
     rows = assign_rows(found)
     for place, one in enumerate(found):
         for other in range(place):
             assert rows[place] != rows[other] or not overlap(one, found[other])
 
 
-@given(stretches)
-def test_a_lane_has_as_few_rows_as_the_most_that_overlap(found: list[Stretch]) -> None:
+@given(spans)
+def test_a_lane_has_as_few_rows_as_the_most_that_overlap(found: list[TimelineSpan]) -> None:
     counted = count_rows(found, assign_rows(found))
     for lane in range(3):
         here = [each for each in found if each.lane == lane]
-        at_once = [sum(each.begins <= one.begins < end(each) for each in here) for one in here]
+        at_once = [sum(each.start <= one.start < end(each) for each in here) for one in here]
         # One that began and ended in the same moment overlaps only with those around it.
         moments = [
-            1 + sum(each.begins < one.begins < end(each) for each in here) for one in here if one.begins == end(one)
+            1 + sum(each.start < one.start < end(each) for each in here) for one in here if one.start == end(one)
         ]
         assert counted.get(lane, 0) == max([*at_once, *moments], default=0)
 
 
 def test_one_that_begins_when_another_ends_takes_its_row() -> None:
-    assert assign_rows([stretch(5, 9), stretch(0, 5), stretch(2, 7), stretch(7, None)]) == [0, 0, 1, 1]
+    assert assign_rows([span(5, 9), span(0, 5), span(2, 7), span(7, None)]) == [0, 0, 1, 1]
 
 
 def test_one_that_ended_before_it_began_by_a_clock_that_was_set_back_has_a_row() -> None:
-    assert assign_rows([stretch(5, 3), stretch(4, 6)]) == [1, 0]
+    assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0]
 
 
 def test_a_run_was_suspended_from_when_it_was_told_to_until_it_went_on() -> None:

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.report.hourly import HOUR_S, Local, TimeWindow
-from gpuyard.core.report.usage_report import MOST_GROUPS, PastAttempt, Reporter, UsageReport
+from gpuyard.core.report.hourly import HOUR_S, LocalTime, TimeWindow
+from gpuyard.core.report.usage_report import MAX_GROUPS, PastAttempt, Reporter, UsageReport
 from gpuyard.core.snapshot import Device, Vendor
 
 CARDS = [Device(id=name, vendor=Vendor.SIMULATED, index=at, memory_total_mb=1024.0) for at, name in enumerate("AB")]
 WINDOW = TimeWindow(1_000.0, 1_000.0 + 3 * HOUR_S)
 
 
-def in_zone(name: str) -> Local:
+def in_zone(name: str) -> LocalTime:
     zone = ZoneInfo(name)
     return lambda at: datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
-def report_on(*attempts: PastAttempt, window: TimeWindow = WINDOW, local: Local | None = None) -> UsageReport:
+def report_on(*attempts: PastAttempt, window: TimeWindow = WINDOW, local: LocalTime | None = None) -> UsageReport:
     reporter = Reporter(window, CARDS, local or in_zone("UTC"))
     for each in attempts:
         reporter.add(each)
@@ -114,7 +114,7 @@ def test_the_hours_of_the_picture_add_up_to_all_gpu_hours(attempts: list[PastAtt
 @given(st.lists(attempts_(), max_size=8))
 def test_groups_add_up_to_the_whole(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
-    groups = [group.figures for group in report.groups]
+    groups = [group.totals for group in report.groups]
     assert sum(each.gpu_hours for each in groups) == pytest.approx(report.total.gpu_hours)
     assert sum(each.suspended_hours for each in groups) == pytest.approx(report.total.suspended_hours)
     assert sum(each.attempts for each in groups) == report.total.attempts == len(attempts)
@@ -195,11 +195,11 @@ def test_failures_are_told_by_their_cause_the_most_frequent_first() -> None:
 
 
 def test_groups_beyond_those_that_anybody_reads_are_one() -> None:
-    attempts = [ran(job=number, group=f"g{number}", ended_at=at(1 / number)) for number in range(1, MOST_GROUPS + 4)]
+    attempts = [ran(job=number, group=f"g{number}", ended_at=at(1 / number)) for number in range(1, MAX_GROUPS + 4)]
     report = report_on(*attempts)
     assert [group.group for group in report.groups[:2]] == ["g1", "g2"]
-    assert (len(report.groups), report.groups[-1].group, report.groups[-1].groups) == (MOST_GROUPS + 1, None, 3)
-    assert sum(group.figures.gpu_hours for group in report.groups) == pytest.approx(report.total.gpu_hours)
+    assert (len(report.groups), report.groups[-1].group, report.groups[-1].groups) == (MAX_GROUPS + 1, None, 3)
+    assert sum(group.totals.gpu_hours for group in report.groups) == pytest.approx(report.total.gpu_hours)
 
 
 def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:

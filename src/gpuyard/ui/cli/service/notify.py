@@ -51,7 +51,7 @@ def _send(target: str) -> "dict[str, str | None]":
     import socket
 
     from gpuyard.core.notify.messages import Message, at_host
-    from gpuyard.core.notify.subscriptions import shown
+    from gpuyard.core.notify.subscriptions import redacted_target
     from gpuyard.daemon.notify.send_message import send
 
     message = Message(
@@ -59,4 +59,4 @@ def _send(target: str) -> "dict[str, str | None]":
         title=f"A test{at_host(socket.gethostname())}",
         body="gpuyard can notify you about the queue.",
     )
-    return {"target": shown(target), "problem": send(target, message).problem}
+    return {"target": redacted_target(target), "problem": send(target, message).problem}
