@@ -191,8 +191,8 @@ class LeaseLedger(Protocol):
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldClaim]:
-        """Call `decide` with all live leases and tickets while the ledger is locked, and return a lease for each new claim
-        it wants. Amended leases, which may have ended by then, are not returned."""
+        """Call `decide` with all live leases and tickets while the ledger is locked; return a lease for each new claim
+        that it wants. Amended leases, which may have ended by then, are not returned."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""

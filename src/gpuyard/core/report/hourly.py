@@ -28,8 +28,8 @@ class TimeWindow(Struct, frozen=True):
 
 
 class DayRow(Struct, frozen=True, kw_only=True):
-    """The row that starts with `day`: GPU-hours for each hour of the day, and which percentage of the devices was in use
-    (None outside the window and without devices)."""
+    """The row that starts with `day`: GPU-hours for each hour of the day, and the percentage of devices in use (None
+    outside the window and without devices)."""
 
     day: str
     gpu_hours: tuple[float, ...]

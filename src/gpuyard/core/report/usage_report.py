@@ -32,8 +32,8 @@ MAX_GROUPS = 100
 class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     """An attempt as a report reads it.
 
-    `queued_at` is when its job was queued, if this was its first start. For an attempt on another machine only the number
-    of `gpus` is known, not the `devices`. `suspended` are intervals, in order.
+    `queued_at` is when its job was queued, if this was its first start. For an attempt on another machine only the
+    number of `gpus` is known, not the `devices`. `suspended` are intervals, in order.
     """
 
     job: int

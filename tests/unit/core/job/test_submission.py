@@ -48,7 +48,7 @@ def words_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
     return Job(
         id=1, spec=spec, state=JobState.QUEUED, priority=0, user="u", submitted_at=0.0,
         index=element.index, values=element.values, command=element.command,
-    ).words  # fmt: skip
+    ).argv  # fmt: skip
 
 
 # One job

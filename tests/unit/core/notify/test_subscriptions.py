@@ -1,4 +1,4 @@
-"""Who wants to be told of what, as it is typed, and how much of it is ever redacted_target."""
+"""Subscriptions as users type them, and how much of a target is ever shown."""
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from gpuyard.core.notify.subscriptions import (
     parse_subscription,
     redact,
     redacted_target,
+    subscription_text,
 )
 from gpuyard.errors import UserError
 from gpuyard.store.row_codec import spec_from_text, spec_to_text
