@@ -27,7 +27,7 @@ def test_without_a_word_nobody_is_told_and_with_a_target_of_failures_and_of_the_
             "there is no event 'done'; events are finished, failed, out-of-memory, queue-empty",
         ),
         ({"to": ["ntfy://hidden", " "]}, "a notification needs a target"),
-        ({"to": ["hidden" * 1000]}, "at most 4,000 letters"),
+        ({"to": ["hidden" * 1000]}, "at most 4,000 characters"),
         ({"to": "ntfy://hidden"}, "notify.to"),
         ({"per_minute": 0}, "notify.per_minute"),
         ({"gpu_free_s": -1}, "notify.gpu_free_s"),
