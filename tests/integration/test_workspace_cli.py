@@ -15,7 +15,7 @@ import pytest
 from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.connect.fast_http import connect
 from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.task_names import tag_of
+from gpuyard.recipes.workspace.task_names import workspace_tag
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.integration.queue_fixture import end_what_is_left, until
 
@@ -80,7 +80,7 @@ def wait_over() -> None:
 
 def wait_for_state(config: str, state: str) -> None:
     """As the queue has it."""
-    tag = tag_of(Path.cwd())
+    tag = workspace_tag(Path.cwd())
     with closing(connect(start=False)) as client:
 
         def is_so() -> bool:
@@ -137,7 +137,7 @@ def test_help_works_where_there_is_no_workspace(tmp_path: Path, monkeypatch: pyt
         (("start", "--", "--rerun"), "there is no config '--rerun'"),
         (("status", "--json", "--watch"), "leave one of them out"),
         (("--workspace", "", "status"), "a path is empty"),
-        (("--workspace", "no such folder", "status"), "there is no workspace in"),
+        (("--workspace", "no such folder", "status"), "is not a workspace"),
         (("--config", "no such file", "status"), "no such file"),
         (("init", "."), "--force"),
         (("stop", "it"), "unexpected extra argument"),
@@ -214,7 +214,7 @@ def test_start_says_what_it_started_and_how_to_look_and_a_second_one_has_nothing
     wait_over()
     again = scheduler("start")
     assert again.returncode == 0
-    assert "exp1  skipped: completed: out/exp1_completed.txt is there\n" in again.stdout
+    assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in again.stdout
     assert "Nothing to do" in again.stdout
     assert "./scheduler.sh start --rerun\n" in again.stdout
     rerun = scheduler("start", "exp1", "--rerun")

@@ -101,7 +101,7 @@ def open_gate(gate: Path) -> None:
     ("hook", "says"),
     [
         ("hooks/none.sh", "hook: there is no program '{folder}/hooks/none.sh'"),
-        ("configs/exp.yml", "hook: {folder}/configs/exp.yml cannot be executed"),
+        ("configs/exp.yml", "hook: {folder}/configs/exp.yml is not executable"),
         ("no-such-hook", "hook: there is no program 'no-such-hook'"),
     ],
 )

@@ -106,7 +106,7 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, t
     assert (old / "out/exp1_completed.txt").read_text() == "done in spring\n"
 
     told = shell("./scheduler.sh", "start", cwd=old)
-    assert "exp1  skipped: completed: out/exp1_completed.txt is there\n" in told
+    assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in told
     assert "exp2  job 1\nexp3  job 2\n" in told
     own_yard.wait()
     assert {path.name for path in (old / "out").iterdir()} == {f"exp{n}_completed.txt" for n in (1, 2, 3)}

@@ -41,7 +41,7 @@ def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspa
     workspace.until_running("exp1", "exp2", "exp3")
     again = workspace.do("start")
     for number in (1, 2, 3):
-        assert f"exp{number}  skipped: it runs already, as job {number}\n" in again
+        assert f"exp{number}  skipped: already running as job {number}\n" in again
     assert "Nothing to do: 3 configs, all completed or under way.\n" in again
     workspace.let_go("exp1", "exp2", "exp3")
     workspace.until_over()
@@ -61,7 +61,7 @@ def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspa
     workspace.do("kill-all")
     assert run("retry", "1").returncode == 0
     workspace.until_started("exp", times=3)
-    assert "exp  skipped: it runs already, as job 1\n" in workspace.do("start")
+    assert "exp  skipped: already running as job 1\n" in workspace.do("start")
     assert "1 task ended" in workspace.do("kill-all")
 
 
@@ -84,7 +84,7 @@ def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: W
     workspace.add("exp1", "exp2", "exp3")
     workspace.marker("exp2").write_text("done elsewhere\n")
     told = workspace.do("start")
-    assert "exp2  skipped: completed: out/exp2_completed.txt is there\n" in told
+    assert "exp2  skipped: completed: out/exp2_completed.txt exists\n" in told
     assert workspace.until_over()["exp2"]["state"] == "completed"
     assert {each["config"] for each in workspace.starts()} == {"exp1", "exp3"}
     assert "Nothing to do: 3 configs" in workspace.do("start")

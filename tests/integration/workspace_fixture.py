@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.task_names import tag_of
+from gpuyard.recipes.workspace.task_names import workspace_tag
 from tests.fakes import train
 from tests.integration.queue_fixture import Yard, is_gone
 from tests.integration.session_fixture import OwnTmux
@@ -56,7 +56,7 @@ class Workspace:
 
     @property
     def tag(self) -> str:
-        return tag_of(self.folder)
+        return workspace_tag(self.folder)
 
     def configure(self, **settings: Any) -> None:
         """What its configuration says from now on."""

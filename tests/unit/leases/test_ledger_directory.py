@@ -71,7 +71,7 @@ def test_a_directory_of_ones_own_is_made_for_oneself_only(tmp_path: Path) -> Non
 
 def test_a_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match=r"file/locks cannot be made: Not a directory") as told:
+    with pytest.raises(EnvironmentFault, match=r"file/locks cannot create the workspace .*: Not a directory") as told:
         prepare(tmp_path / "file" / "locks")
     assert "GPUYARD_LOCK_DIR" in (told.value.hint or "")
     with pytest.raises(EnvironmentFault, match="cannot be made: File exists"):

@@ -1,1 +1,1 @@
-"""A workspace: a folder of configs that becomes a finished sweep, each config a job of the queue."""
+"""Workspaces: a folder of configs that runs as a sweep, one job of the queue per config."""

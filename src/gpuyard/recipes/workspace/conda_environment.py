@@ -1,11 +1,12 @@
-"""A conda environment, activated: what the variables are after `conda activate NAME`, hooks and all.
+"""Activate a conda environment: compute the variables that `conda activate NAME` sets, activation hooks included.
 
-No shell of the user's is needed. conda, mamba or micromamba is asked for the commands that activate, as its own shell
-function asks; a shell runs them and tells its environment. That shell is bash where there is one, as `conda run` has
-it: hooks of packages are written for it. What they return is of no account, as in `conda activate`: only a hook that
-ends the shell, or never comes to an end, has failed.
+The user's own shell is not needed. conda, mamba or micromamba prints its activation commands, as for its own shell
+function; a shell runs them and dumps its environment. The shell is bash if installed, as in `conda run`, because hooks
+of packages are written for bash. As with `conda activate`, the exit status of a hook is ignored: only a hook that ends
+the shell or never returns has failed.
 
-A name goes to conda as an argument, and conda's commands to the shell as a file; nothing is pasted into a command.
+The environment's name goes to conda as an argument, and conda's commands go to the shell as a file; no command line is
+built from either.
 """
 
 import json
@@ -24,33 +25,34 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 
 TIMEOUT_S = 60.0
-# conda before mamba: the first mambas do all but activate, and have a conda beside them.
+# conda before mamba: early versions of mamba cannot activate, and are installed beside a conda.
 _TOOLS = ("conda", "mamba", "micromamba")
 _ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "miniconda", "anaconda", "conda")
-# Python gives an environment without a locale an LC_CTYPE of its own, so that one comes as an argument.
-_TELL = """
+# Python sets LC_CTYPE when the environment has no locale, so the original value is passed as an argument.
+_DUMP_ENVIRONMENT = """
 import os, sys
 environment = {**os.environb, b"LC_CTYPE": os.fsencode(sys.argv[2])}
 with open(sys.argv[1], "wb") as file:
     file.write(b"\\0".join(name + b"=" + value for name, value in environment.items()))
 """
-# What a shell sets for itself.
-_THE_SHELLS_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
+_SET_BY_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
-class _Done(Struct, frozen=True, kw_only=True):
+class _CommandResult(Struct, frozen=True, kw_only=True):
     status: int
     output: bytes
-    complaint: str
+    last_error_line: str
 
 
-def activated(name: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-    """`environment` with the conda environment activated, by its name or its path. UserError where there is no such
-    environment, or no conda; EnvironmentFault where activating it fails or takes too long."""
+def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+    """Return `environment` with the conda environment `name` (a name or a path) activated.
+
+    Raises UserError if the environment or conda itself is missing, EnvironmentFault if activation fails or times out.
+    """
     if name.startswith("-"):
         raise UserError(f"conda_env: '{name}' cannot be the name of an environment")
     with tempfile.TemporaryDirectory(prefix="gpuyard-conda-") as folder:
-        return _Activation(name, environment, Path(folder), timeout_s).result()
+        return _Activation(name, environment, Path(folder), timeout_s).run()
 
 
 class _Activation:
@@ -60,60 +62,60 @@ class _Activation:
         self._folder = folder
         self._timeout_s = timeout_s
 
-    def result(self) -> dict[str, str]:
-        """By the first of the tools that knows the environment."""
+    def run(self) -> dict[str, str]:
+        """Return the variables from the first tool that knows the environment."""
         tools = find_tools(self._before)
         if not tools:
             raise UserError(
-                f"conda_env is '{self._name}', and there is no conda, mamba or micromamba here",
-                hint="put one on PATH, or set CONDA_EXE to where it is",
+                f"conda_env is '{self._name}', but conda, mamba and micromamba were not found",
+                hint="put one of them on PATH, or set CONDA_EXE to its path",
             )
-        said = []
+        errors = []
         for tool in tools:
-            done = self._run(_asking(tool, self._name))
-            if done.status == 0:
-                return self._after(done.output)
-            said.append(f"{tool} says: {done.complaint}")
-        raise self._why_not(tools, said)
+            result = self._run(_activation_command(tool, self._name))
+            if result.status == 0:
+                return self._run_activation(result.output)
+            errors.append(f"{tool} says: {result.last_error_line}")
+        raise self._explain_failure(tools, errors)
 
-    def _after(self, commands: bytes) -> dict[str, str]:
-        """The variables once these commands have run."""
-        told, script = self._folder / "environment", self._folder / "activate.sh"
-        teller = shlex.join([sys.executable, "-I", "-c", _TELL, str(told)])
-        script.write_bytes(commands + os.fsencode(f'\nexec {teller} "${{LC_CTYPE-}}"\n'))
-        done = self._run([shutil.which("bash") or "/bin/sh", str(script)])
-        if done.status != 0 or not told.exists():
+    def _run_activation(self, commands: bytes) -> dict[str, str]:
+        """Return the variables after these shell commands have run."""
+        dump, script = self._folder / "environment", self._folder / "activate.sh"
+        dumper = shlex.join([sys.executable, "-I", "-c", _DUMP_ENVIRONMENT, str(dump)])
+        script.write_bytes(commands + os.fsencode(f'\nexec {dumper} "${{LC_CTYPE-}}"\n'))
+        result = self._run([shutil.which("bash") or "/bin/sh", str(script)])
+        if result.status != 0 or not dump.exists():
             raise EnvironmentFault(
-                f"the conda environment '{self._name}' cannot be activated: {done.complaint}",
-                hint=f"a hook in its etc/conda/activate.d ended the shell, with status {done.status}",
+                f"the conda environment '{self._name}' cannot be activated: {result.last_error_line}",
+                hint=f"a hook in its etc/conda/activate.d ended the shell with status {result.status}",
             )
-        after = dict(_pairs(os.fsdecode(told.read_bytes())))
-        return after | {name: self._before[name] for name in _THE_SHELLS_OWN if name in self._before}
+        after = dict(_parse_dump(os.fsdecode(dump.read_bytes())))
+        return after | {name: self._before[name] for name in _SET_BY_SHELL if name in self._before}
 
-    def _why_not(self, tools: list[str], said: list[str]) -> GpuyardError:
+    def _explain_failure(self, tools: list[str], errors: list[str]) -> GpuyardError:
         prefixes = [prefix for tool in tools for prefix in self._prefixes(tool)]
-        known = sorted({_called(prefix, prefixes) for prefix in prefixes})
+        known = sorted({_environment_name(prefix, prefixes) for prefix in prefixes})
         if known and self._name not in (*known, *prefixes):
             return UserError(f"there is no conda environment '{self._name}'", hint=f"there are: {', '.join(known)}")
         return EnvironmentFault(
-            f"the conda environment '{self._name}' cannot be activated; {'; '.join(said)}",
+            f"the conda environment '{self._name}' cannot be activated; {'; '.join(errors)}",
             hint=f"try `{shlex.join([tools[0], 'env', 'list'])}`",
         )
 
     def _prefixes(self, tool: str) -> list[str]:
-        """The folders of all environments that a tool knows; none where it does not say."""
-        done = self._run([tool, "env", "list", "--json"])
+        """Return the folders of all environments that a tool lists; none if it fails."""
+        result = self._run([tool, "env", "list", "--json"])
         try:
-            return [str(prefix) for prefix in json.loads(done.output)["envs"]]
+            return [str(prefix) for prefix in json.loads(result.output)["envs"]]
         except (ValueError, KeyError, TypeError):
             return []
 
-    def _run(self, words: list[str]) -> _Done:
-        """Its output goes to files: what a hook leaves running may hold them open for as long as it likes."""
+    def _run(self, command: list[str]) -> _CommandResult:
+        """Run a command with its output in files: a process that a hook leaves behind would keep a pipe open."""
         with tempfile.TemporaryFile(dir=self._folder) as output, tempfile.TemporaryFile(dir=self._folder) as errors:
             try:
                 process = subprocess.Popen(
-                    words,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=errors,
@@ -121,11 +123,11 @@ class _Activation:
                     start_new_session=True,
                 )
             except OSError as error:
-                return _Done(status=126, output=b"", complaint=str(error))
+                return _CommandResult(status=126, output=b"", last_error_line=str(error))
             status = self._wait_for(process)
             output.seek(0)
             errors.seek(0)
-            return _Done(status=status, output=output.read(), complaint=_last_words(errors.read()))
+            return _CommandResult(status=status, output=output.read(), last_error_line=_last_line(errors.read()))
 
     def _wait_for(self, process: subprocess.Popen[bytes]) -> int:
         try:
@@ -135,46 +137,46 @@ class _Activation:
             process.wait()
             raise EnvironmentFault(
                 f"the conda environment '{self._name}' was not activated within {self._timeout_s:g} s",
-                hint="see whether `conda activate` comes to an end in a terminal, and what the environment's hooks do",
+                hint="run `conda activate` in a terminal to see whether it returns, and check the environment's hooks",
             ) from None
 
 
 def find_tools(environment: Mapping[str, str]) -> list[str]:
-    """Those that can activate, the likeliest first."""
+    """Return the paths of installed tools, each once: from CONDA_EXE and MAMBA_EXE, then PATH, then usual places."""
     named = [environment.get("CONDA_EXE"), environment.get("MAMBA_EXE")]
     on_path = [shutil.which(tool, path=environment.get("PATH", os.defpath)) for tool in _TOOLS]
     home = environment.get("HOME") or os.path.expanduser("~")
-    usual = [f"{place}/{root}/bin/conda" for place in (home, "/opt") for root in _ROOTS]
+    usual = [f"{folder}/{root}/bin/conda" for folder in (home, "/opt") for root in _ROOTS]
     usual += [f"{home}/{folder}/micromamba" for folder in (".local/bin", "bin")]
-    there = [path for path in (*named, *on_path, *usual) if path and os.path.isfile(path) and os.access(path, os.X_OK)]
-    first: dict[str, str] = {}
-    for path in there:
-        first.setdefault(os.path.realpath(path), path)
-    return list(first.values())
+    by_real_path: dict[str, str] = {}
+    for path in (*named, *on_path, *usual):
+        if path and os.path.isfile(path) and os.access(path, os.X_OK):
+            by_real_path.setdefault(os.path.realpath(path), path)
+    return list(by_real_path.values())
 
 
-def _asking(tool: str, name: str) -> list[str]:
-    """What the tool's own shell function runs."""
+def _activation_command(tool: str, name: str) -> list[str]:
+    """Return the command that the tool's own shell function runs."""
     if os.path.basename(tool) == "conda":
         return [tool, "shell.posix", "activate", name]
     return [tool, "shell", "activate", "--shell", "posix", "--prefix", name]
 
 
-def _called(prefix: str, prefixes: list[str]) -> str:
-    """An environment's name as people give it; its path, where it has none."""
+def _environment_name(prefix: str, prefixes: list[str]) -> str:
+    """Return an environment's name as users write it, or its path if it has none."""
     folder, name = os.path.split(prefix)
     if os.path.basename(folder) == "envs":
         return name
     return "base" if any(os.path.dirname(each) == f"{prefix}/envs" for each in prefixes) else prefix
 
 
-def _pairs(told: str) -> Iterator[tuple[str, str]]:
-    for pair in told.split("\0"):
+def _parse_dump(text: str) -> Iterator[tuple[str, str]]:
+    for pair in text.split("\0"):
         name, _, value = pair.partition("=")
-        if name not in _THE_SHELLS_OWN and (value or name != "LC_CTYPE"):
+        if name not in _SET_BY_SHELL and (value or name != "LC_CTYPE"):
             yield name, value
 
 
-def _last_words(complaint: bytes) -> str:
-    lines = [line.strip() for line in complaint.decode(errors="replace").splitlines() if line.strip()]
+def _last_line(errors: bytes) -> str:
+    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:200] if lines else "nothing"

@@ -1,8 +1,8 @@
-"""The making of a workspace: `scheduler.sh`, `scheduler_config.yml`, and the folders for configs and markers.
+"""Create a workspace: `scheduler.sh`, `scheduler_config.yml`, and the folders for configs and markers.
 
-What is there already is somebody's work. A configuration keeps its text, and new keys come after it as comments; a file
-that is replaced is copied beside itself first, over nothing; the folders are never looked into. Each file is written as
-a whole or not at all, and making a workspace again changes nothing.
+Never loses existing work. An existing configuration keeps its text, and new keys are appended as comments; a file is
+copied under an unused name before it is replaced; existing folders stay untouched. Files are written atomically, and
+creating a workspace a second time changes nothing.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, Loaded, default_task_name, load
-from gpuyard.recipes.workspace.templates import configuration, scheduler_script, with_new_keys
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, default_task_name, load
+from gpuyard.recipes.workspace.templates import add_missing_keys, config_text, scheduler_script
 
 SCRIPT = "scheduler.sh"
 
 
-class Made(Struct, frozen=True, kw_only=True):
-    """What was made, what was left as it was, and what was replaced, each with the copy of what it had been."""
+class CreatedWorkspace(Struct, frozen=True, kw_only=True):
+    """The files that were created, left unchanged, or replaced (each with the path of its backup)."""
 
     folder: Path
     created: tuple[Path, ...] = ()
@@ -30,59 +30,59 @@ class Made(Struct, frozen=True, kw_only=True):
     backed_up: tuple[tuple[Path, Path], ...] = ()
 
 
-def init(folder: Path, *, force: bool) -> Made:
-    """UserError, and nothing touched, where there is a workspace already that is not to be made anew."""
+def init(folder: Path, *, force: bool) -> CreatedWorkspace:
+    """Create a workspace. Raises UserError and changes nothing if one exists there and `force` is False."""
     folder = Path(os.path.abspath(folder))
     if os.path.lexists(folder) and not folder.is_dir():
-        raise UserError(f"{folder} is there, and is no folder", hint="name another")
+        raise UserError(f"{folder} exists and is not a folder", hint="choose another path")
     if not force:
         _refuse_existing(folder)
     try:
-        return _Making(folder).make()
+        return _WorkspaceWriter(folder).write_all()
     except OSError as error:
-        raise EnvironmentFault(f"the workspace {folder} cannot be made: {error.strerror}: {error.filename}") from error
+        raise EnvironmentFault(f"cannot create the workspace {folder}: {error.strerror}: {error.filename}") from error
 
 
 def _refuse_existing(folder: Path) -> None:
     for name in (CONFIG_FILE, SCRIPT):
         if os.path.lexists(folder / name):
             raise UserError(
-                f"there is a workspace in {folder} already: it has {name}",
-                hint="--force makes it anew: your values are kept, and what is replaced is backed up",
+                f"{folder} is a workspace already: it has {name}",
+                hint="--force updates it: your values are kept, and replaced files are backed up",
             )
 
 
-class _Making:
+class _WorkspaceWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._created: list[Path] = []
         self._kept: list[Path] = []
         self._backed_up: list[tuple[Path, Path]] = []
 
-    def make(self) -> Made:
+    def write_all(self) -> CreatedWorkspace:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._make_configuration(self._folder / CONFIG_FILE)
+        self._write_config(self._folder / CONFIG_FILE)
         script = scheduler_script(sys.executable).encode("utf-8", "surrogateescape")
-        self._make_file(self._folder / SCRIPT, script, mode=0o777)
-        for folder in _folders(self._folder):
-            self._make_folder(folder)
-        return Made(
+        self._write_file(self._folder / SCRIPT, script, mode=0o777)
+        for folder in _configured_folders(self._folder):
+            self._create_folder(folder)
+        return CreatedWorkspace(
             folder=self._folder,
             created=tuple(self._created),
             kept=tuple(self._kept),
             backed_up=tuple(self._backed_up),
         )
 
-    def _make_configuration(self, path: Path) -> None:
+    def _write_config(self, path: Path) -> None:
         if not os.path.lexists(path):
-            self._make_file(path, configuration(default_task_name(self._folder)).encode())
-        # One that is linked is shared with others; one with mistakes is for its owner to mend.
-        elif path.is_symlink() or _loaded(self._folder) is None:
+            self._write_file(path, config_text(default_task_name(self._folder)).encode())
+        # A symbolic link may be shared with other workspaces, and a file with mistakes is for its owner to correct.
+        elif path.is_symlink() or _load_if_valid(self._folder) is None:
             self._kept.append(path)
         else:
-            self._make_file(path, with_new_keys(path.read_bytes().decode()).encode())
+            self._write_file(path, add_missing_keys(path.read_bytes().decode()).encode())
 
-    def _make_file(self, path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    def _write_file(self, path: Path, content: bytes, *, mode: int = 0o666) -> None:
         if not os.path.lexists(path):
             self._created.append(path)
         elif not path.is_symlink() and path.read_bytes() == content:
@@ -92,7 +92,7 @@ class _Making:
             self._backed_up.append((path, _back_up(path)))
         _write(path, content, mode)
 
-    def _make_folder(self, path: Path) -> None:
+    def _create_folder(self, path: Path) -> None:
         if os.path.lexists(path):
             self._kept.append(path)
             return
@@ -100,16 +100,16 @@ class _Making:
         self._created.append(path)
 
 
-def _loaded(folder: Path) -> Loaded | None:
+def _load_if_valid(folder: Path) -> LoadedSettings | None:
     try:
         return load(folder)
     except UserError:
         return None
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Those that the configuration names, where they are the workspace's own."""
-    loaded = _loaded(folder)
+def _configured_folders(folder: Path) -> list[Path]:
+    """Return config_dir and output_dir, each only if it is inside the workspace."""
+    loaded = _load_if_valid(folder)
     if loaded is None:
         return []
     named = [Path(loaded.settings.config_dir), Path(loaded.settings.output_dir)]
@@ -117,9 +117,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _back_up(path: Path) -> Path:
-    """A copy under a name that nothing had: NAME.bak, NAME.bak-2 and so on."""
-    for name in itertools.chain([f"{path.name}.bak"], (f"{path.name}.bak-{number}" for number in itertools.count(2))):
-        backup = path.with_name(name)
+    """Copy to the first unused name of NAME.bak, NAME.bak-2 and so on, and return its path."""
+    for number in itertools.count(1):
+        backup = path.with_name(f"{path.name}.bak" if number == 1 else f"{path.name}.bak-{number}")
         with contextlib.suppress(FileExistsError):
             _copy(path, backup)
             break
@@ -137,7 +137,7 @@ def _copy(path: Path, backup: Path) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """All of it, or what was there before. Who may read what is replaced may read this."""
+    """Replace a file atomically, keeping the permissions of the file that it replaces."""
     before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""The files of a workspace that are not its user's own: markers, records of ends, and the folder that these are in."""
+"""Markers of completed tasks, records of how attempts ended, and the folders that hold them."""
 
 import contextlib
 import json
@@ -13,16 +13,16 @@ from gpuyard.recipes.workspace.settings import WorkspaceSettings
 _OWN_FOLDER = ".gpuyard"
 
 
-def marker_of(settings: WorkspaceSettings, config: str) -> Path:
+def marker_path(settings: WorkspaceSettings, config: str) -> Path:
     return Path(settings.output_dir) / f"{config}_completed.txt"
 
 
-def record_of(workspace: Path, config: str) -> Path:
+def record_path(workspace: Path, config: str) -> Path:
     return workspace / _OWN_FOLDER / "ends" / f"{config}.json"
 
 
-def record_for(path: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """What the task's last attempt left behind; nothing where that is another's."""
+def read_record(path: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of the task's last attempt; empty if there is none, or if it is from another attempt."""
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -34,8 +34,8 @@ def record_for(path: Path, task: dict[str, Any]) -> dict[str, Any]:
     return record if is_its_own else {}
 
 
-def could_not_mark(record: dict[str, Any]) -> bool:
-    """Whether a task is done whose marker could not be written."""
+def lacks_marker(record: dict[str, Any]) -> bool:
+    """Whether the task completed but its marker could not be written."""
     return record.get("result") == "completed" and record.get("marker_by") is None
 
 
@@ -45,20 +45,20 @@ def make_folders(workspace: Path, settings: WorkspaceSettings) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EnvironmentFault(f"{folder} cannot be made: {error.strerror}") from error
+            raise EnvironmentFault(f"cannot create the folder {folder}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
-def unmarked(marker: Path) -> Iterator[None]:
-    """One that runs again is not completed, from before it could start; one that is refused is as it was."""
+def without_marker(marker: Path) -> Iterator[None]:
+    """Remove the marker before its task is submitted again; restore it if the submission raises."""
     aside = marker.with_name(f".{marker.name}.before")
     try:
         if os.path.lexists(marker):
             marker.replace(aside)
         else:
-            aside.unlink(missing_ok=True)  # of one who was killed in here
+            aside.unlink(missing_ok=True)  # left by a command that was killed here
     except OSError as error:
-        raise EnvironmentFault(f"{marker} cannot be removed: {error.strerror}") from error
+        raise EnvironmentFault(f"cannot remove the marker {marker}: {error.strerror}") from error
     try:
         yield
     except BaseException:

@@ -1,6 +1,6 @@
-"""What a workspace's `notify` is: a command that is run when what was started is over, as a job of the queue.
+"""Run a workspace's `notify` command when all submitted tasks have finished. This module runs as a job of the queue.
 
-It is told how things stand in its environment: GPUYARD_WORKSPACE, GPUYARD_TASK_NAME, and GPUYARD_SUMMARY in words.
+The command gets GPUYARD_WORKSPACE, GPUYARD_TASK_NAME, and GPUYARD_SUMMARY, a sentence, in its environment.
 """
 
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import GpuyardError
 from gpuyard.recipes.workspace.settings import load
-from gpuyard.recipes.workspace.sweep_status import SweepStatus, standing_of
+from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 
 
-def summary_of(standing: SweepStatus) -> str:
-    facts = [f"{standing.completed} of {standing.total} completed"]
-    if standing.failed:
-        facts.append(f"{standing.failed} failed")
-    if standing.not_started:
-        facts.append(f"{standing.not_started} not done")
+def _summarize(status: SweepStatus) -> str:
+    facts = [f"{status.completed} of {status.total} completed"]
+    if status.failed:
+        facts.append(f"{status.failed} failed")
+    if status.not_started:
+        facts.append(f"{status.not_started} not done")
     return ", ".join(facts)
 
 
@@ -28,16 +28,16 @@ def main() -> None:
     try:
         loaded = load(workspace, config_file)
         with RetryingClient() as queue:
-            summary = summary_of(standing_of(loaded, queue))
+            summary = _summarize(read_sweep_status(loaded, queue))
     except GpuyardError as error:
         sys.exit(f"gpuyard: {error}")
-    told = {
+    environment = {
+        **os.environ,
         "GPUYARD_WORKSPACE": str(workspace),
         "GPUYARD_TASK_NAME": loaded.settings.task_name,
         "GPUYARD_SUMMARY": summary,
     }
-    words = loaded.settings.notify or ("true",)
-    sys.exit(subprocess.run(words, env={**os.environ, **told}, check=False).returncode)
+    sys.exit(subprocess.run(loaded.settings.notify or ("true",), env=environment, check=False).returncode)
 
 
 if __name__ == "__main__":

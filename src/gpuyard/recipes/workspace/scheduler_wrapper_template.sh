@@ -1,13 +1,13 @@
 #!/bin/sh
-# The commands of this workspace, from any working directory: ./scheduler.sh help
-# It only forwards to gpuyard; `gpuyard workspace init --force` makes it anew.
+# Runs the commands of this workspace from any working directory: ./scheduler.sh help
+# It only forwards to gpuyard; `gpuyard workspace init --force` writes it again.
 
 self=$0
 case $self in
     /*) ;;
     *) self=./$self ;;
 esac
-# A link from elsewhere is followed; one in a workspace stands for that workspace. The x keeps newlines at the end.
+# Follow a symbolic link, unless it is in a workspace: then that workspace is used. The x keeps trailing newlines.
 while [ -L "$self" ] && [ ! -e "${self%/*}/scheduler_config.yml" ]; do
     target=$(readlink "$self" && echo x) || exit
     target=${target%??}
@@ -26,6 +26,6 @@ python=python3
 if "$python" -P -c 'import gpuyard' 2>/dev/null; then
     exec "$python" -P -m gpuyard workspace --workspace "$here" "$@"
 fi
-printf 'scheduler.sh: gpuyard is not on PATH, and %s does not have it\n' "$python" >&2
-echo 'hint: install it (pip install gpuyard), or activate the environment that it is in' >&2
+printf 'scheduler.sh: gpuyard is not on PATH, and %s cannot import it\n' "$python" >&2
+echo 'hint: install it (pip install gpuyard), or activate the environment that has it' >&2
 exit 127

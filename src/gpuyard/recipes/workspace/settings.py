@@ -1,11 +1,11 @@
-"""What a workspace is to do: `scheduler_config.yml` made into values, and what a task's own YAML changes of them.
+"""Load the settings of a workspace from `scheduler_config.yml`, and the options that a task's own YAML overrides.
 
-Every key has a default, so an empty file is a whole configuration. Paths are relative to the workspace or absolute,
-`~` is somebody's home, and nothing else is expanded. A key that has no value, or an empty text, has its default.
+Every key has a default, so an empty file is a complete configuration. Paths are relative to the workspace or absolute,
+`~` means a home directory, and nothing else is expanded. A key without a value, or with empty text, has its default.
 
-A task's YAML belongs to its program; only `scheduler:` at its top is looked at. That word is also what many programs
-call the schedule of their learning rate, so it is ours as soon as one of its keys is, or could be a slip of one; and
-from then on every key of it must be.
+A task's YAML belongs to its program; gpuyard reads only the top-level key `scheduler:`. Many programs use that key for
+their learning rate schedule, so the section counts as gpuyard's only if one of its keys is a gpuyard key or a likely
+typing mistake of one; then every key in the section must be valid.
 """
 
 import os
@@ -19,18 +19,25 @@ from msgspec import Struct
 from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import setting_types
-from gpuyard.recipes.workspace.yaml_reader import Kind, compose_file, compose_first, nearest, read_text, take
+from gpuyard.recipes.workspace.yaml_reader import (
+    SettingType,
+    cannot_read,
+    closest_key,
+    compose_file,
+    compose_first,
+    read_mapping,
+)
 
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"
 _SECTION = "scheduler"
-# Closer than for a hint: nobody's own key is to be mistaken for a slip of ours.
-_ALIKE = 0.75
+# Stricter than for a hint: a key of the user's program must not count as a typing mistake of ours.
+_MIN_SIMILARITY = 0.75
 
 
 class WorkspaceSettings(Struct, frozen=True, kw_only=True):
-    """A field per key. Folders and the script are absolute paths; `python_env` is as it was written. `gpu_count` is
-    `None` for all, `vram_mb` where it is to be learned; delays are in seconds."""
+    """One field per key. Folders and the script are absolute paths; `python_env` is unchanged. `gpu_count` None means
+    all, `vram_mb` None means learned; delays are in seconds."""
 
     task_name: str
     work_dir: str
@@ -46,7 +53,7 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     startup_delay: float = 1.0
     command_delay: float = 0.5
     exit_grace: float = 60.0
-    log_dir: str = "/tmp"  # noqa: S108 - where shell schedulers keep them; what is made there is made private
+    log_dir: str = "/tmp"  # noqa: S108 - the usual place of shell schedulers; our files there are private
     enable_logging: bool = True
     conda_env: str | None = None
     cuda_visible_devices_var: str = "CUDA_VISIBLE_DEVICES"
@@ -65,8 +72,8 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     hook_timeout: float = 60.0
 
 
-# Every key, in the order people are shown them.
-KINDS: dict[str, Kind] = {
+# Every key, in display order.
+SETTING_TYPES: dict[str, SettingType] = {
     "task_name": setting_types.label,
     "work_dir": setting_types.text,
     "config_dir": setting_types.text,
@@ -77,7 +84,7 @@ KINDS: dict[str, Kind] = {
     "worker_prefix": setting_types.text,
     "max_jobs_per_gpu": setting_types.whole(1),
     "gpu_count": setting_types.gpu_count,
-    "check_interval": setting_types.some_seconds,
+    "check_interval": setting_types.positive_seconds,
     "startup_delay": setting_types.seconds,
     "command_delay": setting_types.seconds,
     "exit_grace": setting_types.seconds,
@@ -94,26 +101,26 @@ KINDS: dict[str, Kind] = {
     "priority": setting_types.priority,
     "engine": setting_types.engine,
     "sessions": setting_types.choice("tmux", "none"),
-    "timeout": setting_types.some_seconds,
+    "timeout": setting_types.positive_seconds,
     "notify": setting_types.command,
     "hook": setting_types.command,
-    "hook_timeout": setting_types.some_seconds,
+    "hook_timeout": setting_types.positive_seconds,
 }
 _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
-# What a value of None stands for, where people read it.
-_NONE = {"gpu_count": "all", "vram": "learned", "engine": "default"}
+# How None is shown to users.
+_NONE_TEXTS = {"gpu_count": "all", "vram": "learned", "engine": "default"}
 
 
 class SettingRow(Struct, frozen=True, kw_only=True):
-    """A key as people are shown it: the value in force, and where it came from."""
+    """A key as shown to users: its current value and the source of that value."""
 
     key: str
     value: str
     source: str
 
 
-class Loaded(Struct, frozen=True, kw_only=True):
-    """The settings of a workspace, as the file `path` has them; `sources` says of each key where it came from."""
+class LoadedSettings(Struct, frozen=True, kw_only=True):
+    """The settings of a workspace, read from the file `path`; `sources` names the source of each key's value."""
 
     settings: WorkspaceSettings
     sources: dict[str, str]
@@ -121,38 +128,37 @@ class Loaded(Struct, frozen=True, kw_only=True):
     path: str
 
     def rows(self) -> list[SettingRow]:
-        settings = self.settings
         return [
-            SettingRow(key=key, value=_shown(key, getattr(settings, field_of(key))), source=self.sources[key])
-            for key in KINDS
+            SettingRow(key=key, value=_value_text(key, getattr(self.settings, field_name(key))), source=source)
+            for key, source in self.sources.items()
         ]
 
 
-def field_of(key: str) -> str:
-    """The field that a key is kept in: sizes and times say their unit."""
+def field_name(key: str) -> str:
+    """Return the field for a key: names of sizes and times include the unit."""
     return _FIELDS.get(key, key)
 
 
-def load(workspace: Path, config_file: Path | None = None) -> Loaded:
-    """UserError where there is no workspace, or something in its file is not as it should be."""
+def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
+    """Load and check the settings. Raises UserError if there is no workspace, or if its file has a mistake."""
     folder = Path(os.path.abspath(workspace))
     path = folder / CONFIG_FILE if config_file is None else Path(os.path.abspath(config_file))
     if config_file is None and not path.exists():
         raise UserError(
-            f"there is no workspace in {folder}: it has no {CONFIG_FILE}",
-            hint=f"`gpuyard workspace init {shlex.quote(str(workspace))}` makes one",
+            f"{folder} is not a workspace: it has no {CONFIG_FILE}",
+            hint=f"`gpuyard workspace init {shlex.quote(str(workspace))}` creates one",
         )
-    taken = take(compose_file(path), KINDS, path)
-    values = {key: each.value for key, each in taken.items()}
-    sources = {key: f"{path.name}:{taken[key].line}" if key in taken else DEFAULT for key in KINDS}
-    sources.update(_settle(values, folder))
-    settings = WorkspaceSettings(**{field_of(key): value for key, value in values.items()})
-    return Loaded(settings=settings, sources=sources, workspace=folder, path=str(path))
+    given = read_mapping(compose_file(path), SETTING_TYPES, path)
+    values = {key: each.value for key, each in given.items()}
+    sources = {key: f"{path.name}:{given[key].line}" if key in given else DEFAULT for key in SETTING_TYPES}
+    sources.update(_fill_in(values, folder))
+    settings = WorkspaceSettings(**{field_name(key): value for key, value in values.items()})
+    return LoadedSettings(settings=settings, sources=sources, workspace=folder, path=str(path))
 
 
-def _settle(values: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Fills in what has its default from elsewhere, and says so; makes all paths absolute."""
-    told = {}
+def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Fill in defaults that depend on other values and make all paths absolute. Return the sources of the former."""
+    sources = {}
     for key, value, origin in (
         ("task_name", default_task_name(folder), "the folder's name"),
         ("worker_prefix", values.get("task_name") or default_task_name(folder), "task_name"),
@@ -160,19 +166,19 @@ def _settle(values: dict[str, Any], folder: Path) -> dict[str, str]:
     ):
         if key not in values:
             values[key] = value
-            told[key] = f"{DEFAULT}, from {origin}"
+            sources[key] = f"{DEFAULT}, from {origin}"
     for key, default in (("work_dir", "."), ("config_dir", "configs"), ("output_dir", "out")):
         values[key] = _absolute(values.get(key, default), folder)
     if "log_dir" in values:
         values["log_dir"] = _absolute(values["log_dir"], folder)
     values["script_path"] = _script(values.get("script_path", "train.py"), folder, Path(values["work_dir"]))
-    if "/" in values.get("conda_env", ""):  # an environment by its path; all others are found by their names
+    if "/" in values.get("conda_env", ""):  # a path; other values are names
         values["conda_env"] = _absolute(values["conda_env"], folder)
-    return told
+    return sources
 
 
 def default_task_name(folder: Path) -> str:
-    """That of the folder itself, whatever link leads to it, so far as a name can have it."""
+    """Return the name of the folder, symbolic links resolved, with control characters replaced, cut to the limit."""
     name = "".join("_" if setting_types.has_control_characters(letter) else letter for letter in folder.resolve().name)
     return name.encode(errors="replace")[: setting_types.LONGEST_LABEL].decode(errors="ignore") or "workspace"
 
@@ -182,14 +188,14 @@ def _absolute(written: str, folder: Path) -> str:
 
 
 def _script(written: str, folder: Path, work_dir: Path) -> str:
-    """In the workspace, else in the working directory; in the workspace where it is in neither."""
-    here, there = _absolute(written, folder), _absolute(written, work_dir)
-    return there if not os.path.exists(here) and os.path.exists(there) else here
+    """Return the script's path in the workspace; in the working directory if the script exists only there."""
+    in_workspace, in_work_dir = _absolute(written, folder), _absolute(written, work_dir)
+    return in_work_dir if not os.path.exists(in_workspace) and os.path.exists(in_work_dir) else in_workspace
 
 
-def _shown(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     if value is None:
-        return _NONE.get(key, "none")
+        return _NONE_TEXTS.get(key, "none")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -201,11 +207,8 @@ def _shown(key: str, value: Any) -> str:
     return str(value)
 
 
-# What a task's own YAML says
-
-
 class TaskOptions(Struct, frozen=True, kw_only=True):
-    """`None` where the workspace's value holds; `env` is added to the workspace's."""
+    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's."""
 
     vram_mb: float | None = None
     priority: int | None = None
@@ -214,36 +217,35 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-TASK_KINDS: dict[str, Kind] = {
+TASK_SETTING_TYPES: dict[str, SettingType] = {
     "vram": setting_types.size_mb,
     "priority": setting_types.priority,
     "gpus": setting_types.whole(0),
-    "timeout": setting_types.some_seconds,
+    "timeout": setting_types.positive_seconds,
     "env": setting_types.environment,
 }
 
 
 def load_task_options(path: Path) -> TaskOptions:
-    """What is no YAML is the program's own dialect, and has no options. UserError where it cannot be read, or where
-    `scheduler:` is ours and has a mistake."""
-    section = _section(_text_if_any(path))
+    """Return the options in `scheduler:`. A file that is not YAML is the program's own format and has no options.
+
+    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        return TaskOptions()
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    section = _find_section(text)
     if section is None:
         return TaskOptions()
-    taken = take(section, TASK_KINDS, path)
-    return TaskOptions(**{field_of(key): each.value for key, each in taken.items()})
+    given = read_mapping(section, TASK_SETTING_TYPES, path)
+    return TaskOptions(**{field_name(key): each.value for key, each in given.items()})
 
 
-def _text_if_any(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        return ""
-    except OSError:
-        return read_text(path)
-
-
-def _section(text: str) -> yaml.MappingNode | None:
-    if _SECTION not in text:  # large files of data are not parsed for nothing
+def _find_section(text: str) -> yaml.MappingNode | None:
+    if _SECTION not in text:  # saves parsing large data files
         return None
     try:
         node = compose_first(text)
@@ -257,5 +259,6 @@ def _section(text: str) -> yaml.MappingNode | None:
 
 def _is_ours(node: yaml.Node) -> bool:
     return isinstance(node, yaml.MappingNode) and any(
-        isinstance(key, yaml.ScalarNode) and nearest(key.value, TASK_KINDS, _ALIKE) for key, _ in node.value
+        isinstance(key, yaml.ScalarNode) and closest_key(key.value, TASK_SETTING_TYPES, _MIN_SIMILARITY)
+        for key, _ in node.value
     )

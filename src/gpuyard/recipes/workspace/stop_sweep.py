@@ -1,4 +1,4 @@
-"""How a sweep is stopped, and how all of it is ended: also where its settings have a mistake, and are `None`."""
+"""Stop a sweep, or kill it. Both work also if the settings have a mistake: `settings` is None then."""
 
 import os
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from msgspec import Struct
 
 from gpuyard.connect.fast_http import DaemonConnection, connect
 from gpuyard.engines.session.tmux import Tmux
-from gpuyard.recipes.workspace.scheduler_log import note, scheduler_log
+from gpuyard.recipes.workspace.scheduler_log import scheduler_log, write_scheduler_log
 from gpuyard.recipes.workspace.settings import WorkspaceSettings
-from gpuyard.recipes.workspace.task_names import tag_of
+from gpuyard.recipes.workspace.task_names import workspace_tag
 from gpuyard.system.atomic_files import locked
 
-_ENDS_WITHIN_S = 20.0
+_KILL_TIMEOUT_S = 20.0
 
 
-class Killed(Struct, frozen=True, kw_only=True):
-    """`left` are configs whose tasks have not ended in time."""
+class KilledSweep(Struct, frozen=True, kw_only=True):
+    """`left` are the configs of tasks that did not end within the timeout."""
 
     ended: int
     left: tuple[str, ...]
@@ -31,35 +31,35 @@ class StoppedSweep(Struct, frozen=True, kw_only=True):
 
 
 def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
-    """What runs comes to its end; nothing new starts, whatever becomes of it."""
-    tag = tag_of(workspace)
+    """Cancel waiting tasks and start no more, retries included; running tasks continue to their end."""
+    tag = workspace_tag(workspace)
     with locked(workspace), connect(start=True) as queue:
         queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
-        tasks = tasks_of(queue, tag)
+        tasks = list_tasks(queue, tag)
         cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
         running = sum(task["is_live"] for task in tasks)
     _note(workspace, settings, f"stopped: {running} running, {cancelled} no longer waiting")
     return StoppedSweep(cancelled=cancelled, running=running)
 
 
-def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> Killed:
-    """Ends all that runs or waits, and closes the sessions."""
-    tag, tmux = tag_of(workspace), Tmux(os.environ)
+def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep:
+    """Cancel all running and waiting tasks, wait up to 20 s for their end, and close the sessions."""
+    tag, tmux = workspace_tag(workspace), Tmux(os.environ)
     with locked(workspace), connect(start=True) as queue:
-        tasks = [task for task in tasks_of(queue, tag) if not task["is_finished"]]
+        tasks = [task for task in list_tasks(queue, tag) if not task["is_finished"]]
         _cancel(queue, tasks)
         left = _wait_for(queue, tag, {task["id"] for task in tasks})
         sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
     _note(workspace, settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
-    return Killed(ended=len(tasks) - len(left), left=left, sessions=sessions)
+    return KilledSweep(ended=len(tasks) - len(left), left=left, sessions=sessions)
 
 
 def _note(workspace: Path, settings: WorkspaceSettings | None, text: str) -> None:
     if settings is not None:
-        note(scheduler_log(settings, workspace), text)
+        write_scheduler_log(scheduler_log(settings, workspace), text)
 
 
-def tasks_of(queue: DaemonConnection, tag: str) -> list[dict[str, Any]]:
+def list_tasks(queue: DaemonConnection, tag: str) -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
     return tasks
 
@@ -72,11 +72,10 @@ def _cancel(queue: DaemonConnection, tasks: Sequence[dict[str, Any]]) -> int:
 
 
 def _wait_for(queue: DaemonConnection, tag: str, ids: set[int]) -> tuple[str, ...]:
-    """Those that are still there after the time in which they are made to end."""
+    """Wait for these jobs to end. Return the configs of those that have not ended after the timeout."""
     if ids:
-        asked = {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_ENDS_WITHIN_S)}
-        queue.request("GET", "/wait", asked)
-    return tuple(task["config"] for task in tasks_of(queue, tag) if task["id"] in ids and not task["is_finished"])
+        queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_KILL_TIMEOUT_S)})
+    return tuple(task["config"] for task in list_tasks(queue, tag) if task["id"] in ids and not task["is_finished"])
 
 
 def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:

@@ -1,20 +1,20 @@
-"""How a workspace stands: each config by its marker first, then by its job; and how long the rest may take."""
+"""The status of a sweep: the state of each config, from its marker first and then its job, and the time left."""
 
 import heapq
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.recipes.workspace.marker_files import could_not_mark, marker_of, record_for, record_of
-from gpuyard.recipes.workspace.select_configs import configs_of
-from gpuyard.recipes.workspace.settings import Loaded
-from gpuyard.recipes.workspace.task_names import config_name, tag_of
+from gpuyard.recipes.workspace.marker_files import lacks_marker, marker_path, read_record, record_path
+from gpuyard.recipes.workspace.select_configs import find_configs
+from gpuyard.recipes.workspace.settings import LoadedSettings
+from gpuyard.recipes.workspace.task_names import config_name, workspace_tag
 
 _TAIL_BYTES = 4096
-_LONGER = 0.1
+_MIN_LEFT_FRACTION = 0.1
 _LIVE = {
     "running": "running",
     "stopping": "stopping",
@@ -22,7 +22,7 @@ _LIVE = {
     "suspended": "suspended",
     "resuming": "suspended",
 }
-_OTHERS = {
+_NOT_LIVE = {
     "pending": "pending",
     "queued": "waiting",
     "blocked": "waiting",
@@ -33,14 +33,14 @@ _OTHERS = {
     "rejected": "failed",
     "cancelled": "stopped",
 }
-# A config that is gone is of interest while its task is under way, and where that failed.
-_FORGOTTEN = frozenset({"succeeded", "cancelled"})
-_UNDER_WAY = frozenset({"running", "finishing", "stopping", "suspended"})
+# Tasks in these states are hidden once their config file is gone.
+_HIDDEN_WITHOUT_CONFIG = frozenset({"succeeded", "cancelled"})
+_RUNNING = frozenset({"running", "finishing", "stopping", "suspended"})
 _WAITING = frozenset({"waiting", "pending", "retrying", "held"})
 
 
 class ConfigStatus(Struct, frozen=True, kw_only=True):
-    """`note` is a reason, or what is remarkable about its end."""
+    """The status of one config. `note` is a reason or a remark about how its task ended."""
 
     config: str
     state: str
@@ -57,7 +57,8 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
 
 
 class SweepStatus(Struct, frozen=True, kw_only=True):
-    """`left_s` is how long the rest may take, where that is known; `why` is what the next one waits for."""
+    """The status of all configs. `left_s` is the estimated time left, None if unknown; `why` is the reason that the
+    next task waits."""
 
     workspace: str
     task_name: str
@@ -79,7 +80,7 @@ class SweepStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> int:
-        return self._count(_UNDER_WAY)
+        return self._count(_RUNNING)
 
     @property
     def waiting(self) -> int:
@@ -91,42 +92,41 @@ class SweepStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def not_started(self) -> int:
-        """Those that were stopped before they were done, too."""
+        """Count the tasks that have not started, and those stopped before they completed."""
         return self._count({"not started", "stopped"})
 
     @property
     def is_over(self) -> bool:
         return not self.running and not self.waiting
 
-    def _count(self, states: Iterable[str]) -> int:
-        wanted = set(states)
-        return sum(row.state in wanted for row in self.rows)
+    def _count(self, states: Collection[str]) -> int:
+        return sum(row.state in states for row in self.rows)
 
 
-def standing_of(loaded: Loaded, queue: RetryingClient) -> SweepStatus:
-    tag = tag_of(loaded.workspace)
-    told = queue.get("/tasks", {"tag": tag})
-    tasks = {task["config"]: task for task in told["tasks"]}
-    names = [config_name(path) for path in configs_of(loaded.settings)]
-    gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _FORGOTTEN]
-    rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=told["stopped"]) for name in [*names, *gone])
+def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepStatus:
+    tag = workspace_tag(loaded.workspace)
+    response = queue.get("/tasks", {"tag": tag})
+    tasks = {task["config"]: task for task in response["tasks"]}
+    names = [config_name(path) for path in find_configs(loaded.settings)]
+    gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _HIDDEN_WITHOUT_CONFIG]
+    rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=response["stopped"]) for name in [*names, *gone])
     return SweepStatus(
         workspace=str(loaded.workspace),
         task_name=loaded.settings.task_name,
         tag=tag,
         rows=rows,
-        is_stopped=told["stopped"],
-        is_paused=told["paused"],
-        left_s=left_s(rows),
-        why=_why(told, tasks),
+        is_stopped=response["stopped"],
+        is_paused=response["paused"],
+        left_s=estimate_left_s(rows),
+        why=_why_waiting(tasks, is_paused=response["paused"]),
     )
 
 
-def _row(loaded: Loaded, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> ConfigStatus:
-    is_marked = os.path.lexists(marker_of(loaded.settings, config))
+def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> ConfigStatus:
+    is_marked = os.path.lexists(marker_path(loaded.settings, config))
     if task is None:
         return ConfigStatus(config=config, state="completed" if is_marked else "not started")
-    record = record_for(record_of(loaded.workspace, config), task)
+    record = read_record(record_path(loaded.workspace, config), task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
     return ConfigStatus(
@@ -150,21 +150,21 @@ def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
         return "finishing" if is_marked else _LIVE[task["state"]]
     if is_marked:
         return "completed"
-    return "stopped" if is_stopped and task["is_waiting"] else _OTHERS[task["state"]]
+    return "stopped" if is_stopped and task["is_waiting"] else _NOT_LIVE[task["state"]]
 
 
 def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
-    told: str | None = record.get("note")
-    if state == "completed" and not is_marked and not could_not_mark(record):
-        return "its marker is gone: start runs it again"
+    recorded: str | None = record.get("note")
+    if state == "completed" and not is_marked and not lacks_marker(record):
+        return "its marker was removed: start runs it again"
     if state == "completed" or task["is_live"]:
-        return told
+        return recorded
     reason: str | None = task["reason"]
-    return f"{reason}: {told}" if reason and told else reason
+    return f"{reason}: {recorded}" if reason and recorded else reason
 
 
 def _last_line(log: str | None) -> str | None:
-    """What it wrote last, as a terminal would show it: of a line that was written over, the last."""
+    """Return the last line of a log as a terminal shows it: only the last text of a line rewritten with \\r."""
     try:
         with open(log or "", "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -176,29 +176,32 @@ def _last_line(log: str | None) -> str | None:
     return lines[-1].strip() if lines else None
 
 
-def _why(told: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> str | None:
-    if told["paused"]:
-        return "the queue is paused: `gpuyard unpause` lets it go on"
+def _why_waiting(tasks: dict[str, dict[str, Any]], *, is_paused: bool) -> str | None:
+    if is_paused:
+        return "the queue is paused: `gpuyard unpause` resumes it"
     waiting = [task for task in tasks.values() if task["is_waiting"] and task["reason"]]
     first = min(waiting, key=lambda task: (task["state"] != "queued", -task["priority"], task["id"]), default=None)
     return None if first is None else f"{first['config']} waits: {first['reason']}"
 
 
 def _rest_s(row: ConfigStatus) -> float:
-    """One that takes longer than its like did is not about to end for that."""
+    """Estimate a running task's time left. An overdue task is expected to need 10% of its time so far."""
     likely_s, seconds = row.likely_s or 0.0, row.seconds or 0.0
-    return max(likely_s - seconds, _LONGER * seconds)
+    return max(likely_s - seconds, _MIN_LEFT_FRACTION * seconds)
 
 
-def left_s(rows: Sequence[ConfigStatus]) -> float | None:
-    """If the rest takes as long as its like did, as many at a time as now; `None` where anything of that is unknown."""
-    under_way = [row for row in rows if row.state in _UNDER_WAY]
+def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
+    """Estimate the time left if tasks take as long as similar ones did and as many run at once as now.
+
+    Return None if a duration or that number is unknown.
+    """
+    running = [row for row in rows if row.state in _RUNNING]
     waiting = [row for row in rows if row.state in _WAITING]
-    if not under_way and not waiting:
+    if not running and not waiting:
         return 0.0
-    if not under_way or any(row.likely_s is None for row in (*under_way, *waiting)):
+    if not running or any(row.likely_s is None for row in (*running, *waiting)):
         return None
-    ends = [_rest_s(row) for row in under_way]
+    ends = [_rest_s(row) for row in running]
     heapq.heapify(ends)
     for row in waiting:
         heapq.heapreplace(ends, ends[0] + (row.likely_s or 0.0))

@@ -1,6 +1,6 @@
-"""What a task is started with: the interpreter, the script, its config, and the environment they run in.
+"""The command and the environment of a task: interpreter, script, config, conda environment, hook.
 
-Whatever can be wrong with that is told before anything starts.
+Everything is checked before any task starts.
 """
 
 import os
@@ -10,46 +10,44 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.conda_environment import activated
+from gpuyard.recipes.workspace.conda_environment import activate_environment
 from gpuyard.recipes.workspace.settings import WorkspaceSettings
 
-# A task is in a terminal of its own, whoever starts it and from where.
-_OF_THIS_TERMINAL = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
+# A task runs in its own terminal, so variables of the user's terminal are dropped.
+_TERMINAL_VARIABLES = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
 
 
-def environment_of(settings: WorkspaceSettings) -> dict[str, str]:
-    """Ours, with the conda environment activated, and what the workspace sets."""
-    ours = {name: value for name, value in os.environ.items() if name not in _OF_THIS_TERMINAL}
+def task_environment(settings: WorkspaceSettings) -> dict[str, str]:
+    """Return this process's environment with the conda environment activated and the workspace's `env` added."""
+    variables = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
     if settings.conda_env is not None:
-        ours = activated(settings.conda_env, ours)
-    return {**ours, **settings.env}
+        variables = activate_environment(settings.conda_env, variables)
+    return {**variables, **settings.env}
 
 
-def words_before_config(
-    settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]
-) -> tuple[str, ...]:
-    """`python train.py --config_path`, checked."""
+def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return `python train.py --config_path`, without the config. Raises UserError if a part does not exist."""
     if not os.path.isdir(settings.work_dir):
-        raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="make it, or name another")
+        raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
     if not os.path.isfile(settings.script_path):
         raise UserError(
             f"script_path: there is no script {settings.script_path}",
             hint="paths are relative to the workspace, or to work_dir for the script",
         )
     interpreter = _interpreter(settings, workspace, environment)
-    return (*interpreter, path_for(settings.script_path, settings), "--config_path")
+    return (*interpreter, path_in_work_dir(settings.script_path, settings), "--config_path")
 
 
-def hook_words(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The command of `hook`, checked; nothing where there is none. A path is relative to the workspace."""
+def hook_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command of `hook`, or () if it is not set. Its path is relative to the workspace."""
     if settings.hook is None:
         return ()
     first, *others = settings.hook
     return (_executable("hook", _program(first, workspace), environment), *others)
 
 
-def path_for(path: str, settings: WorkspaceSettings) -> str:
-    """As the task names it: from its working directory where it lies in there. Never one that looks like an option."""
+def path_in_work_dir(path: str, settings: WorkspaceSettings) -> str:
+    """Return a path relative to `work_dir` if it is inside. The result never looks like an option."""
     inside = os.path.relpath(path, settings.work_dir)
     if inside.startswith(os.pardir + os.sep) or inside == os.pardir:
         return path
@@ -57,7 +55,7 @@ def path_for(path: str, settings: WorkspaceSettings) -> str:
 
 
 def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A program on PATH, with words of its own or without; a path to one; or the folder of an environment."""
+    """Return the command of `python_env`: a program on PATH or a path, with or without arguments, or a virtualenv."""
     text = settings.python_env
     path = os.path.join(workspace, os.path.expanduser(text))
     if os.path.isfile(f"{path}/bin/python"):
@@ -67,20 +65,20 @@ def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapp
     try:
         first, *others = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"python_env: '{text}' cannot be split into words: {error}", hint="close its quotes") from error
+        raise UserError(f"python_env: cannot parse '{text}': {error}", hint="close its quotes") from error
     return (_executable("python_env", _program(first, workspace), environment), *others)
 
 
 def _program(written: str, workspace: Path) -> str:
-    """One on PATH by its name, or one in the workspace by its path."""
-    word = os.path.expanduser(written)
-    return os.path.join(workspace, word) if os.sep in word else word
+    """Return a name as it is (found on PATH), and a path relative to the workspace."""
+    program = os.path.expanduser(written)
+    return os.path.join(workspace, program) if os.sep in program else program
 
 
 def _executable(key: str, program: str, environment: Mapping[str, str]) -> str:
     found = shutil.which(program, path=environment.get("PATH", os.defpath))
     if found is None:
-        what = f"{program} cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
-        kind = "an interpreter" if key == "python_env" else "a program"
-        raise UserError(f"{key}: {what}", hint=f"name {kind} that is on PATH (of the conda environment), or its path")
+        what = f"{program} is not executable" if os.path.exists(program) else f"there is no program '{program}'"
+        noun = "an interpreter" if key == "python_env" else "a program"
+        raise UserError(f"{key}: {what}", hint=f"give {noun} on PATH (of the conda environment), or its path")
     return found

@@ -1,7 +1,7 @@
-"""What a workspace and its tasks are called: in the queue, in tmux, and in the file system.
+"""Names of a workspace and its tasks in the queue, in tmux, and in the file system.
 
-A config is called by its file's name without the last suffix: `exp1.yml` is `exp1`. A name that has to be changed to be
-used somewhere gets some digits of a digest of what it was, so that two names stay two.
+A config is named after its file without the last suffix: `exp1.yml` is `exp1`. A name that must be changed for tmux or
+for a file gets a few digits of the original's digest, so that different names stay different.
 """
 
 import hashlib
@@ -13,10 +13,9 @@ from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.setting_types import has_control_characters
 
 _LONGEST_SESSION = 80
-# In bytes: a log may be called by both, with a few of its own, and a file's name has 255.
+# In bytes: the name of a log may combine both with a few more, and a file name may have 255.
 _LONGEST_CONFIG = 180
 _LONGEST_SLUG = 60
-_GPU = "{gpu}"
 
 
 def config_name(path: Path) -> str:
@@ -24,15 +23,15 @@ def config_name(path: Path) -> str:
 
 
 def check_config_names(paths: Sequence[Path]) -> None:
-    """UserError where one cannot be used as a name, or two are called the same."""
+    """Raise UserError if a config's name is unusable, or if two configs have the same name."""
     known: dict[str, Path] = {}
     for path in paths:
         name = config_name(path)
         _check_config_name(name, path)
         if name in known:
             raise UserError(
-                f"{known[name].name} and {path.name} are both called '{name}'",
-                hint="rename one: the marker, the log and the session are called by the name without its suffix",
+                f"{known[name].name} and {path.name} have the same name '{name}'",
+                hint="rename one: marker, log and session are named after the file without its suffix",
             )
         known[name] = path
 
@@ -49,15 +48,15 @@ def _check_config_name(name: str, path: Path) -> None:
         )
 
 
-def tag_of(workspace: Path) -> str:
-    """By the folder itself, whatever link leads to it; no two folders have the same."""
+def workspace_tag(workspace: Path) -> str:
+    """Return the tag of a workspace: the same through any symbolic link, and different for each folder."""
     real = os.path.realpath(workspace)
     return f"{slug(os.path.basename(real))}-{_digest(real, 6)}"
 
 
 def session_name(prefix: str, config: str) -> str:
-    """A task's session, with `{gpu}` where its device will be named."""
-    return f"{_for_tmux(f'{prefix}_{config}')}_{_GPU}"
+    """Return the name of a task's session; `{gpu}` is the placeholder for its device."""
+    return f"{_for_tmux(f'{prefix}_{config}')}_{{gpu}}"
 
 
 def scheduler_session(task_name: str, suffix: str) -> str:
@@ -65,24 +64,25 @@ def scheduler_session(task_name: str, suffix: str) -> str:
 
 
 def _for_tmux(name: str) -> str:
-    """tmux takes `:` and `.` for its own in a name, `=`, `$` and `@` before one, and shows the unprintable as octal."""
-    kept = _keep(name, "_-")
-    return (
-        kept if kept == name and len(kept) <= _LONGEST_SESSION else f"{kept[: _LONGEST_SESSION - 5]}-{_digest(name, 4)}"
-    )
+    """Return a safe session name. tmux gives `:` and `.` in a name, and `=`, `$` and `@` at its start, a meaning of its
+    own, and shows unprintable characters as octal."""
+    kept = _replace_unsafe(name, "_-")
+    if kept == name and len(kept) <= _LONGEST_SESSION:
+        return kept
+    return f"{kept[: _LONGEST_SESSION - 5]}-{_digest(name, 4)}"
 
 
 def slug(text: str) -> str:
-    """For a part of a file's name, or a job's: as it is, where nothing in it could be taken for anything else."""
-    kept = _keep(text, "_-.")
+    """Return a safe part of a file name or a job name; unchanged if `text` is short and has safe characters only."""
+    kept = _replace_unsafe(text, "_-.")
     if kept == text and len(kept.encode()) <= _LONGEST_SLUG:
         return kept
     return f"{kept.encode()[: _LONGEST_SLUG - 5].decode(errors='ignore')}-{_digest(text, 4)}"
 
 
-def _keep(name: str, others: str) -> str:
-    """Letters and digits of any language, and some others; the first is never one that makes an option or a hidden
-    file."""
+def _replace_unsafe(name: str, others: str) -> str:
+    """Replace all characters but letters and digits of any language and `others` with `_`, and also a first character
+    that would make an option or a hidden file."""
     kept = "".join(letter if letter.isalnum() or letter in others else "_" for letter in name)
     return f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
 

@@ -1,6 +1,6 @@
-"""The files of a new workspace, made from the templates beside this module, which people may also copy by hand.
+"""Fill in the files of a new workspace from the templates beside this module, which users may also copy by hand.
 
-A line of the configuration that begins with `#` and a key shows that key's default; to set it is to take the `#` away.
+A line of the configuration that starts with `#` and a key shows that key's default; removing the `#` sets it.
 """
 
 import json
@@ -8,33 +8,33 @@ import re
 import shlex
 from pathlib import Path
 
-from gpuyard.recipes.workspace.settings import KINDS
+from gpuyard.recipes.workspace.settings import SETTING_TYPES
 
 CONFIG_TEMPLATE = Path(__file__).with_name("scheduler_config_template.yml")
 WRAPPER_TEMPLATE = Path(__file__).with_name("scheduler_wrapper_template.sh")
 
 _NEW_KEYS_HEAD = """\
 #
-# What can be set besides, each with its default:
+# More settings, each with its default:
 """
 _COMMENTS_AT = 37
 
 
 def scheduler_script(python: str) -> str:
-    """`scheduler.sh`, with the interpreter to fall back on where `gpuyard` is not on PATH."""
+    """Return `scheduler.sh` with the interpreter that it falls back on when `gpuyard` is not on PATH."""
     text = WRAPPER_TEMPLATE.read_text(encoding="utf-8")
     return text.replace("\npython=python3\n", f"\npython={shlex.quote(python)}\n", 1)
 
 
-def configuration(task_name: str) -> str:
-    """Every key, most of them as a comment with the default."""
+def config_text(task_name: str) -> str:
+    """Return a configuration with every key, most of them as a comment with the default."""
     line = f"task_name: {json.dumps(task_name, ensure_ascii=False)}"
     before = '#task_name: ""'.ljust(_COMMENTS_AT)
     return _template().replace(before, line.ljust(_COMMENTS_AT), 1)
 
 
-def with_new_keys(text: str) -> str:
-    """A configuration with the keys that it does not mention added as comments; as it is, where it has all."""
+def add_missing_keys(text: str) -> str:
+    """Return a configuration with the keys that it does not mention appended as comments."""
     mentioned = set(re.findall(r"^\s*#?\s*['\"]?(\w+)['\"]?\s*:", text, re.MULTILINE))
     missing = [line for key, line in _lines().items() if key not in mentioned]
     if not missing:
@@ -44,11 +44,11 @@ def with_new_keys(text: str) -> str:
 
 
 def _lines() -> dict[str, str]:
-    """Each key's line of the template, as a comment."""
+    """Return the template's line for each key, as a comment."""
     found = {}
     for line in _template().splitlines():
         key = line.lstrip("#").partition(":")[0]
-        if key in KINDS:
+        if key in SETTING_TYPES:
             found[key] = f"#{line.lstrip('#')}\n"
     return found
 

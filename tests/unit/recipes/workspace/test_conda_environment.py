@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.conda_environment import activated
+from gpuyard.recipes.workspace.conda_environment import activate_environment
 
 STAND_IN = Path(__file__).with_name("stand_in_conda.py")
 
@@ -52,7 +52,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_an_environment_is_activated(conda: Installation, environment: dict[str, str]) -> None:
     prefix = conda.add("torch")
     environment["CONDA_EXE"] = str(conda.tool)
-    assert activated("torch", environment) == {
+    assert activate_environment("torch", environment) == {
         **environment,
         "PATH": f"{prefix}/bin:{os.defpath}",
         "CONDA_PREFIX": str(prefix),
@@ -65,7 +65,7 @@ def test_an_environment_is_activated(conda: Installation, environment: dict[str,
 def test_what_a_shell_sets_for_itself_is_not_taken_over(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("torch")
     environment |= {"CONDA_EXE": str(conda.tool), "SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
-    after = activated("torch", environment)
+    after = activate_environment("torch", environment)
     assert (after["SHLVL"], after["_"], after["LC_CTYPE"]) == ("7", "/bin/me", "C")
     assert "OLDPWD" not in after
 
@@ -78,7 +78,7 @@ def test_conda_is_found(tmp_path: Path, environment: dict[str, str], by: str) ->
         environment["CONDA_EXE"] = str(conda.tool)
     if by == "PATH":
         environment["PATH"] += f":{conda.tool.parent}"
-    assert activated("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
+    assert activate_environment("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
 
 
 @pytest.mark.parametrize("tool", ["micromamba", "mamba"])
@@ -90,7 +90,7 @@ def test_a_mamba_is_asked_in_its_own_words(tmp_path: Path, environment: dict[str
         environment["PATH"] += f":{mamba.tool.parent}"
     else:
         environment["MAMBA_EXE"] = str(mamba.tool)
-    assert activated("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
+    assert activate_environment("torch", environment)["CONDA_DEFAULT_ENV"] == "torch"
 
 
 def test_the_tool_that_knows_the_environment_activates_it(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -98,7 +98,7 @@ def test_the_tool_that_knows_the_environment_activates_it(tmp_path: Path, enviro
     first.add("other")
     prefix = second.add("torch")
     environment |= {"CONDA_EXE": str(first.tool), "MAMBA_EXE": str(second.tool)}
-    assert activated("torch", environment)["CONDA_PREFIX"] == str(prefix)
+    assert activate_environment("torch", environment)["CONDA_PREFIX"] == str(prefix)
 
 
 def test_an_environment_can_be_named_by_its_path(
@@ -106,7 +106,7 @@ def test_an_environment_can_be_named_by_its_path(
 ) -> None:
     (tmp_path / "my env" / "conda-meta").mkdir(parents=True)
     environment["CONDA_EXE"] = str(conda.tool)
-    assert activated(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
+    assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
 
 
 def test_another_environment_is_left_first(conda: Installation, environment: dict[str, str]) -> None:
@@ -114,7 +114,7 @@ def test_another_environment_is_left_first(conda: Installation, environment: dic
     conda.hook("first", "export MARK=first")
     conda.hook("first", "unset MARK", kind="deactivate")
     environment["CONDA_EXE"] = str(conda.tool)
-    after = activated("second", activated("first", environment))
+    after = activate_environment("second", activate_environment("first", environment))
     assert (after["CONDA_SHLVL"], after["CONDA_PREFIX_1"], after["CONDA_PREFIX"]) == ("2", str(first), str(second))
     assert after["PATH"] == f"{second}/bin:{os.defpath}"
     assert "MARK" not in after
@@ -125,7 +125,7 @@ def test_hooks_run_in_the_order_of_their_names(conda: Installation, environment:
     conda.hook("torch", "export ONE='a\n b'; echo talk; echo more >&2")
     conda.hook("torch", 'export TWO="$ONE!" ARGUMENTS="$#"')
     environment["CONDA_EXE"] = str(conda.tool)
-    after = activated("torch", environment)
+    after = activate_environment("torch", environment)
     assert (after["ONE"], after["TWO"], after["ARGUMENTS"]) == ("a\n b", "a\n b!", "0")
 
 
@@ -134,7 +134,7 @@ def test_hooks_for_bash_run_where_there_is_one(conda: Installation, environment:
     conda.add("torch")
     conda.hook("torch", "function f { local -a words=(a b); [[ ${#words[@]} == 2 ]] && export BASHED=yes; }; f")
     environment["CONDA_EXE"] = str(conda.tool)
-    assert activated("torch", environment)["BASHED"] == "yes"
+    assert activate_environment("torch", environment)["BASHED"] == "yes"
 
 
 @pytest.mark.parametrize("last", ["false", '[ -n "$NOTHING" ] && export X=1', "set -e; false || true", "set -u"])
@@ -142,7 +142,7 @@ def test_what_a_hook_returns_is_of_no_account(conda: Installation, environment: 
     conda.add("torch")
     conda.hook("torch", f"export MARK=set\n{last}\n")
     environment["CONDA_EXE"] = str(conda.tool)
-    assert activated("torch", environment)["MARK"] == "set"
+    assert activate_environment("torch", environment)["MARK"] == "set"
 
 
 def test_a_hook_may_leave_something_running(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_hook_may_leave_something_running(conda: Installation, environment: di
     os.mkfifo(go_on)
     conda.hook("torch", f"export MARK=set; cat '{go_on}' &\n")
     environment["CONDA_EXE"] = str(conda.tool)
-    assert activated("torch", environment, timeout_s=30)["MARK"] == "set"
+    assert activate_environment("torch", environment, timeout_s=30)["MARK"] == "set"
     go_on.write_text("now it ends")
 
 
@@ -161,7 +161,7 @@ def test_a_hook_that_ends_the_shell_is_a_fault(conda: Installation, environment:
     conda.hook("torch", text)
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match="'torch' cannot be activated: it is broken") as caught:
-        activated("torch", environment)
+        activate_environment("torch", environment)
     assert "activate.d" in str(caught.value.hint)
 
 
@@ -173,7 +173,7 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
     begun = tmp_path / "pid"
     for timeout_s in (2, 8, 32):  # on a slow machine the hook does not even begin in the first
         with pytest.raises(EnvironmentFault, match=f"was not activated within {timeout_s} s"):
-            activated("torch", environment, timeout_s=timeout_s)
+            activate_environment("torch", environment, timeout_s=timeout_s)
         if begun.exists() and begun.read_text():
             break
     pid = int(begun.read_text())
@@ -186,7 +186,7 @@ def test_a_missing_environment_is_told_with_those_there_are(conda: Installation,
     conda.add("jax")
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="there is no conda environment 'trch'") as caught:
-        activated("trch", environment)
+        activate_environment("trch", environment)
     assert caught.value.hint == "there are: base, jax, torch"
 
 
@@ -195,16 +195,16 @@ def test_a_conda_that_fails_is_a_fault_with_its_own_words(conda: Installation, e
     conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
-        activated("torch", environment)
+        activate_environment("torch", environment)
     assert caught.value.hint == f"try `{conda.tool} env list`"
     conda.tool.write_text("no program at all")
     with pytest.raises(EnvironmentFault, match="Exec format error"):
-        activated("torch", environment)
+        activate_environment("torch", environment)
 
 
 def test_without_any_conda_it_says_so(environment: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="there is no conda, mamba or micromamba here") as caught:
-        activated("torch", environment)
+    with pytest.raises(UserError, match="conda, mamba and micromamba were not found") as caught:
+        activate_environment("torch", environment)
     assert "CONDA_EXE" in str(caught.value.hint)
 
 
@@ -215,11 +215,11 @@ def test_a_name_is_never_seen_by_a_shell(
     monkeypatch.chdir(tmp_path)
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="there is no conda environment"):
-        activated(name, environment)
+        activate_environment(name, environment)
     assert not (tmp_path / "x").exists()
 
 
 def test_an_option_is_no_environment(conda: Installation, environment: dict[str, str]) -> None:
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="cannot be the name of an environment"):
-        activated("--help", environment)
+        activate_environment("--help", environment)

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.create_workspace import Made, init
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, KINDS, load
+from gpuyard.recipes.workspace.create_workspace import CreatedWorkspace, init
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, load
 from gpuyard.recipes.workspace.templates import CONFIG_TEMPLATE, WRAPPER_TEMPLATE
 from tests.unit.recipes.workspace.test_settings import LEGACY
 
@@ -45,7 +45,7 @@ def test_a_new_configuration_shows_every_key_with_its_default(tmp_path: Path) ->
     assert load(folder).settings == fresh
     path.write_text(re.sub(r"^#(?=\w+:)", "", text, flags=re.MULTILINE))
     assert load(folder).settings == fresh
-    for key in KINDS:
+    for key in SETTING_TYPES:
         assert re.search(rf"^#?{key}:", text, re.MULTILINE), key
 
 
@@ -85,7 +85,7 @@ def test_a_folder_with_other_things_in_it_becomes_a_workspace(tmp_path: Path) ->
 def test_an_existing_workspace_is_not_touched_without_force(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(UserError, match="there is a workspace in") as caught:
+    with pytest.raises(UserError, match="is a workspace already") as caught:
         init(tmp_path, force=False)
     assert "--force" in str(caught.value.hint)
     assert contents(tmp_path) == before
@@ -127,7 +127,7 @@ def test_force_a_second_time_changes_nothing(tmp_path: Path) -> None:
     fresh = init(folder / "fresh", force=False).folder
     before = contents(fresh)
     everything = tuple(fresh / name for name in (CONFIG_FILE, "scheduler.sh", "configs", "out"))
-    assert init(fresh, force=True) == Made(folder=fresh, kept=everything)
+    assert init(fresh, force=True) == CreatedWorkspace(folder=fresh, kept=everything)
     assert contents(fresh) == before
 
 
@@ -203,13 +203,13 @@ def test_the_folders_are_those_that_the_configuration_names(tmp_path: Path) -> N
 @pytest.mark.parametrize("force", [False, True])
 def test_a_file_is_no_place_for_a_workspace(tmp_path: Path, force: bool) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         init(tmp_path / "file", force=force)
 
 
 def test_what_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="cannot be made: Not a directory"):
+    with pytest.raises(EnvironmentFault, match=r"cannot create the workspace .*: Not a directory"):
         init(tmp_path / "file" / "ws", force=False)
     (tmp_path / "scheduler.sh").mkdir()
     with pytest.raises(EnvironmentFault, match="Is a directory"):

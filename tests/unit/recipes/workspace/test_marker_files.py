@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.workspace.marker_files import unmarked
+from gpuyard.recipes.workspace.marker_files import without_marker
 from gpuyard.system.atomic_files import locked, write_whole
 
 
 def refuse(marker: Path) -> None:
-    with unmarked(marker):
+    with without_marker(marker):
         assert not marker.exists()
         raise ValueError("refused")
 
@@ -23,7 +23,7 @@ def test_one_that_runs_again_has_no_marker_and_one_that_is_refused_has_its_own(t
     with pytest.raises(ValueError, match="refused"):
         refuse(marker)
     assert marker.read_text() == "first\n"
-    with unmarked(marker):
+    with without_marker(marker):
         assert not marker.exists()
     assert list(tmp_path.iterdir()) == []
 

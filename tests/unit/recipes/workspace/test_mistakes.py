@@ -94,7 +94,7 @@ def test_a_mistake_in_a_block_is_told_at_its_own_line(tmp_path: Path) -> None:
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
-    assert told(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` was given on line 1 already"
+    assert told(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
 
 
 def test_all_mistakes_are_told_at_once_the_first_line_first(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_all_mistakes_are_told_at_once_the_first_line_first(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n"])
 def test_what_is_not_keys_with_values_is_refused(tmp_path: Path, text: str) -> None:
-    assert "should be keys with values" in told(tmp_path, text)
+    assert "expected keys with values" in told(tmp_path, text)
 
 
 def test_a_list_is_no_key(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_list_is_no_key(tmp_path: Path) -> None:
     [("task_name: a\nenv: {A: 1\n", 3), ("a: b: c\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'b\n\n\n", 4)],
 )
 def test_what_is_no_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    assert told(tmp_path, text).startswith(f"{line}: this is not YAML: ")
+    assert told(tmp_path, text).startswith(f"{line}: not YAML: ")
 
 
 def test_a_tab_is_called_a_tab(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_tab_is_called_a_tab(tmp_path: Path) -> None:
 
 
 def test_what_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
-    assert told(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: this is not UTF-8 text"
+    assert told(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: not UTF-8 text"
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_no_tag_is_ever_obeyed(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).mkdir()
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
         load(tmp_path)

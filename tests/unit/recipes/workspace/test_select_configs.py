@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.select_configs import choose, devices_for
-from gpuyard.recipes.workspace.settings import Loaded, load
-from gpuyard.recipes.workspace.task_command import environment_of, path_for, words_before_config
+from gpuyard.recipes.workspace.select_configs import choose_configs, choose_devices
+from gpuyard.recipes.workspace.settings import LoadedSettings, load
+from gpuyard.recipes.workspace.task_command import path_in_work_dir, task_command, task_environment
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def said(folder: Path, text: str) -> Loaded:
+def said(folder: Path, text: str) -> LoadedSettings:
     (folder / "scheduler_config.yml").write_text(text)
     return load(folder)
 
 
 def names(folder: Path, text: str | None) -> list[str]:
-    return [path.name for path in choose(load(folder).settings, folder, text)]
+    return [path.name for path in choose_configs(load(folder).settings, folder, text)]
 
 
 def test_all_files_that_match_are_meant_where_none_is_named(folder: Path) -> None:
@@ -55,43 +55,43 @@ def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
     ("text", "says", "hint"),
     [
         ("haevy.yml", "there is no config 'haevy.yml'", "did you mean 'heavy.yml'?"),
-        ("notes.txt", "there is no config 'notes.txt'", "those there are"),
-        ("heavy,heavy.yml", "'heavy.yml' is named twice", "a config runs once"),
+        ("notes.txt", "there is no config 'notes.txt'", "the configs are"),
+        ("heavy,heavy.yml", "'heavy.yml' is named twice", "name each config once"),
         ("../other/configs/heavy.yml", "there is no config '../other/configs/heavy.yml'", "did you mean 'heavy.yml'?"),
     ],
 )
 def test_one_that_is_not_there_or_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
-        choose(load(folder).settings, folder, text)
+        choose_configs(load(folder).settings, folder, text)
     assert says in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 
 def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no config in .*\*\.yaml"):
-        choose(said(folder, 'config_pattern: "*.yaml"').settings, folder, None)
-    with pytest.raises(UserError, match=r"config_dir: .* cannot be read"):
-        choose(said(folder, "config_dir: nowhere").settings, folder, None)
+        choose_configs(said(folder, 'config_pattern: "*.yaml"').settings, folder, None)
+    with pytest.raises(UserError, match=r"config_dir: cannot read"):
+        choose_configs(said(folder, "config_dir: nowhere").settings, folder, None)
 
 
 def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:
     settings = load(folder).settings
-    assert devices_for(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
-    assert devices_for(settings, 3, "1") == (["1", "1", "1"], [])
-    assert devices_for(settings, 2, None) == ([None, None], [])
+    assert choose_devices(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
+    assert choose_devices(settings, 3, "1") == (["1", "1", "1"], [])
+    assert choose_devices(settings, 2, None) == ([None, None], [])
     for text in ("1,0", "1,,0", ","):
         with pytest.raises(UserError, match="GPUs"):
-            devices_for(settings, 3, text)
+            choose_devices(settings, 3, text)
 
 
 def test_so_many_gpus_are_the_first_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
-    assert devices_for(said(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
-    devices, notes = devices_for(said(folder, "gpu_count: 8").settings, 1, None)
+    assert choose_devices(said(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
+    devices, notes = choose_devices(said(folder, "gpu_count: 8").settings, 1, None)
     assert devices == ["SIM-0,SIM-1,SIM-2"]
     assert "this machine has 3" in notes[0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
-    assert devices_for(said(folder, "gpu_count: 1").settings, 1, None) in ((["SIM-1"], []), (["SIM-2"], []))
+    assert choose_devices(said(folder, "gpu_count: 1").settings, 1, None) in ((["SIM-1"], []), (["SIM-2"], []))
 
 
 # With what they are started
@@ -99,15 +99,15 @@ def test_so_many_gpus_are_the_first_ones(folder: Path, monkeypatch: pytest.Monke
 
 def words(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[str, ...]:
     loaded = said(folder, text)
-    return words_before_config(loaded.settings, loaded.workspace, environment or dict(os.environ))
+    return task_command(loaded.settings, loaded.workspace, environment or dict(os.environ))
 
 
 def test_paths_are_named_from_the_working_directory_where_they_lie_in_it(folder: Path, tmp_path: Path) -> None:
     settings = load(folder).settings
-    assert path_for(f"{folder}/configs/a.yml", settings) == "configs/a.yml"
-    assert path_for(f"{tmp_path}/a.yml", settings) == f"{tmp_path}/a.yml"
-    assert path_for(f"{folder}/-a.yml", settings) == "./-a.yml"
-    assert path_for(f"{folder}/..a.yml", settings) == "..a.yml"
+    assert path_in_work_dir(f"{folder}/configs/a.yml", settings) == "configs/a.yml"
+    assert path_in_work_dir(f"{tmp_path}/a.yml", settings) == f"{tmp_path}/a.yml"
+    assert path_in_work_dir(f"{folder}/-a.yml", settings) == "./-a.yml"
+    assert path_in_work_dir(f"{folder}/..a.yml", settings) == "..a.yml"
 
 
 def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environment(folder: Path) -> None:
@@ -127,8 +127,8 @@ def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environmen
     ("text", "says"),
     [
         ("python_env: nosuchpython", "python_env: there is no program 'nosuchpython'"),
-        ("python_env: ./train.py", "python_env: .* cannot be executed"),
-        ('python_env: "python \'"', "python_env: .* cannot be split"),
+        ("python_env: ./train.py", "python_env: .* is not executable"),
+        ('python_env: "python \'"', "python_env: cannot parse"),
         ("script_path: nothing.py", "script_path: there is no script"),
         ("work_dir: nowhere", "work_dir: there is no folder"),
     ],
@@ -143,6 +143,6 @@ def test_a_task_is_in_no_terminal_of_ours_and_has_what_the_workspace_sets(
 ) -> None:
     monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
     monkeypatch.setenv("LR", "ours")
-    environment = environment_of(said(folder, "env: {LR: 3e-4, N: 2}").settings)
+    environment = task_environment(said(folder, "env: {LR: 3e-4, N: 2}").settings)
     assert "TMUX" not in environment
     assert (environment["LR"], environment["N"]) == ("3e-4", "2")

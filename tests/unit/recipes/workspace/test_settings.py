@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, KINDS, Loaded, field_of, load
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, LoadedSettings, field_name, load
 
 # What shell schedulers have: these keys, and no others.
 LEGACY = """\
@@ -35,7 +35,7 @@ cleanup_on_complete: yes
 """
 
 
-def loaded(workspace: Path, text: str) -> Loaded:
+def loaded(workspace: Path, text: str) -> LoadedSettings:
     workspace.mkdir(exist_ok=True)
     (workspace / CONFIG_FILE).write_text(text, encoding="utf-8")
     return load(workspace)
@@ -172,7 +172,7 @@ def test_each_value_says_where_it_came_from(tmp_path: Path) -> None:
 def test_all_keys_are_shown_as_people_would_write_them(tmp_path: Path) -> None:
     text = "vram: 1.5G\nenv: {A: b c, D: 1}\nnotify: [mail, a b]\nenable_logging: no\ngpu_count: 4\n"
     rows = {row.key: row.value for row in loaded(tmp_path, text).rows()}
-    assert list(rows) == list(KINDS)
+    assert list(rows) == list(SETTING_TYPES)
     assert rows["vram"] == "1.5 GB"
     assert rows["env"] == "A='b c' D=1"
     assert rows["notify"] == "mail 'a b'"
@@ -183,7 +183,7 @@ def test_all_keys_are_shown_as_people_would_write_them(tmp_path: Path) -> None:
 
 def test_every_key_has_a_field_of_its_own(tmp_path: Path) -> None:
     fields = set(msgspec.structs.asdict(loaded(tmp_path, "").settings))
-    assert {field_of(key) for key in KINDS} == fields
+    assert {field_name(key) for key in SETTING_TYPES} == fields
 
 
 def test_another_file_can_be_the_configuration(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_configuration_is_no_workspace(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no workspace in") as caught:
+    with pytest.raises(UserError, match="is not a workspace") as caught:
         load(tmp_path / "a b")
-    assert caught.value.hint == f"`gpuyard workspace init '{tmp_path}/a b'` makes one"
+    assert caught.value.hint == f"`gpuyard workspace init '{tmp_path}/a b'` creates one"
     with pytest.raises(UserError, match=r"there is no file .*other\.yml"):
         load(tmp_path, tmp_path / "other.yml")

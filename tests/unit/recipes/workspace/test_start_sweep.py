@@ -8,8 +8,8 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import start_sweep
-from gpuyard.recipes.workspace.settings import Loaded, load
-from gpuyard.recipes.workspace.start_sweep import Started
+from gpuyard.recipes.workspace.settings import LoadedSettings, load
+from gpuyard.recipes.workspace.start_sweep import StartedSweep
 
 
 class Queue:
@@ -42,7 +42,7 @@ def task(config: str, state: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Loaded:
+def workspace(tmp_path: Path) -> LoadedSettings:
     folder = tmp_path / "w"
     (folder / "configs").mkdir(parents=True)
     (folder / "train.py").write_text("")
@@ -54,14 +54,14 @@ def workspace(tmp_path: Path) -> Loaded:
 
 
 def start(
-    workspace: Loaded, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
-) -> tuple[list[str], Started]:
+    workspace: LoadedSettings, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
+) -> tuple[list[str], StartedSweep]:
     monkeypatch.setattr(start_sweep, "connect", lambda **_: queue)
     started = start_sweep.start(workspace, None, None, is_rerun=is_rerun)
     return [each.config for each in started.submitted], started
 
 
-def mark(workspace: Loaded, config: str) -> Path:
+def mark(workspace: LoadedSettings, config: str) -> Path:
     marker = Path(workspace.settings.output_dir) / f"{config}_completed.txt"
     marker.parent.mkdir(exist_ok=True)
     marker.write_text("done\n")
@@ -71,15 +71,15 @@ def mark(workspace: Loaded, config: str) -> Path:
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ("running", "it runs already, as job 7"),
-        ("queued", "it waits already, as job 7"),
-        ("delayed", "it waits already, as job 7"),
-        ("held", "it waits already, as job 7"),
+        ("running", "already running as job 7"),
+        ("queued", "already waiting as job 7"),
+        ("delayed", "already waiting as job 7"),
+        ("held", "already waiting as job 7"),
     ],
 )
 @pytest.mark.parametrize("is_rerun", [False, True])
 def test_what_is_under_way_is_not_submitted_again(
-    workspace: Loaded, monkeypatch: pytest.MonkeyPatch, state: str, why: str, is_rerun: bool
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch, state: str, why: str, is_rerun: bool
 ) -> None:
     submitted, started = start(workspace, Queue([task("a", state)]), monkeypatch, is_rerun=is_rerun)
     assert submitted == ["b"]
@@ -87,7 +87,7 @@ def test_what_is_under_way_is_not_submitted_again(
 
 
 def test_what_failed_is_submitted_again_and_what_is_completed_only_where_that_is_asked_for(
-    workspace: Loaded, monkeypatch: pytest.MonkeyPatch
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = mark(workspace, "b")
     assert start(workspace, Queue([task("a", "failed")]), monkeypatch)[0] == ["a"]
@@ -96,7 +96,9 @@ def test_what_failed_is_submitted_again_and_what_is_completed_only_where_that_is
     assert not marker.exists()
 
 
-def test_a_rerun_that_the_queue_refuses_leaves_its_marker(workspace: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_that_the_queue_refuses_leaves_its_marker(
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marker = mark(workspace, "b")
     submitted, started = start(workspace, Queue([], refuses="b"), monkeypatch, is_rerun=True)
     assert submitted == ["a"]
@@ -104,7 +106,9 @@ def test_a_rerun_that_the_queue_refuses_leaves_its_marker(workspace: Loaded, mon
     assert marker.exists()
 
 
-def test_all_tasks_of_a_workspace_share_gpus_as_it_says(workspace: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tasks_of_a_workspace_share_gpus_as_it_says(
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = Queue([])
     start(workspace, queue, monkeypatch)
     assert [each["crew"]["most_per_device"] for each in queue.submitted] == [3, 3]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.recipes.workspace.settings import Loaded, load
-from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus, left_s, standing_of
+from gpuyard.recipes.workspace.settings import LoadedSettings, load
+from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus, estimate_left_s, read_sweep_status
 
 DEFAULTS: dict[str, Any] = {
     "id": 1, "state": "queued", "is_live": False, "is_waiting": True, "is_finished": False, "reason": None,
@@ -35,7 +35,7 @@ def task(config: str, state: str, **said: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Loaded:
+def workspace(tmp_path: Path) -> LoadedSettings:
     folder = tmp_path / "w"
     for name in ("configs", "out", ".gpuyard/ends"):
         (folder / name).mkdir(parents=True)
@@ -45,11 +45,11 @@ def workspace(tmp_path: Path) -> Loaded:
     return load(folder)
 
 
-def look(workspace: Loaded, *tasks: dict[str, Any], **said: Any) -> SweepStatus:
-    return standing_of(workspace, Queue(*tasks, **said))  # type: ignore[arg-type]
+def look(workspace: LoadedSettings, *tasks: dict[str, Any], **said: Any) -> SweepStatus:
+    return read_sweep_status(workspace, Queue(*tasks, **said))  # type: ignore[arg-type]
 
 
-def mark(workspace: Loaded, config: str) -> None:
+def mark(workspace: LoadedSettings, config: str) -> None:
     (workspace.workspace / "out" / f"{config}_completed.txt").write_text("done\n")
 
 
@@ -73,39 +73,39 @@ def states(standing: SweepStatus) -> dict[str, str]:
         ("cancelled", "stopped", "completed"),
     ],
 )
-def test_the_marker_says_more_than_the_job(workspace: Loaded, state: str, unmarked: str, marked: str) -> None:
+def test_the_marker_says_more_than_the_job(workspace: LoadedSettings, state: str, unmarked: str, marked: str) -> None:
     assert states(look(workspace, task("a", state))) == {"a": unmarked, "b": "not started"}
     mark(workspace, "a")
     assert states(look(workspace, task("a", state))) == {"a": marked, "b": "not started"}
 
 
-def test_a_marker_alone_is_enough(workspace: Loaded) -> None:
+def test_a_marker_alone_is_enough(workspace: LoadedSettings) -> None:
     mark(workspace, "b")
     assert states(look(workspace)) == {"a": "not started", "b": "completed"}
 
 
-def test_what_waits_in_a_stopped_workspace_has_stopped(workspace: Loaded) -> None:
+def test_what_waits_in_a_stopped_workspace_has_stopped(workspace: LoadedSettings) -> None:
     standing = look(workspace, task("a", "queued"), task("b", "running"), stopped=True)
     assert states(standing) == {"a": "stopped", "b": "running"}
     assert (standing.running, standing.waiting, standing.not_started) == (1, 0, 1)
 
 
-def test_a_task_whose_config_is_gone_is_shown_while_it_runs_and_where_it_failed(workspace: Loaded) -> None:
+def test_a_task_whose_config_is_gone_is_shown_while_it_runs_and_where_it_failed(workspace: LoadedSettings) -> None:
     standing = look(workspace, task("old", "running"), task("older", "failed"), task("oldest", "succeeded"))
     assert states(standing) == {"a": "not started", "b": "not started", "old": "running", "older": "failed"}
 
 
-def test_a_task_whose_marker_could_not_be_written_is_completed_and_says_so(workspace: Loaded) -> None:
+def test_a_task_whose_marker_could_not_be_written_is_completed_and_says_so(workspace: LoadedSettings) -> None:
     record = {"job": 7, "attempt": 1, "result": "completed", "marker_by": None, "note": "its marker cannot be written"}
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     row = look(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
     assert (row.state, row.note) == ("completed", "its marker cannot be written")
     assert look(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
-        "its marker is gone: start runs it again"
+        "its marker was removed: start runs it again"
     )
 
 
-def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: Loaded) -> None:
+def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: LoadedSettings) -> None:
     record = {"job": 7, "attempt": 2, "session": "w_a_gpu0", "log": "/l/a.log", "note": "ended with status 3"}
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     mark(workspace, "a")
@@ -116,7 +116,7 @@ def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: Loaded) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"job": 7', "null"])
-def test_a_record_that_is_none_is_left_out(workspace: Loaded, content: str) -> None:
+def test_a_record_that_is_none_is_left_out(workspace: LoadedSettings, content: str) -> None:
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(content)
     assert look(workspace, task("a", "running", id=7, attempt=1)).rows[0].session is None
 
@@ -133,14 +133,14 @@ def test_a_record_that_is_none_is_left_out(workspace: Loaded, content: str) -> N
     ],
 )
 def test_the_last_line_is_the_one_a_terminal_would_show(
-    workspace: Loaded, tmp_path: Path, written: str, told: str | None
+    workspace: LoadedSettings, tmp_path: Path, written: str, told: str | None
 ) -> None:
     log = tmp_path / "log"
     log.write_text(written, newline="")
     assert look(workspace, task("a", "running", log=str(log))).rows[0].last_line == told
 
 
-def test_the_first_in_line_says_why_it_waits(workspace: Loaded) -> None:
+def test_the_first_in_line_says_why_it_waits(workspace: LoadedSettings) -> None:
     first, second = task("b", "queued", id=2, priority=5, reason="no room"), task("a", "queued", id=1, reason="later")
     assert look(workspace, second, first).why == "b waits: no room"
     assert "paused" in (look(workspace, first, paused=True).why or "")
@@ -156,15 +156,15 @@ def row(state: str, likely_s: float | None, seconds: float | None = None) -> Con
 
 def test_the_rest_is_spread_over_as_many_as_run_now() -> None:
     rows = [row("running", 100.0, 90.0), row("running", 100.0, 40.0), *[row("waiting", 100.0)] * 3]
-    assert left_s(rows) == 210.0
+    assert estimate_left_s(rows) == 210.0
 
 
 def test_nothing_is_said_where_anything_is_unknown() -> None:
-    assert left_s([row("running", None, 5.0)]) is None
-    assert left_s([row("running", 10.0, 5.0), row("waiting", None)]) is None
-    assert left_s([row("waiting", 10.0)]) is None, "nobody knows how many will run at once"
-    assert left_s([row("completed", None), row("failed", None)]) == 0.0
+    assert estimate_left_s([row("running", None, 5.0)]) is None
+    assert estimate_left_s([row("running", 10.0, 5.0), row("waiting", None)]) is None
+    assert estimate_left_s([row("waiting", 10.0)]) is None, "nobody knows how many will run at once"
+    assert estimate_left_s([row("completed", None), row("failed", None)]) == 0.0
 
 
 def test_one_that_takes_longer_than_its_like_is_not_about_to_end() -> None:
-    assert left_s([row("running", 100.0, 200.0)]) == pytest.approx(20.0)
+    assert estimate_left_s([row("running", 100.0, 200.0)]) == pytest.approx(20.0)

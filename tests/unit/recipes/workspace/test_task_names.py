@@ -14,7 +14,7 @@ from gpuyard.recipes.workspace.task_names import (
     scheduler_session,
     session_name,
     slug,
-    tag_of,
+    workspace_tag,
 )
 
 HOSTILE = [
@@ -77,15 +77,15 @@ def test_a_tag_belongs_to_the_folder_however_it_is_reached(tmp_path: Path, monke
     folder = tmp_path / "my exp"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
-    tag = tag_of(folder)
+    tag = workspace_tag(folder)
     assert tag.startswith("my_exp-")
-    assert tag_of(tmp_path / "link") == tag
+    assert workspace_tag(tmp_path / "link") == tag
     monkeypatch.chdir(folder)
-    assert tag_of(Path()) == tag
+    assert workspace_tag(Path()) == tag
 
 
 def test_folders_of_one_name_have_tags_of_their_own(tmp_path: Path) -> None:
-    assert tag_of(tmp_path / "a" / "ws") != tag_of(tmp_path / "b" / "ws")
+    assert workspace_tag(tmp_path / "a" / "ws") != workspace_tag(tmp_path / "b" / "ws")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_ordinary_and_odd_names_are_fine() -> None:
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        (["a.yml", "b.yml", "a.yaml"], r"a\.yml and a\.yaml are both called 'a'"),
+        (["a.yml", "b.yml", "a.yaml"], r"a\.yml and a\.yaml have the same name 'a'"),
         (["x" * 181 + ".yml"], "too long"),
         (["é" * 91 + ".yml"], "too long"),
         (["two\nlines.yml"], "control characters"),

@@ -19,9 +19,9 @@ from gpuyard.ui.cli.terminal import note, paint, say, say_json
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out
 
 if TYPE_CHECKING:
-    from gpuyard.recipes.workspace.create_workspace import Made
-    from gpuyard.recipes.workspace.settings import Loaded, WorkspaceSettings
-    from gpuyard.recipes.workspace.start_sweep import Started
+    from gpuyard.recipes.workspace.create_workspace import CreatedWorkspace
+    from gpuyard.recipes.workspace.settings import LoadedSettings, WorkspaceSettings
+    from gpuyard.recipes.workspace.start_sweep import StartedSweep
 
 _LONGEST_VALUE = 44
 _NAMES_ONLY = "env"
@@ -99,7 +99,7 @@ def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
     _tell_made(made)
 
 
-def _tell_made(made: "Made") -> None:
+def _tell_made(made: "CreatedWorkspace") -> None:
     for path in made.created:
         say(f"made     {clean(seen_from_here(path))}")
     for path, backup in made.backed_up:
@@ -134,7 +134,7 @@ def start_command(place: WorkspaceLocation, words: tuple[str, ...], is_rerun: bo
     return EXIT_USAGE if started.refused else 0
 
 
-def _tell_started(started: "Started", place: WorkspaceLocation) -> None:
+def _tell_started(started: "StartedSweep", place: WorkspaceLocation) -> None:
     told = [
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
@@ -149,7 +149,7 @@ def _tell_started(started: "Started", place: WorkspaceLocation) -> None:
     _tell_ways(started, place)
 
 
-def _tell_ways(started: "Started", place: WorkspaceLocation) -> None:
+def _tell_ways(started: "StartedSweep", place: WorkspaceLocation) -> None:
     """How to look at it, and what may be typed next."""
     if not started.submitted and not started.refused:
         say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed or under way.")
@@ -231,19 +231,19 @@ def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FB
         say(f"{key:<{keys}}  {value}{padding}  {paint(clean(source), 'dim')}")
 
 
-def _shown(key: str, value: str, loaded: "Loaded") -> str:
+def _shown(key: str, value: str, loaded: "LoadedSettings") -> str:
     """People paste what they are shown, and put tokens into `env`."""
     return clean(", ".join(loaded.settings.env) or value if key == _NAMES_ONLY else value)
 
 
-def _config_as_json(loaded: "Loaded") -> dict[str, Any]:
+def _config_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
     from msgspec import to_builtins
 
-    from gpuyard.recipes.workspace.settings import field_of
+    from gpuyard.recipes.workspace.settings import field_name
 
     values = to_builtins(loaded.settings)
     values[_NAMES_ONLY] = list(loaded.settings.env)
-    settings = {key: {"value": values[field_of(key)], "from": source} for key, source in loaded.sources.items()}
+    settings = {key: {"value": values[field_name(key)], "from": source} for key, source in loaded.sources.items()}
     return {"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings}
 
 
@@ -260,7 +260,7 @@ def _settings_if_sound(place: WorkspaceLocation) -> "WorkspaceSettings | None":
         return None
 
 
-def _load(place: WorkspaceLocation) -> "Loaded":
+def _load(place: WorkspaceLocation) -> "LoadedSettings":
     from gpuyard.recipes.workspace.settings import load
 
     return load(place.workspace, place.config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.recipes.workspace.sweep_status import SweepStatus, standing_of
+from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.rich_output import console
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, terminal_size
@@ -18,24 +18,24 @@ from gpuyard.ui.views.workspace_table import Line, TableSize, changes_of, pictur
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpuyard.recipes.workspace.settings import Loaded
+    from gpuyard.recipes.workspace.settings import LoadedSettings
 
 _LOOK_EVERY_S = 1.0
 
 
-def show(loaded: "Loaded") -> None:
+def show(loaded: "LoadedSettings") -> None:
     """All of it, however long: what matters most is at the end."""
     with RetryingClient() as queue:
-        standing = standing_of(loaded, queue)
+        standing = read_sweep_status(loaded, queue)
     for line in picture_of(standing, _frame(terminal_size()[0])):
         say("".join(paint(text, style) if text.strip() else text for text, style in line))
 
 
-def shown_as_json(loaded: "Loaded") -> dict[str, Any]:
+def shown_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
     from msgspec import to_builtins
 
     with RetryingClient() as queue:
-        standing = standing_of(loaded, queue)
+        standing = read_sweep_status(loaded, queue)
     counts = {
         name: getattr(standing, name) for name in ("total", "completed", "running", "waiting", "failed", "not_started")
     }
@@ -54,7 +54,7 @@ def shown_as_json(loaded: "Loaded") -> dict[str, Any]:
     }
 
 
-def watch(loaded: "Loaded") -> int:
+def watch(loaded: "LoadedSettings") -> int:
     """The exit status. Whoever no longer wants to see it has what was shown last."""
     # What ends us must not leave the terminal without its cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -66,10 +66,10 @@ def watch(loaded: "Loaded") -> int:
     return EXIT_FAULT if last.failed else 0
 
 
-def _standings(loaded: "Loaded") -> Iterator[SweepStatus]:
+def _standings(loaded: "LoadedSettings") -> Iterator[SweepStatus]:
     with RetryingClient() as queue:
         while True:
-            standing = standing_of(loaded, queue)
+            standing = read_sweep_status(loaded, queue)
             yield standing
             if standing.is_over:
                 return
