@@ -1,8 +1,7 @@
-"""The names that existing scripts import; all of it is gpuyard."""
+"""The module names that existing scripts import; the code is in gpuyard.scripting."""
 
 from gpu_scheduler import gpu_info
-from gpuyard.scripting.gpu_scheduler import (
-    GPUScheduler,
+from gpuyard.scripting.gpu_info import (
     find_free_gpus,
     get_gpu_info,
     get_gpu_memory_usage,
@@ -11,6 +10,7 @@ from gpuyard.scripting.gpu_scheduler import (
     get_gpu_utilization,
     get_total_num_gpus,
 )
+from gpuyard.scripting.gpu_scheduler import GPUScheduler
 
 __all__ = [
     "GPUScheduler",

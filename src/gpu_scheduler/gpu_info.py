@@ -1,6 +1,6 @@
-"""The names that existing scripts import; all of it is gpuyard."""
+"""The module names that existing scripts import; the code is in gpuyard.scripting."""
 
-from gpuyard.scripting.gpu_scheduler import (
+from gpuyard.scripting.gpu_info import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
     find_free_gpus,

@@ -1,23 +1,22 @@
-"""gpuyard: watch GPUs, decide when and where the next piece of work runs, and keep it safe.
+"""gpuyard: watch GPUs, and schedule jobs on them.
 
-The names below are loaded when they are first used, so that importing the package costs nothing.
+The public names below are imported when they are first used, so importing the package takes almost no time.
 """
 
 import importlib
 
 from gpuyard.version import __version__
 
-TYPE_CHECKING = False  # not from typing: importing that takes a third of what a command may take
+TYPE_CHECKING = False  # importing typing would take a third of the time that a command may take
 if TYPE_CHECKING:
     from typing import Any
 
     from gpuyard.client import Client
     from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local_machine import snapshot
-    from gpuyard.scripting.gpu_scheduler import (
+    from gpuyard.scripting.gpu_info import (
         BANNED_GPU_NAMES,
         BANNED_GPUS,
-        GPUScheduler,
         find_free_gpus,
         get_gpu_info,
         get_gpu_memory_usage,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         get_gpu_utilization,
         get_total_num_gpus,
     )
+    from gpuyard.scripting.gpu_scheduler import GPUScheduler
 
 __all__ = [
     "BANNED_GPUS",
@@ -47,18 +47,19 @@ __all__ = [
     "get_total_num_gpus",
     "snapshot",
 ]
-_HOMES = {
-    **dict.fromkeys(__all__, "gpuyard.scripting.gpu_scheduler"),
+_MODULES = {
+    **dict.fromkeys(__all__, "gpuyard.scripting.gpu_info"),
     **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.snapshot"),
     "Client": "gpuyard.client",
+    "GPUScheduler": "gpuyard.scripting.gpu_scheduler",
     "snapshot": "gpuyard.probes.local_machine",
 }
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'gpuyard' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.scripting.gpu_scheduler import BANNED_GPU_NAMES, BANNED_GPUS
+from gpuyard.scripting.gpu_info import BANNED_GPU_NAMES, BANNED_GPUS
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import (
     end_what_is_left,

@@ -18,7 +18,7 @@ from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.probes.simulated_devices import SimulatedUse
-from gpuyard.scripting.gpu_scheduler import (
+from gpuyard.scripting.gpu_info import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
     find_free_gpus,

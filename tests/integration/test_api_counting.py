@@ -9,7 +9,7 @@ from gpuyard.config import lease_dir
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated_devices import SimulatedUse
-from gpuyard.scripting.gpu_scheduler import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
+from gpuyard.scripting.gpu_info import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
 

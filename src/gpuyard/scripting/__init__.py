@@ -1,1 +1,1 @@
-"""`GPUScheduler` and what scripts ask about GPUs."""
+"""The Python interface for scripts: GPUScheduler, and queries about GPUs."""

@@ -1,12 +1,12 @@
-"""PyTorch's current device in threads that hold a lease, wherever in the script PyTorch is imported.
+"""Make the leased GPU PyTorch's current device in the thread that holds the lease.
 
-- Imported before the lease: the device is set when the lease begins. Once CUDA is set up in a process, no variable
-  changes what it sees; the current device is what can still be chosen.
-- Imported while the lease is held: an import hook sets the device as soon as the import is done. The hook is removed
-  then, or with the last lease.
+- PyTorch is imported before the lease: the device is set when the lease starts. Once a process has initialized CUDA, no
+  environment variable changes what it sees; the current device is all that can still be chosen.
+- PyTorch is imported while the lease is held: an import hook sets the device when the import is done. The hook is
+  removed then, or with the last lease.
 
-The current device belongs to a thread. A thread that finds PyTorch imported by another one, while both held a lease
-already, keeps the device 0.
+The current device belongs to a thread. If another thread imports PyTorch while both threads hold leases, this thread
+keeps device 0.
 """
 
 import importlib
@@ -19,30 +19,30 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_of_thread = threading.local()
+_thread = threading.local()
 _lock = threading.Lock()
 
 
 class TorchDeviceSelection:
-    """The device of a lease: PyTorch's current one in this thread from `begin` to `end`.
+    """The device of a lease: PyTorch's current device in this thread from `start` to `end`.
 
-    `number` is called at each selection, since a script may change what CUDA sees until CUDA is set up. It returns None
-    for a device that CUDA does not see. A selection that is forgotten has ended, as its lease has.
+    `number` returns the device's number, or None if CUDA does not see it. It is called at each selection, as a script
+    may change what CUDA sees until CUDA is initialized. A selection ends when it is garbage-collected, like its lease.
     """
 
     def __init__(self, number: Callable[[], int | None]) -> None:
         self.number = number
 
-    def begin(self) -> None:
+    def start(self) -> None:
         _selections().append(weakref.ref(self))
         _all.add(self)
         if sys.modules.get("torch") is None:
             _hook.install()
-        if sys.modules.get("torch") is not None:  # asked again: another thread may have begun to import it
-            _select_current(importlib.import_module("torch"))  # waits until that is done
+        if sys.modules.get("torch") is not None:  # checked again: another thread may import it now
+            _select_current(importlib.import_module("torch"))  # waits for that import
 
     def end(self) -> None:
-        """Go back to the device of the lease around this one, if any."""
+        """Return to the device of the enclosing lease, if any."""
         was_current = _current() is self
         _selections().remove(weakref.ref(self))
         _all.discard(self)
@@ -58,7 +58,7 @@ _all: "weakref.WeakSet[TorchDeviceSelection]" = weakref.WeakSet()
 
 def _selections() -> "list[weakref.ref[TorchDeviceSelection]]":
     """Return this thread's selections, the innermost last."""
-    selections: list[weakref.ref[TorchDeviceSelection]] = _of_thread.__dict__.setdefault("selections", [])
+    selections: list[weakref.ref[TorchDeviceSelection]] = _thread.__dict__.setdefault("selections", [])
     return selections
 
 
@@ -72,14 +72,14 @@ def _current() -> TorchDeviceSelection | None:
 def _select_current(torch: ModuleType) -> None:
     current = _current()
     if current is not None and torch.cuda.is_available():
-        torch.cuda.init()  # before PyTorch is asked how it counts
+        torch.cuda.init()  # before number() asks PyTorch how it numbers devices
         number = current.number()
         if number is not None:
             torch.cuda.set_device(number)
 
 
 class _TorchImport(MetaPathFinder):
-    """Has the other finders find PyTorch, and selects the device when its import is done."""
+    """An import hook that lets the other finders find PyTorch, and selects the device after the import."""
 
     def install(self) -> None:
         with _lock:
@@ -100,14 +100,14 @@ class _TorchImport(MetaPathFinder):
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
+            self._wrap(spec.loader)
         return spec
 
-    def _follow(self, loader: Any) -> None:
+    def _wrap(self, loader: Any) -> None:
         execute = loader.exec_module
 
         def execute_and_select(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # the loader is as it was
+            vars(loader).pop("exec_module", None)  # restores the loader
             execute(module)
             self.remove()
             _select_current(module)

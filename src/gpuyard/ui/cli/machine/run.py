@@ -125,7 +125,7 @@ def _find_program(name: str) -> tuple[str, int]:
 def _need(asked: _RunOptions, seen: "Snapshot") -> "Need":
     from gpuyard.core.device_names import check_possible
     from gpuyard.core.lease import Need
-    from gpuyard.scripting.gpu_scheduler import banned_devices
+    from gpuyard.scripting.gpu_info import banned_devices
 
     banned = banned_devices(seen)
     only = [device for device in _candidates(asked, seen) if device.id not in banned]

@@ -1,0 +1,142 @@
+"""Queries about GPUs for scripts: their names, memory, power and utilization, and which of them are free.
+
+Every GPU number here and in GPUScheduler is the one that PyTorch uses in this process: 0 is the first GPU that
+CUDA_VISIBLE_DEVICES shows. Only the configuration file numbers GPUs as `gpuyard devices` does.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuyard.config import load_config
+from gpuyard.core.device_names import banned_ids, find_devices
+from gpuyard.core.lease import Need
+from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.leases.ledger import open_ledger
+from gpuyard.probes.local_machine import snapshot
+from gpuyard.visible_devices import process_numbers
+
+# A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
+BANNED_GPUS: list[int | str] = []
+BANNED_GPU_NAMES: list[str] = []
+
+
+def get_gpu_info() -> list[dict[str, Any]]:
+    """Return a dict for each GPU that this process sees, in the order of their numbers.
+
+    Memory is in MB, power in W, utilization in percent; None means unknown.
+    """
+    return [
+        {
+            "gpu_id": device.index,
+            "name": device.name,
+            "memory_free": device.memory_free_mb,
+            "memory_total": device.memory_total_mb,
+            "memory_used": device.memory_used_mb,
+            "power_draw": device.power_draw_w,
+            "power_limit": device.power_limit_w,
+            "utilization": device.utilization_percent,
+            "uuid": device.id,
+        }
+        for device in visible_devices(number_as_process(snapshot()))
+    ]
+
+
+def get_gpu_memory_usage() -> list[float | None]:
+    """Return the used memory of each GPU in MB."""
+    return [info["memory_used"] for info in get_gpu_info()]
+
+
+def get_gpu_names() -> list[str | None]:
+    return [info["name"] for info in get_gpu_info()]
+
+
+def get_gpu_power_usage() -> list[float | None]:
+    """Return the power draw of each GPU in W."""
+    return [info["power_draw"] for info in get_gpu_info()]
+
+
+def get_gpu_utilization() -> list[float | None]:
+    """Return the utilization of each GPU in percent."""
+    return [info["utilization"] for info in get_gpu_info()]
+
+
+def get_total_num_gpus() -> int:
+    return len(get_gpu_info())
+
+
+def find_free_gpus(
+    memory_free_threshold_gb: float = 20,
+    power_threshold_w: float | None = 80,
+    utilization_threshold_percent: float | None = 1,
+    specific_gpus: Sequence[int | str] | int | str | None = None,
+) -> list[int]:
+    """Return the numbers of the GPUs that are within these limits and that have no lease."""
+    from gpuyard.core.scheduling.placement import PlacementView, choose
+
+    seen = snapshot()
+    here = number_as_process(seen)
+    leases = open_ledger().leases()
+    names = as_names(specific_gpus)
+    requested = None if names is None else find_devices(names, here)
+    banned = all_banned_devices(seen, here)
+    free = []
+    for device in visible_devices(here):
+        if requested is not None and device.id not in requested:
+            continue
+        need = Need(
+            memory_mb=memory_free_threshold_gb * 1024,
+            only=(device.id,),
+            banned=banned,
+            max_power_w=power_threshold_w,
+            max_utilization_percent=utilization_threshold_percent,
+        )
+        if choose(need, PlacementView(now=0.0, snapshot=seen, leases=leases)).claim and device.index is not None:
+            free.append(device.index)
+    return free
+
+
+# Shared with GPUScheduler
+
+
+def number_as_process(seen: Snapshot) -> Snapshot:
+    """Return the snapshot with each device's number in this process as its index, in that order.
+
+    Devices that are hidden from this process come last, without an index.
+    """
+    numbers = process_numbers(seen)
+    devices = [replace(device, index=numbers.get(device.id)) for device in seen.devices]
+    return replace(seen, devices=tuple(sorted(devices, key=lambda device: numbers.get(device.id, math.inf))))
+
+
+def visible_devices(here: Snapshot) -> list[Device]:
+    """Return the usable devices that this process sees; `here` comes from `number_as_process`."""
+    return [device for device in here.usable_devices() if device.index is not None]
+
+
+def banned_devices(seen: Snapshot) -> tuple[str, ...]:
+    """Return the ids of the devices that the configuration file bans."""
+    config = load_config().devices
+    return banned_ids(config.banned, config.banned_names, seen)
+
+
+def all_banned_devices(seen: Snapshot, here: Snapshot) -> tuple[str, ...]:
+    """Return the ids of the devices that the configuration file or this script bans."""
+    numbers = _banned_entries("BANNED_GPUS", BANNED_GPUS)
+    names = _banned_entries("BANNED_GPU_NAMES", BANNED_GPU_NAMES)
+    return (*banned_devices(seen), *banned_ids(numbers, names, here))
+
+
+def as_names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, ...] | None:
+    if gpus is None:
+        return None
+    return (gpus,) if isinstance(gpus, int | str) else tuple(gpus)
+
+
+def _banned_entries(name: str, own: list[Any]) -> list[Any]:
+    """Return the entries of a list; a script may also have assigned a new list in a module that exports it."""
+    modules = (sys.modules.get(module) for module in ("gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info"))
+    return [*own, *(entry for module in modules if module is not None for entry in vars(module).get(name, ()))]
