@@ -1,4 +1,4 @@
-"""How the ledger stands on this machine: who holds what, who waits and why, and who uses a device without a lease."""
+"""The state of the ledger: the leases, the waiting processes with reasons, and the processes without a lease."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
-from gpuyard.leases.foreign_load_tracker import ForeignLoads
+from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.measured_usage import measure, owners
+from gpuyard.leases.measured_usage import lease_finder, measure
 from gpuyard.system.process_identity import is_stopped
 
 
@@ -37,14 +37,14 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
     strangers: tuple[ForeignUse, ...]
 
 
-def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
+def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
     leases, tickets = ledger.leases(), in_queue_order(ledger.tickets())
     view = PlacementView(
         now=time.time(),
         snapshot=snapshot,
         leases=leases,
         measured=measure(snapshot, leases),
-        foreign=ForeignLoads().follow(snapshot, leases, 0.0, max_foreign_load_percent),
+        foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
         packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
     )
     return LedgerStatus(
@@ -56,15 +56,15 @@ def read_standing(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: 
     )
 
 
-def _waiting(line: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
-    for place, ticket in enumerate(line):
-        ahead = tuple(other for other in line[:place] if not is_stopped(other.holder))
+def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
+    for position, ticket in enumerate(order):
+        ahead = tuple(other for other in order[:position] if not is_stopped(other.holder))
         yield WaitingTicket(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
 
 
 def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
     for device in snapshot.devices:
-        find = owners([lease for lease in leases if lease.on(device.id)])
+        find = lease_finder([lease for lease in leases if lease.on(device.id)])
         for process in device.processes or ():
             if find(process.pid) is None:
                 yield ForeignUse(device_id=device.id, process=process)

@@ -202,10 +202,10 @@ class LeaseLedger(Protocol):
     ) -> Mapping[str, ForeignLoad]:
         """Return how busy foreign processes keep each device. Above `bound` percent counts as too busy."""
 
-    def enter_line(self, need: Need, priority: int, label: str) -> None:
+    def take_ticket(self, need: Need, priority: int, label: str) -> None:
         """Put up a ticket that shows others what we wait for, in place of our previous ticket."""
 
-    def leave_line(self) -> None: ...
+    def return_ticket(self) -> None: ...
 
     def my_ticket(self) -> str | None: ...
 

@@ -1,4 +1,4 @@
-"""Waits in the ledger's line for devices, with an eye on the machine."""
+"""Acquisition: wait with a ticket until the ledger grants a lease for a need."""
 
 import contextlib
 import os
@@ -15,20 +15,21 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.file_watch import FileWatch
-from gpuyard.leases.foreign_load_tracker import ForeignLoads
+from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
 from gpuyard.system.process_identity import is_stopped, this_process
 
-# Many waiters wake up at once; those that follow within this time go by the same look at the machine.
+# A snapshot is used again for this long: one event may wake up a waiting process several times.
 _FRESH_S = 0.005
-_WATCHED_AT_MOST = 16
+_MAX_WATCHED_PIDS = 16
 
 
 def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
-    """The lease that this process was started with, where it has what is needed: to wait for oneself would be for ever.
+    """Return the lease that this process was started with, if it covers the need: waiting for its own devices would
+    never end.
 
-    UserError where it holds every device in question, and not enough of any.
+    Raises UserError if that lease holds every device that the need allows, but not enough of them.
     """
     lease_id = os.environ.get(LEASE_VARIABLE)
     lease = next((lease for lease in ledger.leases() if lease.id == lease_id), None) if lease_id else None
@@ -40,8 +41,8 @@ def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
         return replace(lease, shares=tuple(enough[: need.devices]))
     if need.only is not None and len(held) == len(need.only):
         raise UserError(
-            f"this runs inside lease {lease.id}, which holds the GPUs asked for, and less of them than is asked for",
-            hint="ask for as much with `gpuyard run` around it, or for less inside",
+            f"this process runs inside lease {lease.id}, which holds less of the requested GPUs than is requested",
+            hint="request more in the `gpuyard run` around it, or less inside",
         )
     return None
 
@@ -53,7 +54,11 @@ def _covers(share: Share, need: Need) -> bool:
 
 
 class Acquisition:
-    """One need, from the first look to the lease."""
+    """One need, from the first snapshot to the lease.
+
+    `look` reads the machine. `max_foreign_load_percent` is the load by foreign processes from which a device counts as
+    taken (None: no limit).
+    """
 
     def __init__(  # noqa: PLR0913 - a need and how to wait for it
         self,
@@ -73,7 +78,7 @@ class Acquisition:
         self._holder = this_process(label)
         self._mutex_timeout_s = mutex_timeout_s
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
-        self._foreign = ForeignLoads()
+        self._foreign = ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: HeldTicket | None = None
         self._snapshot: Snapshot | None = None
@@ -86,7 +91,10 @@ class Acquisition:
         poll_interval_s: float,
         on_wait: Callable[[tuple[Reason, ...]], None] = lambda _: None,
     ) -> HeldLease:
-        """The lease, as soon as it can be had; WaitedTooLong where that takes longer than `max_wait_s`."""
+        """Return the lease as soon as it is granted. Raises WaitedTooLong after `max_wait_s`.
+
+        `on_wait` gets the reasons each time before this process waits, at most `poll_interval_s` at a time.
+        """
         deadline = time.monotonic() + max_wait_s
         held = self.attempt()
         if held is not None:
@@ -94,34 +102,31 @@ class Acquisition:
         with contextlib.ExitStack() as stack:
             notice = FileWatch(self._ledger.folder)
             stack.callback(notice.give_back)
-            ticket = self._ticket = self._enter_line()
-            stack.callback(ticket.release)
+            self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, self._mutex_timeout_s)
+            stack.callback(self._ticket.release)
             while (held := self.attempt()) is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise WaitedTooLong(self._complaint(max_wait_s))
+                    raise WaitedTooLong(self._timeout_message(max_wait_s))
                 on_wait(self.reasons)
-                notice.wait(min(left, poll_interval_s), self._in_the_way())
+                notice.wait(min(left, poll_interval_s), self._blocking_pids())
             return held
 
-    def _in_the_way(self) -> list[int]:
-        """Return the processes that keep devices too busy: the end of one is news."""
+    def _blocking_pids(self) -> list[int]:
+        """Return the foreign processes that keep devices too busy: when one ends, it is time to try again."""
         loads = [load for load in self._loads.values() if load.is_over]
-        return [stranger.process.pid for load in loads for stranger in load.processes][:_WATCHED_AT_MOST]
+        return [foreign.process.pid for load in loads for foreign in load.processes][:_MAX_WATCHED_PIDS]
 
     def attempt(self) -> HeldLease | None:
-        """The lease if it can be had now; otherwise `reasons` says why not."""
-        self._look_again()
+        """Return the lease if it is granted now; otherwise `reasons` says why not."""
+        self._update_snapshot()
         return self._ledger.claim(self._holder, self._decide, self._mutex_timeout_s, self._ticket)
 
-    def _enter_line(self) -> HeldTicket:
-        return self._ledger.enter_line(self._holder, self._need, self._priority, self._mutex_timeout_s)
+    def _update_snapshot(self) -> None:
+        """Read the machine before the ledger's mutex is taken: a slow driver must not block other processes.
 
-    def _look_again(self) -> None:
-        """Before the ledger's mutex is taken: a slow driver must not hold up everybody.
-
-        What happens in between is safe: a new lease is charged what it reserves, and one that has ended since still
-        has its memory counted, as a stranger's, until the next look.
+        Changes in between are safe: a new lease is charged its reservation, and the memory of a lease that ended since
+        counts as a foreign process's until the next snapshot.
         """
         now = time.monotonic()
         if self._snapshot is None or now - self._looked_at > _FRESH_S:
@@ -130,7 +135,7 @@ class Acquisition:
     def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
         assert self._snapshot is not None
         bound = self._packing.max_foreign_load_percent
-        self._loads = self._foreign.follow(self._snapshot, leases, time.monotonic(), bound)
+        self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
         view = PlacementView(
             now=time.time(),
             snapshot=self._snapshot,
@@ -145,22 +150,22 @@ class Acquisition:
         return choice.claim
 
     def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Those before us; whoever has no ticket yet comes after all of the same priority.
+        """Return the tickets ahead of this process. Without a ticket, it comes after all of the same priority.
 
-        One who was halted keeps its place in the line, and for that time nothing is kept for it.
+        A stopped process (Ctrl-Z) keeps its ticket, but no device is kept free for it meanwhile.
         """
-        line = [ticket for ticket in in_queue_order(tickets) if not is_stopped(ticket.holder)]
+        order = [ticket for ticket in in_queue_order(tickets) if not is_stopped(ticket.holder)]
         mine = self._ticket.id if self._ticket else None
-        for place, ticket in enumerate(line):
+        for position, ticket in enumerate(order):
             if ticket.id == mine or (mine is None and ticket.priority < self._priority):
-                return tuple(line[:place])
-        return tuple(line)
+                return tuple(order[:position])
+        return tuple(order)
 
-    def _complaint(self, waited_s: float) -> str:
-        """What was missing on each device that would do, and what changes that; the others were never in question."""
-        telling = [reason for reason in self.reasons if reason.kind is not ReasonKind.NOT_ASKED_FOR]
-        lines = [f"  {reason.device_id or 'machine'}: {reason.text}" for reason in telling]
-        lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in telling) if remedy]
+    def _timeout_message(self, waited_s: float) -> str:
+        """Say what was missing on each device that the need allows, and what would change that."""
+        reasons = [reason for reason in self.reasons if reason.kind is not ReasonKind.NOT_ASKED_FOR]
+        lines = [f"  {reason.device_id or 'machine'}: {reason.text}" for reason in reasons]
+        lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in reasons) if remedy]
         count = self._need.devices
-        missed = f"{count} device{'' if count == 1 else 's'} could not be had" if count else "there was no room"
-        return "\n".join([f"{missed} within {waited_s:g} s", *lines])
+        missing = f"{count} device{'' if count == 1 else 's'} could not be leased" if count else "RAM was not free"
+        return "\n".join([f"{missing} within {waited_s:g} s", *lines])

@@ -15,7 +15,7 @@ import pytest
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import prepare
+from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
 from gpuyard.system.process_identity import start_time
@@ -37,7 +37,7 @@ from gpuyard.ports import WantedClaim
 book = QueueLedger(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))
 wanted = [WantedClaim(claim=Claim(shares=(Share(device_id=device),)), label=device) for device in ("SIM-0", "SIM-1")]
 kept, left = book.grant(lambda leases, tickets: wanted)
-book.enter_line(Need(devices=2), 3, "job 9")
+book.take_ticket(Need(devices=2), 3, "job 9")
 os.set_inheritable(left.descriptor, True)
 child = subprocess.Popen(["sleep", "3600"], pass_fds=[left.descriptor], stdout=subprocess.DEVNULL)
 left.leave()
@@ -63,7 +63,7 @@ class Place(Protocol):
 
 class FolderPlace:
     def __init__(self, folder: Path) -> None:
-        self._folder = prepare(folder / "leases")
+        self._folder = prepare_directory(folder / "leases")
         self._children: list[subprocess.Popen[bytes]] = []
         self._others: list[int] = []
 
@@ -131,7 +131,7 @@ class SimulatedPlace:
     def die(self) -> int:
         book = self.book()
         _, left = book.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1")])
-        book.enter_line(Need(devices=2), 3, "job 9")
+        book.take_ticket(Need(devices=2), 3, "job 9")
         pid = self.inherit(left)
         left.leave()
         book.die()
@@ -242,27 +242,27 @@ def test_a_daemon_that_is_killed_holds_nothing_but_what_others_inherited(place: 
 def test_a_place_in_the_line_is_seen_by_all_and_kept_while_the_wish_is_the_same(place: Place) -> None:
     mine, other = place.book(), place.book()
     assert mine.my_ticket() is None
-    mine.enter_line(Need(devices=2), 3, "job 9")
+    mine.take_ticket(Need(devices=2), 3, "job 9")
     ticket = mine.my_ticket()
-    mine.enter_line(Need(devices=2), 3, "job 10")
+    mine.take_ticket(Need(devices=2), 3, "job 10")
     assert mine.my_ticket() == ticket
     [seen] = look(other)[1]
     assert (seen.id, seen.need, seen.priority) == (ticket, Need(devices=2), 3)
     assert other.my_ticket() is None
-    mine.leave_line()
+    mine.return_ticket()
     assert mine.my_ticket() is None
     assert look(other)[1] == ()
 
 
 def test_another_wish_takes_another_place(place: Place) -> None:
     book = place.book()
-    book.enter_line(Need(devices=1), 0, "job 1")
+    book.take_ticket(Need(devices=1), 0, "job 1")
     before = book.my_ticket()
-    book.enter_line(Need(devices=2), 0, "job 2")
+    book.take_ticket(Need(devices=2), 0, "job 2")
     [seen] = look(book)[1]
     assert seen.id == book.my_ticket() != before
     assert seen.need.devices == 2
-    book.leave_line()
+    book.return_ticket()
 
 
 def test_a_lease_that_has_used_nothing_yet_is_measured_as_nothing(place: Place) -> None:

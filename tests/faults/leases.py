@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         id="leases-read-without-the-mutex",
         file=f"{_LEASES}/ledger.py",
-        old="        with hold_mutex(self.folder, _READING_TIMEOUT_S):\n",
+        old="        with hold_mutex(self.folder, _READ_TIMEOUT_S):\n",
         new="        with contextlib.nullcontext():\n",
         breaks="Two who only look see each other's look as the lock of a dead lease, and tell it as held.",
         near=(f"{_TESTS}/test_ledger.py",),
@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         id="leases-record-names-its-owner",
         file=f"{_LEASES}/ledger.py",
-        old="msgspec.structs.replace(told, uid=found.uid, user=user_name(found.uid), ",
-        new="msgspec.structs.replace(told, ",
+        old="msgspec.structs.replace(claimed, uid=found.uid, user=user_name(found.uid), ",
+        new="msgspec.structs.replace(claimed, ",
         breaks="A user takes GPUs in the name of another.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         id="leases-unreadable-file-is-passed-over",
         file=f"{_LEASES}/lock_file.py",
-        old="        if error.errno in _NOT_OURS:\n            return None\n        raise  #",
+        old="        if error.errno in _SKIPPED_ERRORS:\n            return None\n        raise  #",
         new="        return None  #",
         breaks="A process that can open no more files does not see others' leases, and takes their GPUs.",
         near=(f"{_TESTS}/test_lock_file.py",),
@@ -113,8 +113,8 @@ FAULTS = (
     Fault(
         id="leases-death-of-a-holder-is-no-news",
         file=f"{_LEASES}/file_watch.py",
-        old="_CLOSE_WRITE | _DELETE | _NOT_AFTER_REMOVAL) < 0:",
-        new="_DELETE | _NOT_AFTER_REMOVAL) < 0:",
+        old="_CLOSE_WRITE | _DELETE | _EXCLUDE_UNLINKED) < 0:",
+        new="_DELETE | _EXCLUDE_UNLINKED) < 0:",
         breaks="Whoever waits for a GPU whose holder was killed notices it only at the next poll.",
         near=(f"{_TESTS}/test_file_watch.py",),
     ),
@@ -129,8 +129,8 @@ FAULTS = (
     Fault(
         id="leases-halted-waiter-blocks-the-queue",
         file=f"{_LEASES}/queue_ledger.py",
-        old="alert = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))",
-        new="alert = tickets",
+        old="active = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))",
+        new="active = tickets",
         breaks="A script that was stopped with Ctrl-Z while it waits keeps the whole queue waiting.",
         near=(f"{_TESTS}/test_queue_ledger.py",),
     ),
@@ -145,8 +145,8 @@ FAULTS = (
     Fault(
         id="leases-poll-interval-is-ignored",
         file="src/gpuyard/wait_for_devices.py",
-        old="notice.wait(min(left, poll_interval_s), self._in_the_way())",
-        new="notice.wait(min(left, 0.05), self._in_the_way())",
+        old="notice.wait(min(left, poll_interval_s), self._blocking_pids())",
+        new="notice.wait(min(left, 0.05), self._blocking_pids())",
         breaks="Everybody who waits looks at the GPUs twenty times a second.",
         near=("tests/integration/test_api_waiting.py",),
     ),

@@ -17,7 +17,7 @@ from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared, prepare
+from gpuyard.leases.ledger_directory import make_shared_directory, prepare_directory
 from gpuyard.leases.lock_file import take_over
 from gpuyard.system.process_identity import this_process, user_name
 from gpuyard.wait_for_devices import Acquisition
@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
     """Not under pytest's own folder, which lets nobody else in."""
     home = Path(tempfile.mkdtemp(prefix="gpuyard-users-"))
     home.chmod(0o755)
-    yield make_shared(home / "ledger")
+    yield make_shared_directory(home / "ledger")
     shutil.rmtree(home)
 
 
@@ -55,7 +55,7 @@ def one_device() -> Snapshot:
 def hold_as(connection: Connection, folder: Path, uid: int) -> None:
     """Takes the device, says so, and lets go when told to."""
     become(uid)
-    with_label = Acquisition(Ledger(prepare(folder)), one_device, Need(), label=f"of {uid}")
+    with_label = Acquisition(Ledger(prepare_directory(folder)), one_device, Need(), label=f"of {uid}")
     lease = with_label.wait(DEADLINE_S, 1.0, lambda reasons: connection.send(reasons[0].text))
     connection.send(str(lease.path))
     word = wait_for_word(connection)
@@ -125,7 +125,7 @@ def test_neither_can_delete_truncate_overwrite_rename_or_steal_the_others_lease(
         before = (path.read_bytes(), path.stat().st_ctime_ns)
         with child(attack, path, BEN) as ben:
             said = ben.hear()
-        assert said.pop("end") == f"lease {path.stem} is {user_name(ANNE)}'s"
+        assert said.pop("end") == f"lease {path.stem} belongs to {user_name(ANNE)}"
         assert said.pop("take over") == f"the lease {path.stem} cannot be taken over: Permission denied"
         assert said == dict.fromkeys(said, "PermissionError")
         assert len(said) == 10
@@ -236,7 +236,7 @@ def test_what_another_user_left_is_free_and_is_cleared_away_by_who_may(folder: P
 def try_as(connection: Connection, folder: Path, uid: int) -> None:
     become(uid)
     try:
-        Acquisition(Ledger(prepare(folder)), one_device, Need()).wait(0.0, 1.0)
+        Acquisition(Ledger(prepare_directory(folder)), one_device, Need()).wait(0.0, 1.0)
     except EnvironmentFault as error:
         connection.send(str(error))
     else:
@@ -244,11 +244,11 @@ def try_as(connection: Connection, folder: Path, uid: int) -> None:
 
 
 def test_a_directory_for_a_group_is_for_its_members(folder: Path) -> None:
-    group_folder = make_shared(folder.parent / "group", GROUP)
+    group_folder = make_shared_directory(folder.parent / "group", GROUP)
     for uid in (ANNE, BEN):
         with child(try_as, group_folder, uid) as member:
             assert member.hear() == "had"
     os.chown(group_folder, 0, 0)
     group_folder.chmod(0o3770)
     with child(try_as, group_folder, BEN) as stranger:
-        assert stranger.hear() == f"the lease directory {group_folder} is not writable by you"
+        assert stranger.hear() == f"you cannot write to the lease directory {group_folder}"

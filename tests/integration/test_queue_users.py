@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared
+from gpuyard.leases.ledger_directory import make_shared_directory
 from gpuyard.system.process_identity import this_process, user_name
 from tests.integration.queue_fixture import Yard, until
 from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_word
@@ -38,7 +38,7 @@ def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     above = Path(tempfile.mkdtemp(prefix="gpuyard-queue-"))
     above.chmod(0o755)
     monkeypatch.setenv("GPUYARD_HOME", str(above / "home"))
-    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(make_shared(above / "ledger")))
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(make_shared_directory(above / "ledger")))
     yield above / "home"
     shutil.rmtree(above)
 

@@ -238,7 +238,7 @@ def test_waiting_too_long_says_what_was_missing(start: Start) -> None:
     assert (result.returncode, result.stdout) == (1, "")
     waiting, told, *reasons = result.stderr.splitlines()
     assert waiting.startswith("gpuyard: waiting for 1 GPU: GPU 0: held by ")
-    assert told == "gpuyard: 1 device could not be had within 2 s"
+    assert told == "gpuyard: 1 device could not be leased within 2 s"
     assert any(f"pid {holder.pid}" in reason for reason in reasons)
 
 

@@ -75,11 +75,11 @@ class SimulatedBook:
         self._seen = snapshot
         return self._world.measure(snapshot, leases)
 
-    def enter_line(self, need: Need, priority: int, label: str) -> None:
+    def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):
             return
-        self._may_fail("enter_line")
-        self.leave_line()
+        self._may_fail("take_ticket")
+        self.return_ticket()
         self._ticket = f"ticket-{self._world.number('ticket')}"
         self._waits_for = (need, priority)
         ticket = Ticket(
@@ -91,7 +91,7 @@ class SimulatedBook:
         )
         self._world.tickets[self._ticket] = (ticket, self._keeper)
 
-    def leave_line(self) -> None:
+    def return_ticket(self) -> None:
         if self._ticket is not None:
             self._world.tickets.pop(self._ticket, None)
         self._ticket = self._waits_for = None

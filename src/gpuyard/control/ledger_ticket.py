@@ -20,7 +20,7 @@ class QueueTicket:
     def stand(self, head: WaitingJob | None, now: float, *, has_started: bool) -> None:
         """One who has just been served goes behind those who wait already."""
         if head is None or has_started:
-            self._leases.leave_line()
+            self._leases.return_ticket()
             self._head_since = None
         if head is None:
             return
@@ -29,7 +29,7 @@ class QueueTicket:
         is_for_others = not any(reason.kind in _OUR_OWN_DOING for reason in head.reasons)
         if now - self._head_since[1] >= IN_LINE_AFTER_S and is_for_others:
             with contextlib.suppress(EnvironmentFault):
-                self._leases.enter_line(head.need, head.lane.priority, f"job {head.job_id}")
+                self._leases.take_ticket(head.need, head.lane.priority, f"job {head.job_id}")
 
     def wake_at(self, now: float) -> float | None:
         """When it is time to enter the line."""

@@ -124,7 +124,7 @@ class SchedulerLoop:
         for handle in (self._next_step, self._timer, self._logs_timer):
             if handle is not None:
                 handle.cancel()
-        self._queue_ledger.leave_line()
+        self._queue_ledger.return_ticket()
         self.sampling.close()
         self._suspender.close()
         self.controller.engines.close()

@@ -1,8 +1,7 @@
-"""Notices at once when a file in a directory is removed, or closed by its last holder.
+"""Wait until a file in a directory is removed, or closed by a process that had it open for writing.
 
-That a file is made is no news: nobody who waits gains by it, and all who wait would look again.
-
-Where the system has no such notices (anything but Linux), it looks again after a short while.
+New files are not reported: they free nothing, and would wake up every waiting process. Systems without inotify (all but
+Linux) poll every 50 ms.
 """
 
 import contextlib
@@ -16,18 +15,21 @@ from pathlib import Path
 from typing import ClassVar
 
 _CLOSE_WRITE, _DELETE, _IGNORED = 0x8, 0x200, 0x8000
-_NOT_AFTER_REMOVAL = 0x4000000
+_EXCLUDE_UNLINKED = 0x4000000
 _EVENT = struct.Struct("iIII")
 _NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-_WITHOUT_NOTICES_S = 0.05
-_LONGEST_S = 3600.0
-# The kernel tells of a close a moment before it lets go of the lock.
-# After that a driver takes a while to give back the memory of a process that ended.
+_POLL_S = 0.05
+_MAX_WAIT_S = 3600.0
+# The kernel reports a close a moment before it releases the lock, and a driver takes a while to free the memory of a
+# process that ended: after an event the waits are this short, one after the other.
 _SETTLE_S = (0.001, 0.002, 0.01, 0.05, 0.25, 1.0)
 
 
 class FileWatch:
-    """For one who waits at a time. Giving it back keeps it open: the kernel takes 10 ms to end a watch."""
+    """A watch for one waiting thread at a time.
+
+    `give_back` keeps the inotify descriptor open for the next FileWatch, as the kernel takes 10 ms to end a watch.
+    """
 
     _idle: ClassVar[dict[tuple[int, Path], list[int | None]]] = {}
 
@@ -41,9 +43,9 @@ class FileWatch:
         self._settling = 0
 
     def wait(self, timeout_s: float, pids: Iterable[int] = ()) -> None:
-        """Return when something may have changed, when one of these processes has ended, or when the time is up."""
+        """Return when a file may have been released, when one of the processes has ended, or after `timeout_s`."""
         if self._descriptor is None:
-            time.sleep(max(0.0, min(timeout_s, _WITHOUT_NOTICES_S)))
+            time.sleep(max(0.0, min(timeout_s, _POLL_S)))
             return
         if self._settling < len(_SETTLE_S):
             timeout_s = min(timeout_s, _SETTLE_S[self._settling])
@@ -54,7 +56,7 @@ class FileWatch:
                 self._settling = 0
 
     def fileno(self) -> int:
-        """For an event loop, which calls `clear` when it is readable; -1 where the system has no notices."""
+        """Return the descriptor for an event loop, which calls `clear` when it is readable; -1 without inotify."""
         return -1 if self._descriptor is None else self._descriptor
 
     def clear(self) -> None:
@@ -67,7 +69,7 @@ class FileWatch:
 
 @contextlib.contextmanager
 def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Open descriptors that become readable when the processes end, of those that are there."""
+    """Yield a descriptor for each existing process, which becomes readable when the process ends."""
     with contextlib.ExitStack() as stack:
         found = []
         for pid in pids:
@@ -78,25 +80,25 @@ def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _is_ready(descriptors: Iterable[int], timeout_s: float) -> bool:
-    poll = select.poll()  # unlike select(), for a program with thousands of open files too
+    poll = select.poll()  # select() fails on descriptors above 1023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, min(timeout_s, _LONGEST_S)) * 1000))
+    return bool(poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000))
 
 
 def _drain(descriptor: int) -> bool:
-    """Takes what is there to be read, and tells whether the directory is still being watched."""
+    """Read all pending events. Return whether the directory is still watched."""
     is_watched = True
     while True:
         try:
             events = os.read(descriptor, 65536)
         except BlockingIOError:
             return is_watched
-        place = 0
-        while place < len(events):
-            _, mask, _, length = _EVENT.unpack_from(events, place)
+        offset = 0
+        while offset < len(events):
+            _, mask, _, length = _EVENT.unpack_from(events, offset)
             is_watched = is_watched and not mask & _IGNORED
-            place += _EVENT.size + length
+            offset += _EVENT.size + length
 
 
 def _watch(folder: Path) -> int | None:
@@ -106,7 +108,7 @@ def _watch(folder: Path) -> int | None:
     descriptor: int = libc.inotify_init1(_NONBLOCK | _CLOEXEC)
     if descriptor < 0:
         return None
-    if libc.inotify_add_watch(descriptor, os.fsencode(folder), _CLOSE_WRITE | _DELETE | _NOT_AFTER_REMOVAL) < 0:
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), _CLOSE_WRITE | _DELETE | _EXCLUDE_UNLINKED) < 0:
         os.close(descriptor)
         return None
     return descriptor

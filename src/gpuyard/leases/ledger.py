@@ -1,10 +1,10 @@
-"""The ledger in a directory: leases and tickets as held files, changed under one short mutex.
+"""The ledger in a directory: leases and tickets as held files, changed under one briefly held mutex.
 
-- `*.lease` is a lease, `*.ticket` somebody who waits; both are LockFiles, so the dead hold nothing.
-- The record inside is believed only as far as nobody could gain by forging it: the user is the owner of the file, the
-  time is the file's own, and what cannot be read as a record is no lease.
-- A claim is granted by asking `decide` under the mutex, with all that is live at that moment.
-- Whoever only reads takes the mutex too: a reader that tries a dead file's lock would make it seem held.
+- `*.lease` is a lease and `*.ticket` a waiting process; both are LockFiles, so a dead process holds nothing.
+- Records are not trusted where forging them would pay: the user is the file's owner, the time is the file's, and a file
+  that cannot be decoded is not a lease.
+- `claim` calls `decide` under the mutex with all live leases and tickets, and grants what it returns.
+- Readers take the mutex too: while a reader tries the lock of a dead file, the file seems held.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from gpuyard.config import lease_dir
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import kernel_locks
-from gpuyard.leases.ledger_directory import prepare
+from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
 from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, rewrite
 from gpuyard.system.process_identity import tidy_label, user_name
 
 _LEASE, _TICKET = ".lease", ".ticket"
-_READING_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 10.0
 
 
 class _LeaseRecord(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ _Live = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
 
 
 class HeldLease:
-    """A lease of this process's; a child that inherits `descriptor`, or takes over a shared one, keeps it."""
+    """A lease that this process holds. A child that inherits `descriptor`, or takes over a shared lease, keeps it."""
 
     def __init__(self, file: LockFile, lease: Lease) -> None:
         self._file = file
@@ -62,20 +62,20 @@ class HeldLease:
         return self._file.path
 
     def share(self) -> None:
-        """Lets another process of this user's keep the lease too, with `take_over(path)`."""
+        """Let another process of this user keep the lease too, with `take_over(path)`."""
         self._file.share()
 
     def leave(self) -> None:
-        """Goes, and leaves the lease to those who inherited it or took it over."""
+        """Close this process's copy; the lease stays with the processes that inherited it or took it over."""
         self._file.leave()
 
     def release(self) -> None:
-        """Ends the lease for all who keep it."""
+        """End the lease for all processes that keep it."""
         self._file.release()
 
 
 class HeldTicket:
-    """A place in the line, of this process alone."""
+    """The place of this process among those that wait; child processes do not inherit it."""
 
     def __init__(self, file: LockFile) -> None:
         self._file = file
@@ -95,8 +95,8 @@ class Ledger:
     def tickets(self) -> tuple[Ticket, ...]:
         return self._read()[1]
 
-    def enter_line(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> HeldTicket:
-        """A ticket, which keeps its place while this process lives."""
+    def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> HeldTicket:
+        """Return a ticket. It keeps its place until it is released or this process ends."""
         record = _TicketRecord(holder=holder, need=need, priority=priority)
         with hold_mutex(self.folder, timeout_s):
             return HeldTicket(self._make(_TICKET, record))
@@ -108,9 +108,10 @@ class Ledger:
         timeout_s: float,
         ticket: HeldTicket | None = None,
     ) -> HeldLease | None:
-        """What `decide` says of the live leases and tickets, granted before anybody else can ask.
+        """Grant the claim that `decide` returns for the live leases and tickets, and return the lease.
 
-        A lease ends its ticket in the same moment, so that nobody sees its holder wait for more.
+        No other process can claim in between. `ticket` is released together with the grant, so that no process sees
+        its holder still waiting.
         """
 
         def decide_one(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
@@ -125,7 +126,7 @@ class Ledger:
         timeout_s: float,
         ticket: HeldTicket | None = None,
     ) -> list[HeldLease]:
-        """As `claim`, for several at once: all that `decide` says is granted, or nothing is."""
+        """Grant all claims that `decide` returns, or none of them if one fails."""
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
             dead: list[str] = []
@@ -147,34 +148,35 @@ class Ledger:
         spare = dead.pop() if dead else None
         file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares), spare)
         if spare is not None and not file.is_used_again:
-            dead.insert(0, spare)  # and is removed if it can be
+            dead.insert(0, spare)  # remove_dead tries to remove it
         lease_id = file.name.removesuffix(_LEASE)
         return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
 
     def amend(self, lease_id: str, claim: Claim) -> None:
-        """What the user's own lease is for from now on; one that has ended is left alone. Only from within `decide`,
-        while nobody else looks."""
-        path = f"{self.folder}/{lease_id}{_LEASE}"
+        """Replace the shares of a lease of this user, unless it has ended. Call it only from within `decide`, where the
+        mutex is held."""
+
+        def replace_shares(content: bytes) -> bytes:
+            return msgspec.json.encode(msgspec.structs.replace(_LEASES.decode(content), shares=claim.shares))
+
         try:
-            rewrite(
-                path,
-                lambda content: msgspec.json.encode(
-                    msgspec.structs.replace(_LEASES.decode(content), shares=claim.shares)
-                ),
-            )
+            rewrite(f"{self.folder}/{lease_id}{_LEASE}", replace_shares)
         except (FileNotFoundError, msgspec.MsgspecError):
             return
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
     def end(self, lease_id: str) -> None:
-        """Takes the user's own lease out of the ledger, whoever of the user's processes holds it."""
+        """Remove a lease of this user from the ledger, whichever process of the user holds it.
+
+        Raises UserError if there is no such lease, or if it is another user's.
+        """
         lease = next((lease for lease in self.leases() if lease.id == lease_id), None)
         if lease is None:
             held = ", ".join(lease.id for lease in self.leases() if lease.holder.uid == os.getuid()) or "none"
-            raise UserError(f"there is no lease '{lease_id}'", hint=f"yours are: {held}")
+            raise UserError(f"there is no lease '{lease_id}'", hint=f"your leases: {held}")
         if lease.holder.uid != os.getuid():
-            raise UserError(f"lease {lease_id} is {lease.holder.user}'s", hint="only they can end it")
+            raise UserError(f"lease {lease_id} belongs to {lease.holder.user}", hint="only its owner can end it")
         with contextlib.suppress(FileNotFoundError):
             (self.folder / f"{lease_id}{_LEASE}").unlink()
 
@@ -189,17 +191,17 @@ class Ledger:
 
     def _read(self) -> _Live:
         if not (self.folder / MUTEX).exists():
-            return (), ()  # nobody has ever claimed anything
-        with hold_mutex(self.folder, _READING_TIMEOUT_S):
+            return (), ()  # no process has claimed anything here yet
+        with hold_mutex(self.folder, _READ_TIMEOUT_S):
             return self._live(None)
 
     def _live(self, dead: list[str] | None) -> _Live:
-        """All leases and tickets that are held."""
+        """Return all live leases and tickets, and add the names of dead files to `dead`. Needs the mutex."""
         leases: list[Lease] = []
         tickets: list[Ticket] = []
         try:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
-            # Where nobody else can reach a file, nobody else can lock it.
+            # In a private directory no other user can lock a file.
             table = None if is_private else kernel_locks.LockTable()
             for found in held_files(self.folder, (_LEASE, _TICKET), dead=dead):
                 if found.name.endswith(_LEASE):
@@ -212,8 +214,8 @@ class Ledger:
 
 
 def open_ledger() -> Ledger:
-    """The one that the environment or the configuration names, else this user's own."""
-    return Ledger(prepare(lease_dir()))
+    """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own."""
+    return Ledger(prepare_directory(lease_dir()))
 
 
 def _lease(found: HeldFile, table: kernel_locks.LockTable | None) -> Iterator[Lease]:
@@ -239,5 +241,6 @@ def _record(found: HeldFile, kind: msgspec.json.Decoder[K], table: kernel_locks.
     return record if is_held else None
 
 
-def _owner(found: HeldFile, told: Holder) -> Holder:
-    return msgspec.structs.replace(told, uid=found.uid, user=user_name(found.uid), label=tidy_label(told.label))
+def _owner(found: HeldFile, claimed: Holder) -> Holder:
+    """Return the holder as recorded, except for the user, who is the owner of the file."""
+    return msgspec.structs.replace(claimed, uid=found.uid, user=user_name(found.uid), label=tidy_label(claimed.label))

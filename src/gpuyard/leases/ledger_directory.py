@@ -1,4 +1,4 @@
-"""The ledger's directory: where it is, whether it can be trusted, and how one for several users is made."""
+"""Prepare the ledger's directory, or make one that several users share."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger_mutex import MUTEX
 
-# A lock on a file of another machine's is not known to all who see the file.
+# On these file systems a lock may not be visible to all machines that see the file.
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
      "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "ocfs2", "gfs2"}
@@ -15,37 +15,37 @@ _NETWORK = frozenset(
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def prepare(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Path:
-    """Makes the directory where there is none, or says why it cannot be used."""
+def prepare_directory(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Path:
+    """Make the directory if it is missing, and return it. Raises EnvironmentFault if it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
         raise EnvironmentFault(
-            f"the lease directory {folder} cannot be made: {error.strerror}",
-            hint="name another with GPUYARD_LOCK_DIR",
+            f"the lease directory {folder} cannot be created: {error.strerror}",
+            hint="set GPUYARD_LOCK_DIR to another directory",
         ) from error
     kind = network_file_system(folder, mountinfo)
     if kind is not None:
         raise EnvironmentFault(
-            f"the lease directory {folder} is on a network file system ({kind}), where locks are not kept reliably",
-            hint="name one on a local disk with GPUYARD_LOCK_DIR",
+            f"the lease directory {folder} is on a network file system ({kind}), where locks are not reliable",
+            hint="set GPUYARD_LOCK_DIR to a directory on a local disk",
         )
     if not os.access(folder, os.W_OK | os.X_OK | os.R_OK):
         raise EnvironmentFault(
-            f"the lease directory {folder} is not writable by you",
-            hint="ask its owner for access, or name another with GPUYARD_LOCK_DIR",
+            f"you cannot write to the lease directory {folder}",
+            hint="ask its owner for access, or set GPUYARD_LOCK_DIR to another directory",
         )
     if status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         raise EnvironmentFault(
-            f"in the lease directory {folder} others could remove your leases: it is shared, but not sticky",
-            hint=f"chmod +t {folder}, or make one with `gpuyard leases init-shared DIR`",
+            f"other users could remove your leases in {folder}: the directory is shared, but not sticky",
+            hint=f"run `chmod +t {folder}`, or make a new one with `gpuyard leases init-shared DIR`",
         )
     return folder
 
 
-def make_shared(folder: Path, group: int | None = None) -> Path:
-    """A directory in which all users, or those of a group, see each other's leases and can remove only their own."""
+def make_shared_directory(folder: Path, group: int | None = None) -> Path:
+    """Make a directory in which all users, or those of a group, see all leases and can remove only their own."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_used(folder)
@@ -54,39 +54,39 @@ def make_shared(folder: Path, group: int | None = None) -> Path:
         folder.chmod(0o1777 if group is None else 0o3770)
     except OSError as error:
         raise EnvironmentFault(f"{folder} cannot be made a shared lease directory: {error.strerror}") from error
-    return prepare(folder)
+    return prepare_directory(folder)
 
 
 def _refuse_used(folder: Path) -> None:
-    """A home or a project must not become writable by all because of a slip."""
-    strange = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
-    if strange:
-        raise UserError(f"{folder} holds other things, such as {strange[0]}", hint="name a new directory")
+    """Raise UserError if the directory holds other files: a mistyped path must not make a home writable by all."""
+    others = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
+    if others:
+        raise UserError(f"{folder} holds other files, such as {others[0]}", hint="give the path of a new directory")
 
 
-def shut_above(folder: Path) -> Path | None:
-    """The first folder on the way that keeps other users out."""
+def find_closed_parent(folder: Path) -> Path | None:
+    """Return the closest parent directory that other users cannot enter."""
     return next((above for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH), None)
 
 
 def network_file_system(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """The kind of file system, where it is one that other machines have a part in."""
+    """Return the type of the directory's file system if it is a network file system."""
     kind = file_system(folder, mountinfo)
     return kind if kind in _NETWORK else None
 
 
 def file_system(folder: Path, mountinfo: Path) -> str | None:
-    """The kind of the mount that holds the directory, where the system tells."""
+    """Return the type of the directory's file system, or None if the system does not list mounts."""
     try:
         lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    place = os.path.realpath(folder)
+    path = os.path.realpath(folder)
     best, kind = "", None
     for line in lines:
         head, _, tail = line.partition(" - ")
         mount = _unescape(head.split(" ")[4]) if head.count(" ") >= 5 else ""
-        if mount and len(mount) >= len(best) and (place == mount or place.startswith(mount.rstrip("/") + "/")):
+        if mount and len(mount) >= len(best) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, tail.split(" ")[0]
     return kind
 

@@ -1,4 +1,4 @@
-"""The one short-held lock of a ledger: whoever holds it keeps all others from looking and from changing anything."""
+"""The mutex of a ledger: only its holder reads or changes the ledger. Hold it briefly."""
 
 import contextlib
 import fcntl
@@ -11,25 +11,25 @@ from gpuyard.errors import EnvironmentFault, WaitedTooLong
 
 MUTEX = "mutex"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.0002, 0.01
 _open_here: set[int] = set()
 
 
 @contextlib.contextmanager
 def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
-    """WaitedTooLong where somebody else holds it for longer than `timeout_s`."""
+    """Hold the mutex for the block. Raises WaitedTooLong if another process holds it for longer than `timeout_s`."""
     descriptor = _open_locked(folder, timeout_s)
     try:
         yield
     finally:
         if descriptor in _open_here:
-            # Closing alone would not do where another thread has just forked.
+            # Closing is not enough: a child that another thread has just forked has a copy.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             _close(descriptor)
 
 
 def _leave_in_child() -> None:
-    """A child forked in the middle has the lock with its parent and, unlike it, no thread that would ever let go."""
+    """Close the mutex in a forked child: it shares the parent's lock, but has no thread that would release it."""
     for descriptor in list(_open_here):
         _close(descriptor)
 
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(
         f"the lease directory {folder} cannot be written: {error.strerror}",
-        hint="free some space, or name another with GPUYARD_LOCK_DIR",
+        hint="free some disk space, or set GPUYARD_LOCK_DIR to another directory",
     )
 
 
@@ -59,7 +59,7 @@ def _open_locked(folder: Path, timeout_s: float) -> int:
             raise
         if os.fstat(descriptor).st_nlink:
             return descriptor
-        _close(descriptor)  # removed while we waited for it: others lock a new one by now
+        _close(descriptor)  # removed while we waited: other processes use a new file
 
 
 def _close(descriptor: int) -> None:
@@ -71,7 +71,7 @@ def _open(path: Path) -> int:
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, _FLAGS)
     try:
-        # With O_EXCL: in a sticky directory the kernel may refuse to create what another user has just made.
+        # Without O_EXCL the kernel may refuse to open another user's file in a sticky directory (protected_regular).
         descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return os.open(path, _FLAGS)
@@ -89,9 +89,9 @@ def _lock(descriptor: int, folder: Path, timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 raise WaitedTooLong(
                     f"the ledger in {folder} was busy for {timeout_s:g} s",
-                    hint="a process that holds its mutex may be stopped: see `lsof` on the file `mutex` there",
+                    hint=f"a stopped process may hold its mutex: find it with `lsof {folder / MUTEX}`",
                 ) from None
             time.sleep(pause)
-            pause = min(_LONGEST_PAUSE_S, pause * 1.5)
+            pause = min(_MAX_PAUSE_S, pause * 1.5)
         else:
             return

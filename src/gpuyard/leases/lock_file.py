@@ -1,13 +1,13 @@
-"""A file that its holder keeps locked: while the lock is held, somebody of the holder's is alive.
+"""A file that its holder keeps locked: while the lock is held, a process of the holder is alive.
 
 Rules:
-- A file gets its name only when it is complete and locked, so whatever bears such a name and is not locked is dead.
-- Nobody changes or removes a living file but its holder and its owner. A dead one may be used again, under another
-  name: some file systems take long to make a new file where many were removed of late.
-- The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps it after its parent
-  is gone, and the kernel lets go when the last copy is closed.
-- To see whether a file is held, one has to try its lock, and for that moment it seems held to everybody else. So files
-  are looked at and made only by whoever keeps all others out.
+- A file gets its name only when it is complete and locked, so an unlocked file with such a name is dead.
+- Only its holder and its owner change or remove a live file. A dead file may be used again under another name: some
+  file systems take long to create a file after many were removed.
+- The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps the lock after its
+  parent has ended, and the kernel releases it when the last copy is closed.
+- To see whether a file is held, a process has to try its lock, and meanwhile the file seems held to all others. So
+  files are read and made only under the ledger's mutex.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault
 
 _MAX_BYTES = 65536
-# Gone by now, another user's, a link, a socket.
-_NOT_OURS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
+# Removed meanwhile, another user's, a symbolic link, a socket.
+_SKIPPED_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
 
 
 class HeldFile(Struct, frozen=True, kw_only=True):
-    """A file somebody holds; its owner is who made it, whatever stands in it."""
+    """A file that is held. `uid` is the owner of the file, which the content cannot change."""
 
     name: str
     uid: int
@@ -41,29 +41,29 @@ class HeldFile(Struct, frozen=True, kw_only=True):
 
 
 class LockFile:
-    """Held by this process and by the children that inherit it."""
+    """A file held by this process and by the children that inherit it."""
 
-    _of_this_process: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
+    _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
     def __init__(
         self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str | None = None
     ) -> None:
-        """One that is not inherited is this process's alone: a child forked meanwhile does not keep it.
+        """Make the file and lock it. Without `is_inherited`, forked children close their copy.
 
-        `spare` is the name of a dead file of this user's in the same folder, to be used again.
+        `spare` is the name of a dead file in the same directory, which is used again if it is this user's.
         """
         self._folder, self.name = os.path.split(path)
         self.descriptor = -1
         self._pid = os.getpid()
         if not is_inherited:
-            self._of_this_process.add(self)
+            self._not_inherited.add(self)
         self.is_used_again = spare is not None and self._use_again(spare, content)
         if not self.is_used_again:
             self._make(content)
 
     @classmethod
     def leave_in_child(cls) -> None:
-        for file in list(cls._of_this_process):
+        for file in list(cls._not_inherited):
             file.leave()
 
     @property
@@ -71,17 +71,17 @@ class LockFile:
         return Path(self._folder, self.name)
 
     def share(self) -> None:
-        """Lets others of this user's keep it too, with `take_over`."""
+        """Let other processes of this user keep the file too, with `take_over`."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def leave(self) -> None:
-        """Closes this process's copy only: whoever inherited it or took it over keeps it."""
+        """Close this process's copy only; processes that inherited it or took it over keep it."""
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
 
     def release(self) -> None:
-        """Lets go for all who share the lock; in a forked child, only closes its own copy."""
+        """Remove the file and unlock it for all processes that share the lock. In a forked child: only leave it."""
         if self.descriptor >= 0 and self._pid == os.getpid():
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
@@ -89,16 +89,16 @@ class LockFile:
         self.leave()
 
     def _use_again(self, spare: str, content: bytes) -> bool:
-        """Whether that could be done. Nobody looks meanwhile: see above."""
+        """Rename and overwrite a dead file. Return False if that fails. Needs the mutex, as said above."""
         old = f"{self._folder}/{spare}"
         try:
             self.descriptor = os.open(old, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if os.fstat(self.descriptor).st_uid != os.geteuid():
                 self.leave()
-                return False  # whose file it is says whose lease it is
+                return False  # the owner of the file is the owner of the lease
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(self.descriptor, content)
-            # Not to nothing first: a file system that sees that writes it out at once, for fear of a crash.
+            # Never truncate to 0 bytes: some file systems then flush the file to disk at once.
             os.ftruncate(self.descriptor, len(content))
             os.rename(old, f"{self._folder}/{self.name}")
         except OSError:
@@ -110,7 +110,7 @@ class LockFile:
         unnamed = f"{self._folder}/.{self.name}"
         self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.fchmod(self.descriptor, 0o644)  # others have to see what is held, whatever our umask
+            os.fchmod(self.descriptor, 0o644)  # other users have to read it, whatever our umask
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(self.descriptor, content)
             os.rename(unnamed, f"{self._folder}/{self.name}")
@@ -126,7 +126,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def take_over(path: Path) -> int:
-    """A descriptor that keeps the file held when its first holder, which has to `share` it before, is gone."""
+    """Return a descriptor that keeps the file held after its first holder has ended.
+
+    Raises EnvironmentFault unless the holder has called `share` and the file still exists.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -144,8 +147,10 @@ def take_over(path: Path) -> int:
 
 
 def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
-    """Changes what stands in a file of this user's, whoever holds it, in one write that never makes it shorter: a crash
-    leaves what stood there before or what stands there now. Spaces at the end of a record mean nothing."""
+    """Replace the content of a file of this user, whichever process holds it.
+
+    One write that never shortens the file: a crash leaves the old content or the new. Records ignore trailing spaces.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
@@ -161,32 +166,31 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
 
 
 def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[HeldFile]:
-    """Those that are held. The names of those whose holders are dead are added to `dead`."""
-    place = str(folder)
-    for name in sorted(os.listdir(place)):
-        found = _look_if_ours(place, name, dead) if name.endswith(suffixes) else None
+    """Yield the files that are held, and add the names of dead files to `dead`."""
+    for name in sorted(os.listdir(folder)):
+        found = _read_if_possible(str(folder), name, dead) if name.endswith(suffixes) else None
         if found is not None and not name.startswith("."):
             yield found
 
 
 def remove_dead(folder: Path, names: Iterable[str]) -> None:
-    """Of those that are another user's some may stay."""
+    """Remove dead files. In a sticky directory those of other users stay."""
     for name in names:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.unlink(f"{folder}/{name}")
 
 
-def _look_if_ours(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
+def _read_if_possible(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
     try:
-        return _look_at(folder, name, dead)
+        return _read_held(folder, name, dead)
     except OSError as error:
-        if error.errno in _NOT_OURS:
+        if error.errno in _SKIPPED_ERRORS:
             return None
-        raise  # no more descriptors, say: a lease that was not seen would be taken for free
+        raise  # for example no free descriptors: skipping a lease would make its devices seem free
 
 
-def _look_at(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
-    # Without O_NONBLOCK a pipe of that name would stop everybody.
+def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
+    # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -213,13 +217,13 @@ def _is_locked(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    # Closing would not do where another thread has just forked.
+    # Closing is not enough: a child that another thread has just forked has a copy.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """All or an error: nobody would believe half a record."""
+    """Write the whole content or raise: half a record would be ignored."""
     if len(content) > _MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     if os.write(descriptor, content) < len(content):

@@ -1,4 +1,4 @@
-"""What each lease's processes hold on each device, as far as the driver tells."""
+"""Measure the device memory that the processes of each lease use, as far as the driver reports it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ Measured = dict[tuple[str, str], float | None]
 
 
 def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
-    """Memory by lease and device: zero for a lease that has not allocated yet, None if unknown.
+    """Return the memory by lease and device: 0 if the lease has not allocated anything, None if unknown.
 
-    Where the driver lists no processes, a lease that is the only one on its device holds what the device's use has
-    grown by since the lease was granted.
+    If the driver lists no processes, a lease that is alone on its device is charged the growth of the device's used
+    memory since the lease was granted.
     """
     measured: Measured = {}
     for device in snapshot.devices:
@@ -31,23 +31,23 @@ def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
     return measured
 
 
-def owners(leases: Sequence[Lease]) -> Callable[[int], Lease | None]:
-    """Finds the lease that a process belongs to: the one it was started with, its own, or an ancestor's."""
-    found = _Owners(leases)
-    return lambda pid: next(iter(found.of(pid)), None)
+def lease_finder(leases: Sequence[Lease]) -> Callable[[int], Lease | None]:
+    """Return a function that finds the lease of a process: that in its environment, its own, or an ancestor's."""
+    finder = _LeaseFinder(leases)
+    return lambda pid: next(iter(finder.find(pid)), None)
 
 
-def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
-    """Yield the processes on the device that belong to no lease there.
+def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
+    """Yield the processes on the device that belong to no lease there, except zombies.
 
-    One that the system does not know has ended since the device was read, or is in another container: it is yielded
-    without a user. One that has ended and was not waited for yet is left out.
+    A process that this system does not know is yielded without a user: it has ended since the device was read, or is in
+    another container.
     """
     import psutil
 
-    found = _Owners([lease for lease in leases if lease.on(device.id)])
+    finder = _LeaseFinder([lease for lease in leases if lease.on(device.id)])
     for process in device.processes or ():
-        if found.of(process.pid):
+        if finder.find(process.pid):
             continue
         try:
             seen = psutil.Process(process.pid)
@@ -60,10 +60,10 @@ def find_strangers(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignP
 def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:
     if device.hides_processes:
         return {(lease.id, device.id): _growth(device, leases) for lease in leases}
-    found = _Owners(leases)
+    finder = _LeaseFinder(leases)
     sums: Measured = {(lease.id, device.id): 0.0 for lease in leases}
     for process in device.processes or ():
-        for lease, memory in _divide(process.memory_mb, found.of(process.pid), device.id, sums):
+        for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, sums):
             known = sums[lease.id, device.id]
             sums[lease.id, device.id] = None if known is None or memory is None else known + memory
     return sums
@@ -79,7 +79,7 @@ def _growth(device: Device, leases: Sequence[Lease]) -> float | None:
 def _divide(
     memory_mb: float | None, leases: Sequence[Lease], device_id: str, sums: Measured
 ) -> Iterator[tuple[Lease, float | None]]:
-    """A process may hold several leases on a device: each is filled up to what it reserved, the last takes the rest."""
+    """Divide a process's memory among its leases on a device: each gets up to its reservation, the last the rest."""
     if memory_mb is None:
         yield from ((lease, None) for lease in leases)
         return
@@ -91,9 +91,11 @@ def _divide(
         yield lease, part
 
 
-class _Owners:
-    """Climbs from a process to one that holds a lease. Both have to be the same user's: a process that names another
-    user's lease, and a lease that names another user's process, are not believed."""
+class _LeaseFinder:
+    """Finds the leases of a process through its environment and its ancestors.
+
+    Process and lease must belong to the same user: users cannot hide memory behind the lease of another.
+    """
 
     def __init__(self, leases: Sequence[Lease]) -> None:
         self._by_id = {lease.id: lease for lease in leases}
@@ -101,8 +103,8 @@ class _Owners:
         for lease in leases:
             self._by_pid.setdefault(lease.holder.pid, []).append(lease)
 
-    def of(self, pid: int) -> list[Lease]:
-        """Several where one process holds several."""
+    def find(self, pid: int) -> list[Lease]:
+        """Return the leases of the process; several if one process holds several."""
         import psutil
 
         try:

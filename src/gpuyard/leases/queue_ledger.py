@@ -1,4 +1,4 @@
-"""The ledger as the queue uses it: many claims at one look, and one place in the line for all that waits."""
+"""The ledger as the daemon uses it: many claims in one step, and one ticket for all its waiting jobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.leases.foreign_load_tracker import ForeignLoads
+from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.ports import WantedClaim
 from gpuyard.system.process_identity import is_stopped
 
-# The daemon has others to answer: it looks again a moment later.
+# Short, as the daemon has requests to answer: it tries again in the next step.
 _MUTEX_TIMEOUT_S = 0.2
 
 
@@ -23,20 +23,20 @@ class QueueLedger:
         self._holder = holder
         self._ticket: HeldTicket | None = None
         self._waits_for: tuple[Need, int] | None = None
-        self._foreign = ForeignLoads()
+        self._foreign = ForeignLoadTracker()
 
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldLease]:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
-            # One who was halted keeps its place in the line, and for that time nothing is kept for it.
-            alert = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
-            wanted = decide(leases, alert)
+            # A stopped process (Ctrl-Z) keeps its ticket, but no device is kept free for it meanwhile.
+            active = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
+            wanted = decide(leases, active)
             for each in wanted:
                 if each.amends is not None:
                     self.ledger.amend(each.amends, each.claim)
-            fresh = (each for each in wanted if each.amends is None)
-            return [(replace(self._holder, label=each.label), each.claim) for each in fresh]
+            new = (each for each in wanted if each.amends is None)
+            return [(replace(self._holder, label=each.label), each.claim) for each in new]
 
         return self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
 
@@ -46,17 +46,17 @@ class QueueLedger:
     def foreign_loads(
         self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
     ) -> Mapping[str, ForeignLoad]:
-        return self._foreign.follow(snapshot, leases, now, bound)
+        return self._foreign.update(snapshot, leases, now, bound)
 
-    def enter_line(self, need: Need, priority: int, label: str) -> None:
+    def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):
             return
-        self.leave_line()
+        self.return_ticket()
         holder = replace(self._holder, label=label)
-        self._ticket = self.ledger.enter_line(holder, need, priority, _MUTEX_TIMEOUT_S)
+        self._ticket = self.ledger.take_ticket(holder, need, priority, _MUTEX_TIMEOUT_S)
         self._waits_for = (need, priority)
 
-    def leave_line(self) -> None:
+    def return_ticket(self) -> None:
         if self._ticket is not None:
             self._ticket.release()
         self._ticket = self._waits_for = None

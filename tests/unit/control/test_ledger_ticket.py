@@ -19,12 +19,12 @@ class Line:
         self.entered: list[str] = []
         self.ticket: str | None = None
 
-    def enter_line(self, need: Need, priority: int, label: str) -> None:
+    def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self.ticket is None:
             self.ticket = label
             self.entered.append(label)
 
-    def leave_line(self) -> None:
+    def return_ticket(self) -> None:
         self.ticket = None
 
     def my_ticket(self) -> str | None:

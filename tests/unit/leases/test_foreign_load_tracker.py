@@ -5,7 +5,7 @@ import os
 
 from gpuyard.core.lease import Lease, Share
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.leases.foreign_load_tracker import ForeignLoads
+from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.system.process_identity import this_process
 
 ELSEWHERE = 2**22 + 7  # no process of this machine has so high a number
@@ -30,12 +30,12 @@ def lease(load_percent: float | None = None, pid: int | None = None) -> Lease:
     return Lease(id="a", holder=holder, shares=(share,), since=0.0)
 
 
-def percent(loads: ForeignLoads, look: Snapshot, *leases: Lease, now: float = 0.0) -> float:
-    return loads.follow(look, leases, now, 50.0)["G0"].percent
+def percent(loads: ForeignLoadTracker, look: Snapshot, *leases: Lease, now: float = 0.0) -> float:
+    return loads.update(look, leases, now, 50.0)["G0"].percent
 
 
 def test_a_process_without_a_lease_is_named_with_its_user() -> None:
-    load = ForeignLoads().follow(seen(os.getpid()), (), 0.0, 50.0)["G0"]
+    load = ForeignLoadTracker().update(seen(os.getpid()), (), 0.0, 50.0)["G0"]
     assert (load.percent, load.is_over) == (90.0, True)
     (stranger,) = load.processes
     assert (stranger.process.pid, stranger.user) == (os.getpid(), getpass.getuser())
@@ -43,38 +43,38 @@ def test_a_process_without_a_lease_is_named_with_its_user() -> None:
 
 
 def test_a_process_with_a_lease_is_no_stranger() -> None:
-    assert percent(ForeignLoads(), seen(os.getpid()), lease()) == 0.0
+    assert percent(ForeignLoadTracker(), seen(os.getpid()), lease()) == 0.0
 
 
 def test_an_idle_device_and_one_that_nobody_uses_have_no_foreign_load() -> None:
-    assert percent(ForeignLoads(), seen(os.getpid(), percent=5.0)) == 0.0
-    assert percent(ForeignLoads(), seen()) == 0.0
+    assert percent(ForeignLoadTracker(), seen(os.getpid(), percent=5.0)) == 0.0
+    assert percent(ForeignLoadTracker(), seen()) == 0.0
 
 
 def test_a_device_is_free_as_soon_as_the_process_has_gone() -> None:
-    loads = ForeignLoads()
+    loads = ForeignLoadTracker()
     assert percent(loads, seen(os.getpid())) == 90.0
     assert percent(loads, seen(), now=0.1) == 0.0
 
 
 def test_a_process_of_another_container_counts_and_one_that_has_just_ended_does_not() -> None:
-    assert percent(ForeignLoads(), seen(ELSEWHERE)) == 90.0
-    loads = ForeignLoads()
+    assert percent(ForeignLoadTracker(), seen(ELSEWHERE)) == 90.0
+    loads = ForeignLoadTracker()
     assert percent(loads, seen()) == 0.0
     assert percent(loads, seen(ELSEWHERE), now=1.0) == 0.0
     assert percent(loads, seen(ELSEWHERE), now=2.0) == 90.0
 
 
 def test_what_leases_explain_is_not_foreign_also_when_they_have_just_ended() -> None:
-    loads = ForeignLoads()
+    loads = ForeignLoadTracker()
     assert percent(loads, seen(os.getpid()), lease(60.0, pid=ELSEWHERE)) == 30.0
-    loads = ForeignLoads()
+    loads = ForeignLoadTracker()
     percent(loads, seen(os.getpid(), percent=5.0), lease(None, pid=ELSEWHERE))
     assert percent(loads, seen(os.getpid()), now=1.0) == 0.0
     assert percent(loads, seen(os.getpid()), now=100.0) > 80.0
 
 
 def test_a_look_counts_once() -> None:
-    loads, look = ForeignLoads(), seen(os.getpid())
-    first = loads.follow(look, (), 0.0, 50.0)
-    assert loads.follow(look, (lease(),), 9.0, 50.0) is first
+    loads, look = ForeignLoadTracker(), seen(os.getpid())
+    first = loads.update(look, (), 0.0, 50.0)
+    assert loads.update(look, (lease(),), 9.0, 50.0) is first

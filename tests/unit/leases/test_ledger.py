@@ -76,7 +76,7 @@ def test_a_ledger_that_nobody_used_yet_is_empty_and_stays_untouched(ledger: Ledg
 
 def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledger) -> None:
     need = Need(devices=2, memory_mb=4096.0, is_exclusive=False, only=("G0", "G1"))
-    ticket = ledger.enter_line(ME, need, 3, DEADLINE_S)
+    ticket = ledger.take_ticket(ME, need, 3, DEADLINE_S)
     ((seen,), _) = (ledger.tickets(), None)
     assert (seen.id, seen.need, seen.priority) == (ticket.id, need, 3)
     assert ledger.claim(ME, nothing, DEADLINE_S, ticket) is None
@@ -125,7 +125,7 @@ def test_of_several_claims_all_are_granted_or_none(ledger: Ledger) -> None:
 
 def test_who_only_reads_waits_for_whoever_changes_something(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """To see whether a file is held one has to try its lock, and for that moment it seems held to everybody else."""
-    monkeypatch.setattr(ledger_module, "_READING_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(ledger_module, "_READ_TIMEOUT_S", 0.0)
     with hold_mutex(ledger.folder, DEADLINE_S), pytest.raises(EnvironmentFault, match="was busy"):
         ledger.leases()
     assert ledger.leases() == ()
@@ -184,7 +184,7 @@ def test_numbers_without_end_hurt_nobody(ledger: Ledger) -> None:
 def hold_both(connection: Connection, folder: Path) -> None:
     ledger = Ledger(folder)
     lease = ledger.claim(this_process(), take("G0"), DEADLINE_S)
-    ticket = ledger.enter_line(this_process(), Need(), 0, DEADLINE_S)
+    ticket = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
     assert lease is not None
     connection.send((lease.lease.id, ticket.id))
     if wait_for_word(connection) == "share":
@@ -278,11 +278,11 @@ def test_a_full_disk_gives_one_clear_error_and_leaves_no_half_file(small_disk: P
     fill(small_disk / "big")
     for attempt in (
         lambda: ledger.claim(ME, take("G0"), DEADLINE_S),
-        lambda: ledger.enter_line(ME, Need(), 0, DEADLINE_S),
+        lambda: ledger.take_ticket(ME, Need(), 0, DEADLINE_S),
     ):
         with pytest.raises(EnvironmentFault, match=f"{small_disk} cannot be written: No space left") as told:
             attempt()
-        assert "free some space" in (told.value.hint or "")
+        assert "free some disk space" in (told.value.hint or "")
         assert names(small_disk) == ["big", "mutex"]
     (small_disk / "big").unlink()
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger_directory import file_system, make_shared, prepare, shut_above
+from gpuyard.leases.ledger_directory import file_system, find_closed_parent, make_shared_directory, prepare_directory
 from tests.unit.leases import as_root, child
 
 MOUNTS = """\
@@ -46,7 +46,7 @@ def test_the_kind_of_the_nearest_and_last_mount_counts(folder: str, kind: str, m
 
 def test_where_the_system_tells_no_mounts_nothing_is_refused(tmp_path: Path) -> None:
     assert file_system(tmp_path, tmp_path / "missing") is None
-    assert prepare(tmp_path / "locks", tmp_path / "missing").is_dir()
+    assert prepare_directory(tmp_path / "locks", tmp_path / "missing").is_dir()
 
 
 def test_a_directory_behind_a_link_is_where_the_link_leads(tmp_path: Path, mountinfo: Path) -> None:
@@ -59,38 +59,41 @@ def test_a_network_file_system_is_refused_with_one_clear_error(tmp_path: Path) -
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:40 / {tmp_path} rw - nfs4 server:/home rw\n")
     with pytest.raises(EnvironmentFault, match=r"is on a network file system \(nfs4\)") as told:
-        prepare(tmp_path / "locks", mounts)
-    assert told.value.hint == "name one on a local disk with GPUYARD_LOCK_DIR"
+        prepare_directory(tmp_path / "locks", mounts)
+    assert told.value.hint == "set GPUYARD_LOCK_DIR to a directory on a local disk"
 
 
 def test_a_directory_of_ones_own_is_made_for_oneself_only(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "new" / "locks")
+    folder = prepare_directory(tmp_path / "new" / "locks")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert prepare(folder) == folder
+    assert prepare_directory(folder) == folder
 
 
 def test_a_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match=r"file/locks cannot create the workspace .*: Not a directory") as told:
-        prepare(tmp_path / "file" / "locks")
+    with pytest.raises(EnvironmentFault, match=r"file/locks cannot be created: Not a directory") as told:
+        prepare_directory(tmp_path / "file" / "locks")
     assert "GPUYARD_LOCK_DIR" in (told.value.hint or "")
-    with pytest.raises(EnvironmentFault, match="cannot be made: File exists"):
-        prepare(tmp_path / "file")
+    with pytest.raises(EnvironmentFault, match="cannot be created: File exists"):
+        prepare_directory(tmp_path / "file")
 
 
 def test_a_shared_directory_that_is_not_sticky_is_one_clear_error(tmp_path: Path) -> None:
     for mode in (0o777, 0o770):
         tmp_path.chmod(mode)
-        with pytest.raises(EnvironmentFault, match="others could remove your leases: it is shared, but not sticky"):
-            prepare(tmp_path)
+        with pytest.raises(
+            EnvironmentFault,
+            match="the directory is shared, but not sticky",
+        ):
+            prepare_directory(tmp_path)
     tmp_path.chmod(0o1777)
-    assert prepare(tmp_path) == tmp_path
+    assert prepare_directory(tmp_path) == tmp_path
 
 
 def prepare_as_another(connection: Connection, folder: Path) -> None:
     os.setuid(65534)
     try:
-        prepare(folder)
+        prepare_directory(folder)
     except EnvironmentFault as error:
         connection.send((error.message, error.hint))
 
@@ -100,16 +103,16 @@ def test_a_directory_one_may_not_write_to_is_one_clear_error(tmp_path: Path) -> 
     # pytest's own folder lets nobody else in, and would be another error.
     with child(prepare_as_another, Path("/var")) as other:
         message, hint = other.hear()
-    assert message == "the lease directory /var is not writable by you"
+    assert message == "you cannot write to the lease directory /var"
     assert "GPUYARD_LOCK_DIR" in hint
     with child(prepare_as_another, Path("/var/gpuyard-of-nobody")) as other:
-        assert other.hear()[0] == "the lease directory /var/gpuyard-of-nobody cannot be made: Permission denied"
+        assert other.hear()[0] == "the lease directory /var/gpuyard-of-nobody cannot be created: Permission denied"
 
 
 def test_a_directory_for_all_users_is_open_and_sticky(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        folder = make_shared(tmp_path / "new" / "locks")
+        folder = make_shared_directory(tmp_path / "new" / "locks")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
@@ -117,7 +120,7 @@ def test_a_directory_for_all_users_is_open_and_sticky(tmp_path: Path) -> None:
 
 def test_a_directory_for_a_group_is_closed_to_others_and_keeps_its_group(tmp_path: Path) -> None:
     group = (os.getgroups() or [os.getgid()])[-1] if os.getuid() else 65534
-    folder = make_shared(tmp_path / "locks", group)
+    folder = make_shared_directory(tmp_path / "locks", group)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o3770
     assert folder.stat().st_gid == group
 
@@ -125,18 +128,18 @@ def test_a_directory_for_a_group_is_closed_to_others_and_keeps_its_group(tmp_pat
 def test_a_shared_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match="cannot be made a shared lease directory: Not a directory"):
-        make_shared(tmp_path / "file" / "locks")
+        make_shared_directory(tmp_path / "file" / "locks")
 
 
 def test_a_folder_that_holds_other_things_is_not_opened_to_all(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     mode = tmp_path.stat().st_mode
     with pytest.raises(UserError, match=r"thesis\.tex"):
-        make_shared(tmp_path)
+        make_shared_directory(tmp_path)
     assert tmp_path.stat().st_mode == mode
 
 
 def test_a_folder_that_others_cannot_reach_is_found(tmp_path: Path) -> None:
     (tmp_path / "shut" / "lab").mkdir(parents=True)
     (tmp_path / "shut").chmod(0o700)
-    assert shut_above(tmp_path / "shut" / "lab") == tmp_path / "shut"
+    assert find_closed_parent(tmp_path / "shut" / "lab") == tmp_path / "shut"

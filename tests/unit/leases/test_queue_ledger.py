@@ -31,7 +31,7 @@ def test_a_waiter_that_was_halted_keeps_its_place_and_holds_up_nobody(tmp_path: 
     book = QueueLedger(ledger, ME)
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
-            ticket = ledger.enter_line(replace(ME, pid=sleeper.pid), Need(), 0, DEADLINE_S)
+            ticket = ledger.take_ticket(replace(ME, pid=sleeper.pid), Need(), 0, DEADLINE_S)
             assert waiting(book) == [ticket.id]
             os.kill(sleeper.pid, signal.SIGSTOP)
             os.waitpid(sleeper.pid, os.WUNTRACED)

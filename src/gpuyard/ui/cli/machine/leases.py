@@ -24,14 +24,14 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
         return
     from gpuyard.config import load_config
     from gpuyard.leases.ledger import open_ledger
-    from gpuyard.ledger_status import read_standing
+    from gpuyard.ledger_status import read_ledger_status
     from gpuyard.probes.common.idle_time import idle_seconds
     from gpuyard.probes.common.process_info import describe_processes
     from gpuyard.probes.local_machine import snapshot
 
     ledger = open_ledger()
     seen = snapshot(deadline_s)
-    standing = read_standing(ledger, seen, load_config().queue.max_foreign_load_percent)
+    standing = read_ledger_status(ledger, seen, load_config().queue.max_foreign_load_percent)
     people = describe_processes({stranger.process.pid for stranger in standing.strangers})
     idle = idle_seconds(seen)
     if as_json:
@@ -68,14 +68,14 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     """
     import grp
 
-    from gpuyard.leases.ledger_directory import make_shared, shut_above
+    from gpuyard.leases.ledger_directory import find_closed_parent, make_shared_directory
 
     try:
         number = grp.getgrnam(group).gr_gid if group else None
     except KeyError:
         raise UserError(f"there is no group '{group}'", hint="see `getent group`") from None
-    made = make_shared(folder.absolute(), number)
-    shut = shut_above(made)
+    made = make_shared_directory(folder.absolute(), number)
+    shut = find_closed_parent(made)
     if shut is not None:
         click.echo(f"! other users cannot get into {shut}: choose a place such as /var/lib/gpuyard", err=True)
     click.echo(f"{made} is ready. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
