@@ -21,8 +21,8 @@ FAULTS = (
     Fault(
         id="recipes-failed-runs-not-resumed",
         file=f"{_RECIPES}/batch/plan.py",
-        old='done = {index for index, run in results(record).items() if run["state"] == SUCCEEDED}',
-        new='done = {index for index, run in results(record).items() if run["state"] in _ENDS}',
+        old="done = {index for index, run in read_results(record).items() if run.state == SUCCEEDED}",
+        new="done = {index for index, run in read_results(record).items() if run.state in _ENDS}",
         breaks="--resume leaves out runs that failed.",
         near=(f"{_CLI}::test_resume_runs_only_what_has_not_succeeded",),
     ),
@@ -53,7 +53,7 @@ FAULTS = (
     Fault(
         id="recipes-cancelled-runs-are-pruned",
         file=f"{_RECIPES}/batch/run_results.py",
-        old='return bool(run["state"] != _CANCELLED and run["attempts"])',
+        old='return run.state != "cancelled" and run.attempts > 0',
         new="return True",
         breaks="Runs that were cancelled are counted as pruned, and their folders are moved away.",
         near=(f"{_TESTS}/batch/test_run_results.py",),

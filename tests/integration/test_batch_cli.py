@@ -159,7 +159,7 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     assert (more.returncode, more.stdout.startswith("sh: all 4 runs succeeded")) == (0, True)
     assert sorted((tmp_path / "done").read_text().split()) == ["0", "1", "1", "2", "3"]
     other = batch(4, *root, "--resume", "--seed", "1", program=program)
-    assert (other.returncode, "begun with another seed: 0, not 1" in other.stderr) == (2, True)
+    assert (other.returncode, "started with another seed: 0, not 1" in other.stderr) == (2, True)
 
 
 def test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_another_beside_a_finished_one(
@@ -174,7 +174,7 @@ def test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_anot
     told = f"gpuyard: the batch in {tmp_path}/out is unfinished: it goes on with 1 of 3 runs\n"
     assert again.stderr.startswith(told)
     other = batch(3, *typed, program=program)
-    beside = f"gpuyard: the batch in {tmp_path}/out is finished (--append adds runs to it); a new one begins in "
+    beside = f"gpuyard: the batch in {tmp_path}/out is finished (--append adds runs to it); starting a new one in "
     assert other.stderr.startswith(f"{beside}{tmp_path}/out-2\n")
     assert (other.returncode, summary_in(tmp_path / "out-2")["succeeded"]) == (0, 3)
     assert batch(3, *typed, program=program).stderr.startswith(f"{beside}{tmp_path}/out-3\n")
@@ -187,13 +187,11 @@ def test_a_batch_of_another_command_is_left_alone(tmp_path: Path) -> None:
     assert batch(1, "--output-root", "out", program="false").returncode == 1
     other = batch(1, "--output-root", "out", program="true")
     assert other.returncode == 0
-    told = (
-        f"gpuyard: the batch in {tmp_path}/out was begun with another command; a new one begins in {tmp_path}/out-2\n"
-    )
-    assert other.stderr.startswith(told)
+    reason = f"gpuyard: the batch in {tmp_path}/out was started with another command"
+    assert other.stderr.startswith(f"{reason}; starting a new one in {tmp_path}/out-2\n")
     assert summary_in(tmp_path / "out")["succeeded"] == 0
     dry = batch(1, "--output-root", "out", "--dry-run", program="true")
-    assert (dry.returncode, f"a new one begins in {tmp_path}/out-3\n" in dry.stderr) == (0, True)
+    assert (dry.returncode, f"starting a new one in {tmp_path}/out-3\n" in dry.stderr) == (0, True)
 
 
 def test_append_adds_runs_with_the_next_seeds_once_the_batch_is_finished(tmp_path: Path) -> None:
@@ -283,8 +281,8 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
         (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),
         (["datagen", "--count", "1", "--append", "--resume"], "--resume and --append do not go together"),
-        (["datagen", "--count", "1"], "there is no program 'sim_view'\n  name one that is on PATH"),
-        (["batch", "--count", "1", "--", "/etc/passwd"], "'/etc/passwd' cannot be executed"),
+        (["datagen", "--count", "1"], "there is no program 'sim_view'\n  give a program on PATH"),
+        (["batch", "--count", "1", "--", "/etc/passwd"], "'/etc/passwd' is not executable"),
         (["datagen", "--count", "1", "--program", ""], "--program '' is not a program"),
         (["datagen", "--count", "1", "--max-frames", "0"], "--max-frames 0 is too small"),
         (["datagen", "--count", "1", "--no-prune", "--prune-keeps", "here"], "--prune-keeps is about a simulator"),
@@ -308,12 +306,11 @@ def test_a_program_of_the_current_folder_is_not_started_by_its_bare_name(own_hom
     program.touch()
     refused = run("datagen", "--count", "1")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "'sim_view' on PATH; there is one in the current folder\n  `chmod +x sim_view`, and write" in refused.stderr
-    program.chmod(0o755)
     assert (
-        "\n  write it as ./sim_view; datagen takes it as --program ./sim_view\n"
-        in run("datagen", "--count", "1").stderr
+        "'sim_view' on PATH, but there is one in the current folder\n  `chmod +x sim_view`, and write" in refused.stderr
     )
+    program.chmod(0o755)
+    assert "\n  write it as ./sim_view; for datagen: --program ./sim_view\n" in run("datagen", "--count", "1").stderr
     assert running_pid(own_home / "daemon.lock") is None
 
 

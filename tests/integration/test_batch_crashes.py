@@ -28,7 +28,7 @@ ROUNDED_S = 0.002  # times are told to the millisecond
 # The command with its words, killed as soon as it has done one step for the first time.
 CRASHING = """
 import os, signal, sys
-from gpuyard.recipes import batch
+from gpuyard.recipes.batch import plan as batch
 from gpuyard.ui.cli import main
 
 step = sys.argv.pop(1)
@@ -154,7 +154,7 @@ def test_what_failed_is_tried_again_with_its_seed_by_the_same_command_and_what_s
     first = read_summary(it.root)
     assert first is not None
     assert (first.succeeded, first.failed, first.pruned) == (2, 2, 0)
-    assert [failure["seed"] for failure in first.failures] == [0, 2]
+    assert [failure.seed for failure in first.failures] == [0, 2]
     again = run("datagen", "--resume", *words[1:])
     assert again.returncode == 0, again.stderr
     second = read_summary(it.root)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct
 
-from gpuyard.recipes.batch.prune_empty_runs import PrunedRuns, prune
+from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 
 RUN, WHY, AT = "run-000017", "no frame", "2025-01-01T00:00:00Z"
 NOBODY = 65534
@@ -50,7 +50,7 @@ class Roots(Struct, frozen=True, kw_only=True):
         write(self.pruned / "run-000016" / "log.txt", b"pruned before")
         make_run(self.run)
 
-    def prune(self) -> PrunedRuns:
+    def prune(self) -> PrunedRun:
         return prune(self.run, self.pruned, self.record, why=WHY, at=AT)
 
 

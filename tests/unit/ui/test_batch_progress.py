@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from gpuyard.recipes.batch.finish import Summary
+from gpuyard.recipes.batch.finish import Summary, UnmovedRun, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.views.batch_progress import (
     LiveBatchScreen,
@@ -44,9 +44,9 @@ def drawn(progress: Progress, width: int = 80) -> str:
     return out.file.getvalue()
 
 
-def failure(index: int, state: str = "failed") -> dict[str, Any]:
+def failure(index: int, state: str = "failed") -> UnsuccessfulRun:
     log = f"/logs/{index}.log"
-    return {"index": index, "seed": 7 + index, "id": 18 + index, "state": state, "reason": "exit status 3", "log": log}
+    return UnsuccessfulRun(index=index, seed=7 + index, id=18 + index, state=state, reason="exit status 3", log=log)
 
 
 def test_the_picture_says_how_far_it_is_and_which_gate_holds_the_next_run_with_its_figure() -> None:
@@ -211,7 +211,7 @@ def test_a_summary_names_twenty_of_those_that_failed_and_counts_those_that_were_
 
 
 def test_a_summary_says_what_could_not_be_pruned_and_which_bounds_nobody_kept() -> None:
-    left = ({"run": "run-000003", "why": "No space left on device"},)
+    left = (UnmovedRun(run="run-000003", why="No space left on device"),)
     text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
     assert "left       run-000003: No space left on device\n" in text
     assert "unchecked  --max-gpu: no probe gives the figure\n" in text

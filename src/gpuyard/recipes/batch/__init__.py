@@ -1,1 +1,1 @@
-"""A batch: many runs of one command, and pruning the runs that produced nothing."""
+"""Batches: many runs of one command, and pruning of the runs that produced nothing."""

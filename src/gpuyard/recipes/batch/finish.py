@@ -1,6 +1,6 @@
-"""What comes after a batch's last run, as a job of the queue: empty runs are pruned, and a summary is written.
+"""Finish a batch after its last run: prune empty runs and write a summary. This module runs as a job of the queue.
 
-It can be done again at any time, and comes to the same end: what was moved before is found in the record of that.
+It can be repeated at any time with the same result: `pruned.jsonl` records the runs that were moved before.
 """
 
 import contextlib
@@ -9,10 +9,10 @@ import re
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.errors import EnvironmentFault, GpuyardError
@@ -22,25 +22,41 @@ from gpuyard.recipes.batch.plan import (
     SUCCEEDED,
     SUMMARY,
     BatchRecord,
+    RunRecord,
+    read_part_status,
     read_record,
-    results,
+    read_results,
     run_folder,
-    standing_of,
 )
 from gpuyard.recipes.batch.prune_empty_runs import read_record as read_pruned
-from gpuyard.recipes.batch.run_results import THERE, RunResult, fates_of
+from gpuyard.recipes.batch.run_results import THERE, RunResult, classify_runs
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.clock import SystemClock
 
-# As simulators say it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
+# Formats in which simulators report it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
 _FRAMES = re.compile(r"\bframes\b[\"']?\s*[:=]\s*(\d+)|\b(\d+) frames\b", re.IGNORECASE)
 _TAIL_BYTES = 64 * 1024
 
 
+class UnsuccessfulRun(Struct, frozen=True, kw_only=True):
+    index: int
+    seed: int
+    id: int
+    state: str
+    reason: str | None
+    log: str | None
+
+
+class UnmovedRun(Struct, frozen=True, kw_only=True):
+    """An empty run that could not be moved to the prune root, and the reason."""
+
+    run: str
+    why: str
+
+
 class Summary(Struct, frozen=True, kw_only=True):
-    """How a batch came out. `frames` is what its runs reported, `None` where none did; `kept` runs have data, in
-    `kept_in`; both are `None` where nothing is pruned. `left` are empty runs that could not be moved, and why;
-    `unknown` are bounds that were not enforced."""
+    """The results of a batch. `frames` is the sum that its runs reported, None if no run did. `kept` counts runs with
+    data, in `kept_in`; both are None if the batch is not pruned. `unknown` are limits that were not enforced."""
 
     name: str
     command: tuple[str, ...]
@@ -57,8 +73,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     started_at: str | None
     ended_at: str | None
     seconds: float | None
-    failures: tuple[dict[str, Any], ...]
-    left: tuple[dict[str, str], ...]
+    failures: tuple[UnsuccessfulRun, ...]
+    left: tuple[UnmovedRun, ...]
     kept: int | None = None
     kept_in: str | None = None
 
@@ -70,16 +86,19 @@ class Summary(Struct, frozen=True, kw_only=True):
 def finish(root: Path) -> Summary:
     record = read_record(root)
     if record is None:
-        raise EnvironmentFault(f"there is no batch in {root}", hint="it was there when the batch began")
-    found = results(record)
-    runs = [found[index] for index in sorted(found)]
-    for run in runs:
-        run["frames"] = _frames(run["log"]) if run.get("frames") is None else run["frames"]
-    keeps, fates = fates_of(record.plan, runs, read_pruned(root / PRUNED), _now())
-    for run, fate in zip(runs, fates, strict=True):
-        run |= {"kept_in": fate.kept_in, "pruned_to": fate.pruned_to}
-    write_whole(root / RUNS, "".join(f"{json.dumps(run)}\n" for run in runs).encode())
-    summary = _summary(record, runs, keeps, fates)
+        raise EnvironmentFault(f"there is no batch in {root}", hint="its batch.json was moved or removed: restore it")
+    runs = [
+        replace(run, frames=_find_frames(run.log)) if run.frames is None else run
+        for _, run in sorted(read_results(record).items())
+    ]
+    now = str(iso_time(SystemClock().now()))
+    keeps, results = classify_runs(record.plan, runs, read_pruned(root / PRUNED), now)
+    lines = [
+        json.dumps(msgspec.to_builtins(replace(run, kept_in=result.kept_in, pruned_to=result.pruned_to)))
+        for run, result in zip(runs, results, strict=True)
+    ]
+    write_whole(root / RUNS, "".join(f"{line}\n" for line in lines).encode())
+    summary = _summarize(record, runs, keeps, results)
     write_whole(root / SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
     return summary
 
@@ -90,72 +109,67 @@ def read_summary(root: Path) -> Summary | None:
     return None
 
 
-def _now() -> str:
-    return str(iso_time(SystemClock().now()))
-
-
-def _frames(log: str | None) -> int | None:
-    """The last that it said."""
+def _find_frames(log: str | None) -> int | None:
+    """Return the last number of frames in a log, or None."""
     try:
         with open(log or "", "rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            told = _FRAMES.findall(file.read().decode(errors="replace"))
+            found = _FRAMES.findall(file.read().decode(errors="replace"))
     except OSError:
         return None
-    return int(next(filter(None, told[-1]))) if told else None
+    return int(next(filter(None, found[-1]))) if found else None
 
 
-def _summary(record: BatchRecord, runs: list[dict[str, Any]], keeps: str, fates: list[RunResult]) -> Summary:
+def _summarize(record: BatchRecord, runs: list[RunRecord], keeps: str, results: list[RunResult]) -> Summary:
     plan = record.plan
-    left = [
-        {"run": run_folder(plan, run["index"]).name, "why": fate.left}
-        for run, fate in zip(runs, fates, strict=True)
-        if fate.left is not None
-    ]
-    waits, unknown = _waits(record)
-    frames = [run["frames"] for run in runs if run["frames"] is not None]
-    started = min((run["submitted_at"] for run in runs), default=None)
-    ended = max((run["ended_at"] for run in runs if run["ended_at"]), default=None)
-    bad = [run for run in runs if run["state"] != SUCCEEDED]
+    waits, unknown = _read_waits(record)
+    frames = [run.frames for run in runs if run.frames is not None]
+    started = min((run.submitted_at for run in runs), default=None)
+    ended = max((run.ended_at for run in runs if run.ended_at), default=None)
+    bad = [run for run in runs if run.state != SUCCEEDED]
     return Summary(
         name=plan.name,
         command=plan.command,
         root=plan.root,
         runs=plan.count,
         succeeded=len(runs) - len(bad),
-        failed=sum(run["state"] in ("failed", "rejected") for run in bad),
-        cancelled=sum(run["state"] == "cancelled" for run in bad),
-        pruned=sum(fate.pruned_to is not None for fate in fates),
-        kept=None if plan.prunes is None else sum(fate.kept_in is not None for fate in fates),
+        failed=sum(run.state in ("failed", "rejected") for run in bad),
+        cancelled=sum(run.state == "cancelled" for run in bad),
+        pruned=sum(result.pruned_to is not None for result in results),
+        kept=None if plan.prunes is None else sum(result.kept_in is not None for result in results),
         kept_in=None if plan.prunes is None else plan.pruned_root if keeps == THERE else plan.root,
-        attempts=sum(run["attempts"] for run in runs),
+        attempts=sum(run.attempts for run in runs),
         frames=sum(frames) if frames else None,
         waits_s=waits,
         unknown=unknown,
         started_at=started,
         ended_at=ended,
-        seconds=_between(started, ended),
-        failures=tuple({name: run[name] for name in ("index", "seed", "id", "state", "reason", "log")} for run in bad),
-        left=tuple(left),
+        seconds=_seconds_between(started, ended),
+        failures=tuple(msgspec.convert(run, UnsuccessfulRun, from_attributes=True) for run in bad),
+        left=tuple(
+            UnmovedRun(run=run_folder(plan, run.index).name, why=result.left)
+            for run, result in zip(runs, results, strict=True)
+            if result.left is not None
+        ),
     )
 
 
-def _between(started: str | None, ended: str | None) -> float | None:
+def _seconds_between(started: str | None, ended: str | None) -> float | None:
     if started is None or ended is None:
         return None
     return round((datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds(), 3)
 
 
-def _waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Over all its parts that the queue still knows."""
+def _read_waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return the seconds that each gate delayed runs, and the limits not enforced, from all parts in the queue."""
     waits: dict[str, float] = {}
     unknown: dict[str, None] = {}
     for part in record.parts:
-        standing = standing_of(part) if part.first is not None else None
-        for gate, seconds in (standing or {}).get("waits_s", {}).items():
+        status = (read_part_status(part) if part.first is not None else None) or {}
+        for gate, seconds in status.get("waits_s", {}).items():
             waits[gate] = round(waits.get(gate, 0.0) + seconds, 3)
-        unknown |= dict.fromkeys((standing or {}).get("unknown", ()))
+        unknown |= dict.fromkeys(status.get("unknown", ()))
     return waits, tuple(unknown)
 
 

@@ -1,9 +1,9 @@
-"""A batch: many runs of one command, each started when the machine has room for it, left to the queue.
+"""A batch: many runs of one command, submitted as jobs of the queue, which starts each when the machine has capacity.
 
-What belongs to a batch lies in its root: `batch.json` says what was asked for and which jobs of the queue do it, and is
-written before they are submitted; `run-000017` is run 17's own folder; `runs.jsonl`, `summary.json` and `pruned.jsonl`
-are written when all is over (`finish`). A submission carries a token, so one that is sent again after a crash counts
-once; a batch that is gone on with starts only what has not succeeded. `batch_root` says which batch a command means.
+The root of a batch holds all its files: `batch.json` has the plan and the ids of the jobs, and is written before they
+are submitted; `run-000017` is the folder of run 17; `finish` writes `runs.jsonl`, `summary.json` and `pruned.jsonl`
+after the last run. A submission carries a token, so repeating it after a crash adds nothing; a batch that is continued
+starts only runs that have not succeeded. `start_or_continue` chooses the batch for a command.
 """
 
 import contextlib
@@ -39,10 +39,9 @@ _PAGE = 1000
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
-    """What was asked for. `options` are the queue's. `prunes` says who moves empty runs into `pruned_root`: the program
-    or the scheduler. `prune_keeps` says where a program that prunes keeps data: here, in the run's folder, or there, in
-    `pruned_root`; None where that is found out. `frames` is a glob of the files that make a run one that is not empty.
-    """
+    """What the user asked for. `options` are those of the queue. `prunes` is what moves empty runs into `pruned_root`:
+    "program" or "scheduler". `prune_keeps` is where a program that prunes keeps data: "here", in the run's folder, or
+    "there", in `pruned_root`; None to detect it. `frames` is the glob of data files: a run without one is empty."""
 
     name: str
     command: tuple[str, ...]
@@ -57,8 +56,8 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
 
 
 class BatchPart(Struct, frozen=True, kw_only=True):
-    """Runs that were submitted together: `indexes` such as 0-399. `first` and `last` are their jobs', once known, and
-    `finish` is the job that comes after them all."""
+    """Runs that were submitted together: `indexes` such as 0-399. `first` and `last` are the ids of their jobs, once
+    known; `finish` is the id of the job that runs after them."""
 
     token: str
     indexes: str
@@ -72,8 +71,31 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     parts: tuple[BatchPart, ...] = ()
 
 
-def words_of(plan: BatchPlan, index: int) -> tuple[str, ...]:
-    """The command of a run, as it will be started."""
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """A run as the queue describes it and as a line of `runs.jsonl`; `finish` adds the last three fields."""
+
+    id: int
+    index: int
+    seed: int
+    state: str
+    attempts: int
+    submitted_at: str
+    is_finished: bool = True
+    is_live: bool = False
+    outcome: str | None = None
+    status: int | None = None
+    reason: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    seconds: float | None = None
+    log: str | None = None
+    devices: tuple[str, ...] = ()
+    frames: int | None = None
+    kept_in: str | None = None
+    pruned_to: str | None = None
+
+
+def run_command(plan: BatchPlan, index: int) -> tuple[str, ...]:
     return fill_in(plan.command, _values(plan, index))
 
 
@@ -82,112 +104,109 @@ def run_folder(plan: BatchPlan, index: int) -> Path:
 
 
 def default_root(name: str) -> str:
-    """For a batch whose output nobody asked to be kept together."""
+    """Return a new root in gpuyard's state folder, for a batch without --output-root."""
     return str(Path(paths.state_folder()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
-def check_words(plan: BatchPlan) -> None:
+def check_plan(plan: BatchPlan) -> None:
     if plan.count > MOST_RUNS:
         raise UserError(f"{plan.count:,} runs are too many for one batch", hint=f"at most {MOST_RUNS:,}")
     if not plan.frames:
         raise UserError("--frames names no files", hint="give it a pattern such as '*.png'")
 
 
-def check(plan: BatchPlan) -> None:
-    """Whatever can be wrong is told before the first launch."""
-    check_words(plan)
-    _check_program(words_of(plan, 0)[0])
-    make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
-
-
 def _check_program(program: str) -> None:
-    """A bare name is looked up on PATH alone, as a shell does: in a shared folder, anybody may have put a file of that
-    name."""
+    """A bare name is looked up only on PATH, as in a shell: in a shared folder, another user may have put a file of
+    that name."""
     if shutil.which(program) is not None:
         return
     is_bare = bool(program) and "/" not in program
     if is_bare and os.path.isfile(program):
         mode = "" if os.access(program, os.X_OK) else f"`chmod +x {program}`, and "
         raise UserError(
-            f"there is no program '{program}' on PATH; there is one in the current folder",
-            hint=f"{mode}write it as ./{program}; datagen takes it as --program ./{program}",
+            f"there is no program '{program}' on PATH, but there is one in the current folder",
+            hint=f"{mode}write it as ./{program}; for datagen: --program ./{program}",
         )
-    what = f"'{program}' cannot be executed" if os.path.exists(program) else f"there is no program '{program}'"
-    raise UserError(what, hint="name one that is on PATH, or its whole path; datagen takes it as --program")
+    what = f"'{program}' is not executable" if os.path.exists(program) else f"there is no program '{program}'"
+    raise UserError(what, hint="give a program on PATH, or its whole path; for datagen: --program")
 
 
-def begin(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
-    """Submit what has not succeeded yet. None where the root's record is no longer the one that was read before."""
-    check(plan)
+def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
+    """Check the plan, create the roots, and submit all runs that have not succeeded.
+
+    Return None, and submit nothing, if the record in the root is not `before`: another command has changed it.
+    """
+    check_plan(plan)
+    _check_program(run_command(plan, 0)[0])
+    make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
             return None
-        return _submit_rest(BatchRecord(plan=plan) if before is None else _continued(before, plan))
+        return _submit_rest(BatchRecord(plan=plan) if before is None else _continue(before, plan))
 
 
 def changed_field(before: BatchPlan, plan: BatchPlan) -> str | None:
-    """What makes it another batch, or None."""
+    """Return the field that makes `plan` another batch than `before`, or None."""
     return next((name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)), None)
 
 
-def _continued(record: BatchRecord, plan: BatchPlan) -> BatchRecord:
-    """With no fewer runs than before: a lower count takes none away."""
+def _continue(record: BatchRecord, plan: BatchPlan) -> BatchRecord:
+    """Return the record with the new plan. A lower count than before removes no runs."""
     before = record.plan
     changed = changed_field(before, plan)
     if changed is not None:
-        was, asked = (_told(getattr(each, changed)) for each in (before, plan))
+        old, new = (
+            " ".join(value) if isinstance(value, tuple) else str(value)
+            for value in (getattr(before, changed), getattr(plan, changed))
+        )
         raise UserError(
-            f"the batch in {plan.root} was begun with another {changed}: {was}, not {asked}",
-            hint="go on with the same, or name another root",
+            f"the batch in {plan.root} was started with another {changed}: {old}, not {new}",
+            hint="continue it with the same, or name another root",
         )
     return replace(record, plan=replace(plan, name=before.name, count=max(before.count, plan.count)))
 
 
-def _told(value: object) -> str:
-    return " ".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _submit_rest(record: BatchRecord) -> BatchRecord:
-    """Goes on with the last part where that is not over; else with a new one for all that has not succeeded."""
+    """Continue the last part if it is unfinished, else submit a new part with all runs that have not succeeded."""
     if record.parts:
         part = record.parts[-1]
-        if part.first is None or not _is_over(part):
-            _refuse_more(record)
+        if part.first is None or not _is_finished(part):
+            _refuse_more_runs(record)
             return _submit_part(record, part)
-    done = {index for index, run in results(record).items() if run["state"] == SUCCEEDED}
+    done = {index for index, run in read_results(record).items() if run.state == SUCCEEDED}
     left = [index for index in range(record.plan.count) if index not in done]
     if not left:
-        return record if standing_of(record.parts[-1]) is None else _submit_part(record, record.parts[-1])
+        return record if read_part_status(record.parts[-1]) is None else _submit_part(record, record.parts[-1])
     part = BatchPart(token=secrets.token_hex(16), indexes=format_ids(left))
     record = replace(record, parts=(*record.parts, part))
     _write_record(record)
     return _submit_part(record, part)
 
 
-def _refuse_more(record: BatchRecord) -> None:
+def _refuse_more_runs(record: BatchRecord) -> None:
     planned = max(index for part in record.parts for index in _indexes(part.indexes)) + 1
     if record.plan.count > planned:
         raise UserError(
-            f"the {planned:,} runs of the batch in {record.plan.root} are not over yet, so there cannot be more",
-            hint=f"follow them with --count {planned}, and raise it when they are done",
+            f"cannot add runs: the {planned:,} runs of the batch in {record.plan.root} have not finished yet",
+            hint=f"follow them with --count {planned}, and raise it when they have finished",
         )
 
 
 def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
-    """Each step can be done again: a token that the daemon knows adds nothing."""
+    """Submit the runs and the finish job. Each step can be repeated: the daemon ignores a token that it knows."""
     plan = record.plan
     if part.first is None:
         options = {**plan.options, "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
         try:
             answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
         except UserError:
-            _take_back(record)
+            _remove_last_part(record)
             raise
         part = replace(part, first=answer["first"], last=answer["last"])
-        record = _with_part(record, part)
+        record = _replace_last_part(record, part)
     if part.finish is None:
         return _submit_finish(record, part, f"{part.token}-finish")
-    if _has_ended(part.finish):  # somebody had runs done again since, or it could not do all it should
+    if _has_ended(part.finish):  # it failed, or the user has run some jobs again since
         return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
     return record
 
@@ -210,11 +229,11 @@ def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRec
         "name": f"{plan.name}-finish",
         "on-reboot": "requeue",
     }
-    return _with_part(record, replace(part, finish=_post(token, command, options)["first"]))
+    return _replace_last_part(record, replace(part, finish=_post(token, command, options)["first"]))
 
 
-def _take_back(record: BatchRecord) -> None:
-    """What the queue has refused was never begun: the same root can be used again once the mistake is mended."""
+def _remove_last_part(record: BatchRecord) -> None:
+    """Undo a part that the queue refused, so that the user can correct the mistake and use the same root."""
     record = replace(record, parts=record.parts[:-1])
     if record.parts:
         _write_record(record)
@@ -222,7 +241,7 @@ def _take_back(record: BatchRecord) -> None:
         (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
 
 
-def _with_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
+def _replace_last_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     record = replace(record, parts=(*record.parts[:-1], part))
     _write_record(record)
     return record
@@ -261,49 +280,42 @@ def _indexes(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _is_over(part: BatchPart) -> bool:
-    """Whether nothing of it is left to be done, so far as the queue knows it."""
-    standing = standing_of(part)
-    return standing is None or bool(standing["done"])
+def _is_finished(part: BatchPart) -> bool:
+    """Whether all runs of a part have finished, or the queue no longer has it."""
+    status = read_part_status(part)
+    return status is None or bool(status["done"])
 
 
-# What is known of the runs
-
-
-def standing_of(part: BatchPart) -> dict[str, Any] | None:
-    """As the queue tells it; `None` where it has forgotten these jobs, or has others of the same numbers."""
+def read_part_status(part: BatchPart) -> dict[str, Any] | None:
+    """Return the queue's status of a part; None if it has deleted these jobs, or if their ids are other jobs now."""
     try:
         with RetryingClient() as queue:
-            standing = queue.get(f"/batches/{part.first}")
+            status = queue.get(f"/batches/{part.first}")
     except NotThere:
         return None
-    return standing if standing["token"] == part.token else None
+    return status if status["token"] == part.token else None
 
 
-def results(record: BatchRecord) -> dict[int, dict[str, Any]]:
-    """What became of each run, by index: as it was written down, and as the queue knows better."""
-    found = {run["index"]: run for run in _read_lines(Path(record.plan.root) / RUNS)}
+def read_results(record: BatchRecord) -> dict[int, RunRecord]:
+    """Return the finished runs by index: those in `runs.jsonl`, replaced by those that the queue still has."""
+    results = {run.index: run for run in _read_runs_file(Path(record.plan.root) / RUNS)}
     attempts: dict[int, int] = {}
     for part in record.parts:
-        for run in _runs_of(part) if part.first is not None and standing_of(part) is not None else ():
-            index = run["index"]
-            attempts[index] = attempts.get(index, 0) + run["attempts"]
-            if run["is_finished"]:
-                found[index] = {**run, "attempts": attempts[index]}
-    return found
+        for run in _read_runs(part) if part.first is not None and read_part_status(part) is not None else ():
+            attempts[run.index] = attempts.get(run.index, 0) + run.attempts
+            if run.is_finished:
+                results[run.index] = replace(run, attempts=attempts[run.index])
+    return results
 
 
-def _runs_of(part: BatchPart) -> Iterator[dict[str, Any]]:
+def _read_runs(part: BatchPart) -> Iterator[RunRecord]:
     after: int | None = 0
     with RetryingClient() as queue:
         while after is not None:
             page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
-            for run in page["runs"]:
-                yield {**run, "index": int(run["index"]), "seed": int(run["seed"])}
+            # Not strict: index and seed are values of the command, and come as text.
+            yield from msgspec.convert(page["runs"], list[RunRecord], strict=False)
             after = page["next"]
-
-
-# Files
 
 
 def read_record(root: Path) -> BatchRecord | None:
@@ -313,14 +325,14 @@ def read_record(root: Path) -> BatchRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise EnvironmentFault(f"{path} cannot be read: {error}", hint="name another output root") from error
+        raise EnvironmentFault(f"cannot read {path}: {error}", hint="name another output root") from error
 
 
 def _write_record(record: BatchRecord) -> None:
     write_whole(Path(record.plan.root) / RECORD, msgspec.json.format(msgspec.json.encode(record)))
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_runs_file(path: Path) -> Iterator[RunRecord]:
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)
+            yield msgspec.convert(json.loads(line), RunRecord)

@@ -1,12 +1,13 @@
-"""Runs without a single frame are moved out of the way, into a root of their own.
+"""Move runs without a single frame from the output root to the prune root.
 
 A *run* is one folder directly in the output root. Rules:
-- Whatever might be data keeps a run where it is.
-- A run is given up only when it is whole at its new place, and after a line in the record has said where that is.
-- Nothing is moved over anything. A name is reserved with a folder that nobody can enter, then renamed onto.
-- Killed at any point, the same call again comes to a good end: what the record names last and what lies there say how
-  far it came. Until then a run may be recorded as moved and still be in the output root, never the other way round.
-- What cannot be moved is left, with the reason.
+- A run stays if it has anything that might be data.
+- A run is removed from the output root only after it is complete in the prune root and a line in the record names its
+  new path.
+- Nothing is overwritten: a folder without permissions reserves the new name, and the run is renamed onto it.
+- After a kill at any point, the same call completes the move: the last line of the record and the files on disk tell
+  how far the first call came. Until then a recorded run may still be in the output root, never the other way round.
+- A run that cannot be moved stays, and the reason is returned and recorded.
 """
 
 import contextlib
@@ -28,13 +29,14 @@ from msgspec.structs import asdict
 from gpuyard.errors import EnvironmentFault, UserError
 
 ANY_FILE = "*"
-# Random, and many: what a file system can keep beside the name, or as a hole, would not show a full disk.
+# Many random bytes: a file system can store a few in the inode, or zeros as a hole, even when the disk is full.
 _TRIAL_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
 
-class PrunedRuns(Struct, frozen=True, kw_only=True):
-    """`left` says why it, or a part of it, is still where it was; `to` is then where a whole copy is, if anywhere."""
+class PrunedRun(Struct, frozen=True, kw_only=True):
+    """A move. `left` is the reason that the run, or a part of it, was not moved; `to` is then the path of a complete
+    copy, or None."""
 
     run: str
     to: str | None
@@ -42,15 +44,15 @@ class PrunedRuns(Struct, frozen=True, kw_only=True):
     left: str | None = None
 
 
-class _PruneRecord(PrunedRuns, frozen=True, kw_only=True, omit_defaults=True):
-    """Of the record. A copy is at two places for a while: until all of it is removed at the old one."""
+class _PruneRecord(PrunedRun, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the record. `is_copy`: the run was copied, and exists twice until it is removed from the old place."""
 
     at: str
     is_copy: bool = False
 
 
 def make_roots(output: Path, pruned: Path | None) -> None:
-    """Makes both where they are missing; raises before the first launch."""
+    """Create both folders if they are missing, and check that they can be written."""
     if pruned is not None:
         _refuse_overlap(output, pruned)
     _make_root("output root", output, "--output-root")
@@ -59,38 +61,40 @@ def make_roots(output: Path, pruned: Path | None) -> None:
 
 
 def has_frame(run: Path, pattern: str) -> bool:
-    """Whether the run has a single data file: one that is not empty and whose name matches.
+    """Whether the run has a data file: a file that is not empty and matches the pattern.
 
-    A pattern with a `/` is matched with the path inside the run; `**` stands for any folders. Links, and whatever is
-    neither a file nor a folder, count as data under any name: what is behind them is not known.
+    A pattern with a `/` is matched with the path inside the run; `**` matches any folders. Symbolic links, and entries
+    that are neither a file nor a folder, count as data under any name, because their content is unknown.
     """
     try:
         return run.is_symlink() or any(_is_frame(entry, run, pattern) for entry in _walk(run))
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot look for frames in {run}: {_in_words(error)}", hint="it is not pruned; see who may read it"
+            f"cannot look for frames in {run}: {_describe(error)}", hint="it is not pruned; check its permissions"
         ) from error
 
 
-def prune(  # noqa: PLR0913 - what there is to say of a move
+def prune(  # noqa: PLR0913 - the facts of a move
     run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
-) -> PrunedRuns:
-    """Moves the run into the prune root, or leaves it and says why; either is in the record. Of one that `is_new` the
-    record is known to have nothing yet."""
+) -> PrunedRun:
+    """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases.
+
+    `is_new`: the record has no line about this run yet.
+    """
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
     try:
-        return (None if is_new else pruning.finish()) or pruning.move()
+        return (None if is_new else pruning.complete_earlier_move()) or pruning.move()
     except OSError as error:
-        return pruning.leave(_in_words(error))
+        return pruning.leave(_describe(error))
 
 
-def read_record(record: Path) -> dict[str, PrunedRuns]:
-    """The last line of each run. A line that a crash cut off is passed over."""
+def read_record(record: Path) -> dict[str, PrunedRun]:
+    """Return the last line of each run, by its name. A line that a crash cut off is skipped."""
     try:
-        return {line.run: convert(line, PrunedRuns, from_attributes=True) for line in _lines(record)}
+        return {line.run: convert(line, PrunedRun, from_attributes=True) for line in _lines(record)}
     except OSError as error:
         raise EnvironmentFault(
-            f"the record {record} cannot be read: {error.strerror}", hint="see who may read it"
+            f"cannot read the record {record}: {error.strerror}", hint="check its permissions"
         ) from error
 
 
@@ -101,8 +105,8 @@ class _Pruning(Struct, frozen=True, kw_only=True):
     why: str
     at: str
 
-    def finish(self) -> PrunedRuns | None:
-        """Does what an earlier call that was killed had not done yet, where that is all there is to do."""
+    def complete_earlier_move(self) -> PrunedRun | None:
+        """Complete the move of an earlier call that was killed. Return None if the run must be moved again."""
         lines = [line for line in _lines(self.record, self.run.name) if line.run == self.run.name and line.to]
         if not lines:
             return None
@@ -112,28 +116,28 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         if _is_reserved(target):
             with contextlib.suppress(OSError):
                 os.rmdir(target)
-        return self._finish_copy(target) if lines[-1].is_copy else None
+        return self._complete_copy(target) if lines[-1].is_copy else None
 
-    def _finish_copy(self, target: Path) -> PrunedRuns | None:
+    def _complete_copy(self, target: Path) -> PrunedRun | None:
         pairs = _pairs(self.run, target)
         if not _is_whole(pairs):
-            return None  # it never came there, or was made anew here; one that is the same to the byte is not missed
+            return None  # the copy was never completed, or a new run has the name of the old one
         self._note(self._moved(target), is_copy=True)
-        return self._give_up(pairs, target)
+        return self._remove_original(pairs, target)
 
-    def move(self) -> PrunedRuns:
+    def move(self) -> PrunedRun:
         if not self.pruned.is_dir():
             return self.leave(f"the prune root {self.pruned} is missing")
         if self._device_of_run() == os.stat(self.pruned).st_dev:
             try:
                 return self._moved(self._place(self.run))
             except OSError as error:
-                if error.errno != errno.EXDEV:  # so it is with a folder that is mounted at two places
+                if error.errno != errno.EXDEV:  # happens also if two folders of one file system are mounted separately
                     raise
             self._note(self._moved(None, "it is being copied to another file system"))
         return self._copy()
 
-    def leave(self, left: str) -> PrunedRuns:
+    def leave(self, left: str) -> PrunedRun:
         moved = self._moved(None, left)
         with contextlib.suppress(OSError):
             self._note(moved)
@@ -146,7 +150,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         return status.st_dev
 
     def _place(self, source: Path, *, is_copy: bool = False) -> Path:
-        """Renames a whole run, or the whole copy of one, to a free name in the prune root."""
+        """Rename a complete run, or the complete copy of a run, to an unused name in the prune root."""
         while True:
             target = self._free_name()
             self._note(self._moved(target), is_copy=is_copy)
@@ -167,7 +171,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
         return next(self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
 
-    def _copy(self) -> PrunedRuns:
+    def _copy(self) -> PrunedRun:
         prefix = self._clear_partial()
         partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.pruned))
         try:
@@ -181,11 +185,11 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 _discard(partial)
             raise
         _sync(self.pruned)
-        return self._give_up(pairs, target)
+        return self._remove_original(pairs, target)
 
     def _clear_partial(self) -> str:
-        """Removes what killed calls for this very run had copied, and gives the prefix of such names. Another batch may
-        be copying a run of the same name to the same root now."""
+        """Remove partial copies of this run that killed calls left, and return the prefix of their names. It includes
+        a digest of the run's path: another batch may be copying a run of the same name to the same root now."""
         origin = hashlib.sha256(os.fsencode(os.path.realpath(self.run))).hexdigest()[:16]
         prefix = f".{self.run.name}.partial-{origin}-"
         for name in os.listdir(self.pruned):
@@ -193,21 +197,21 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 _discard(self.pruned / name)
         return prefix
 
-    def _give_up(self, pairs: list[tuple[str, str]], target: Path) -> PrunedRuns:
-        """Removes what was seen to be at the target, and nothing that came later."""
+    def _remove_original(self, pairs: list[tuple[str, str]], target: Path) -> PrunedRun:
+        """Remove only what was verified to be at the target, and nothing that was written later."""
         try:
             for here, _ in reversed(pairs):
                 (os.rmdir if stat.S_ISDIR(os.lstat(here).st_mode) else os.unlink)(here)
         except OSError as error:
-            moved = self._moved(target, f"it was copied to {target}, but cannot be removed here: {_in_words(error)}")
+            moved = self._moved(target, f"it was copied to {target}, but cannot be removed here: {_describe(error)}")
             self._note(moved, is_copy=True)
             return moved
         return self._moved(target)
 
-    def _moved(self, to: Path | None, left: str | None = None) -> PrunedRuns:
-        return PrunedRuns(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
+    def _moved(self, to: Path | None, left: str | None = None) -> PrunedRun:
+        return PrunedRun(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
 
-    def _note(self, moved: PrunedRuns, *, is_copy: bool = False) -> None:
+    def _note(self, moved: PrunedRun, *, is_copy: bool = False) -> None:
         try:
             _append(self.record, _PruneRecord(at=self.at, is_copy=is_copy, **asdict(moved)))
         except OSError as error:
@@ -232,25 +236,25 @@ def _make_root(role: str, root: Path, option: str) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"the {role} {root} cannot be a folder: {error.strerror}", hint=hint) from error
     except OSError as error:
-        raise EnvironmentFault(f"the {role} {root} cannot be made: {error.strerror}", hint=hint) from error
+        raise EnvironmentFault(f"cannot create the {role} {root}: {error.strerror}", hint=hint) from error
     try:
         with tempfile.TemporaryFile(dir=root) as trial:
             trial.write(os.urandom(_TRIAL_BYTES))
             trial.flush()
             os.fsync(trial.fileno())
     except OSError as error:
-        raise EnvironmentFault(f"the {role} {root} cannot be written: {error.strerror}", hint=hint) from error
+        raise EnvironmentFault(f"cannot write to the {role} {root}: {error.strerror}", hint=hint) from error
 
 
 def _walk(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    """All that is in it, a folder before what it holds. Links are not followed."""
-    ahead = [str(folder)]
-    while ahead:
-        with os.scandir(ahead.pop()) as entries:
+    """Yield all entries, a folder before its own entries. Symbolic links are not followed."""
+    pending = [str(folder)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 yield entry
                 if entry.is_dir(follow_symlinks=False):
-                    ahead.append(entry.path)
+                    pending.append(entry.path)
 
 
 def _is_frame(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
@@ -258,10 +262,10 @@ def _is_frame(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
         return False
     if not entry.is_file(follow_symlinks=False):
         return True
-    return _is_named(entry, run, pattern) and entry.stat(follow_symlinks=False).st_size > 0
+    return _has_matching_name(entry, run, pattern) and entry.stat(follow_symlinks=False).st_size > 0
 
 
-def _is_named(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
+def _has_matching_name(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
     if "/" not in pattern:
         return fnmatchcase(entry.name, pattern)
     globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
@@ -277,7 +281,7 @@ def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
 
 
 def _pairs(run: Path, other: Path) -> list[tuple[str, str]]:
-    """The run and all that is in it, each with its place under the other, a folder before what it holds."""
+    """Return the path of the run and of all its entries, each with its counterpart in `other`, folders first."""
     inside = ((entry.path, str(other / Path(entry.path).relative_to(run))) for entry in _walk(run))
     return [(str(run), str(other)), *inside]
 
@@ -285,8 +289,8 @@ def _pairs(run: Path, other: Path) -> list[tuple[str, str]]:
 def _copy_all(pairs: list[tuple[str, str]]) -> None:
     for here, there in pairs[1:]:
         _copy_one(here, there)
-    for here, there in pairs:  # only now: a folder's times change with what comes into it
-        with contextlib.suppress(PermissionError):  # not every file system keeps modes
+    for here, there in pairs:  # after all copies: a folder's times change when an entry is added
+        with contextlib.suppress(PermissionError):  # not every file system stores modes
             shutil.copystat(here, there, follow_symlinks=False)
         if not os.path.islink(there):
             _sync(there)
@@ -316,7 +320,7 @@ def _is_same(here: str, there: str) -> bool:
     if stat.S_IFMT(one.st_mode) != stat.S_IFMT(other.st_mode):
         return False
     if stat.S_ISDIR(one.st_mode):
-        return not os.path.samestat(one, other)  # one folder at two places would be removed at both
+        return not os.path.samestat(one, other)  # a folder mounted twice would be removed at both places
     if stat.S_ISLNK(one.st_mode):
         return os.readlink(here) == os.readlink(there)
     return stat.S_ISREG(one.st_mode) and one.st_size == other.st_size and _has_same_bytes(here, there)
@@ -337,12 +341,12 @@ def _is_reserved(target: Path) -> bool:
         mode = os.lstat(target).st_mode
     except OSError:
         return False
-    # Of the permissions only: in a folder that a group shares, a new one is the group's as well.
+    # Only the permissions count: in a setgid folder, a new folder inherits that bit.
     return stat.S_ISDIR(mode) and not mode & 0o777
 
 
 def _discard(copy: Path) -> None:
-    """Also where folders that may not be written were copied."""
+    """Remove a copy, read-only folders included."""
     os.chmod(copy, 0o700)
     for folder, names, _ in os.walk(copy):
         for name in names:
@@ -360,7 +364,7 @@ def _sync(path: str | Path) -> None:
 
 
 def _append(record: Path, line: _PruneRecord) -> None:
-    """On disk when this returns. A line that a crash cut off is ended first."""
+    """Append a line and sync it to disk. Ends a line that a crash cut off first."""
     text = json.dumps(to_builtins(line)).encode() + b"\n"
     is_new = not record.exists()
     descriptor = os.open(record, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -378,7 +382,7 @@ def _append(record: Path, line: _PruneRecord) -> None:
 
 
 def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
-    """Those in which the name stands. By the standard library: a path that is not UTF-8 is one that msgspec refuses."""
+    """Yield the lines that contain the name. Uses `json`, because msgspec rejects paths that are not UTF-8."""
     needle = json.dumps(name)[1:-1].encode()
     try:
         lines = record.read_bytes().split(b"\n")
@@ -386,10 +390,10 @@ def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
         return
     for line in lines:
         if needle in line:
-            with contextlib.suppress(ValueError):  # cut off, or not ours
+            with contextlib.suppress(ValueError):  # cut off, or not a line of gpuyard
                 yield convert(json.loads(line), _PruneRecord)
 
 
-def _in_words(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     where = error.filename2 or error.filename
     return f"{error.strerror or error}" + (f" ({where})" if where else "")

@@ -1,8 +1,8 @@
-"""Which batch a command means: one that is begun, one that goes on, or one that is added to.
+"""Choose the batch for a command: start a new one, continue an unfinished one, or add runs to a finished one.
 
-The same command again goes on with its batch while that is unfinished, which it is until every run has succeeded. After
-that it begins a new batch beside the old one: `out-2` beside `out`. A batch of another command is left alone, too.
-`--resume` means the batch in exactly that root, `--append` adds runs with the next seeds to it.
+The same command continues its batch until every run has succeeded. After that it starts a new batch beside the old one:
+`out-2` beside `out`; also if the batch in `out` is of another command. `--resume` continues the batch in exactly that
+root; `--append` adds runs with the next seeds to it.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.recipes.batch.plan import SUMMARY, BatchPlan, BatchRecord, begin, changed_field, read_record
+from gpuyard.recipes.batch.plan import SUMMARY, BatchPlan, BatchRecord, changed_field, read_record, submit_batch
 
 
 class ExistingBatch(Enum):
@@ -24,8 +24,8 @@ class ExistingBatch(Enum):
 
 
 class BatchChoice(Struct, frozen=True, kw_only=True):
-    """What is to be done: `before` is the record of the batch that goes on, `first` the index of the first run that is
-    new to it, `note` is what to tell the user."""
+    """The batch to start: `before` is the record of a batch that is continued, `first` the index of its first new run,
+    `note` a message for the user."""
 
     plan: BatchPlan
     first: int = 0
@@ -33,44 +33,40 @@ class BatchChoice(Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class _Tally(Struct, frozen=True, kw_only=True):
-    """Of a summary."""
-
+class _SummaryCounts(Struct, frozen=True, kw_only=True):
     runs: int
     succeeded: int
 
 
-def begin_chosen(plan: BatchPlan, way: ExistingBatch) -> tuple[BatchChoice, BatchRecord]:
-    """Submits what has not succeeded yet; chooses again where another command was faster."""
+def start_batch(plan: BatchPlan, mode: ExistingBatch) -> tuple[BatchChoice, BatchRecord]:
+    """Choose a batch and submit its runs; choose again if another command has changed the batch meanwhile."""
     while True:
-        choice = choose(plan, way)
-        record = begin(choice.plan, choice.before)
+        choice = choose_batch(plan, mode)
+        record = submit_batch(choice.plan, choice.before)
         if record is not None:
             return choice, record
 
 
-def choose(plan: BatchPlan, way: ExistingBatch) -> BatchChoice:
-    """Reads files only; makes and submits nothing."""
-    if way is ExistingBatch.RESUME:
+def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
+    """Choose a batch by its files. Creates and submits nothing."""
+    if mode is ExistingBatch.RESUME:
         return BatchChoice(plan=plan, before=read_record(Path(plan.root)))
-    return _choose_append(plan) if way is ExistingBatch.APPEND else _choose_again(plan)
+    return _choose_append(plan) if mode is ExistingBatch.APPEND else _choose_same_or_new(plan)
 
 
-def _choose_again(plan: BatchPlan) -> BatchChoice:
-    passed_over: str | None = None
-    for candidate in _beside_each_other(plan):
+def _choose_same_or_new(plan: BatchPlan) -> BatchChoice:
+    reason: str | None = None
+    for candidate in _numbered_roots(plan):
         record = read_record(Path(candidate.root))
         if record is None:
-            return BatchChoice(
-                plan=candidate, note=passed_over and f"{passed_over}; a new one begins in {candidate.root}"
-            )
+            return BatchChoice(plan=candidate, note=reason and f"{reason}; starting a new one in {candidate.root}")
         changed = changed_field(record.plan, candidate)
         is_finished = _is_finished(record)
         if changed is None and not is_finished:
             return BatchChoice(plan=candidate, before=record, note=f"the batch in {candidate.root} is unfinished")
-        if passed_over is None:
-            passed_over = f"the batch in {plan.root} " + (
-                f"was begun with another {changed}" if changed else "is finished (--append adds runs to it)"
+        if reason is None:
+            reason = f"the batch in {plan.root} " + (
+                f"was started with another {changed}" if changed else "is finished (--append adds runs to it)"
             )
     raise AssertionError("there is always another root")
 
@@ -89,7 +85,7 @@ def _choose_append(plan: BatchPlan) -> BatchChoice:
     return BatchChoice(plan=replace(plan, count=count), first=first, before=record, note=note)
 
 
-def _beside_each_other(plan: BatchPlan) -> Iterator[BatchPlan]:
+def _numbered_roots(plan: BatchPlan) -> Iterator[BatchPlan]:
     yield plan
     for number in itertools.count(2):
         root, pruned = f"{plan.root}-{number}", plan.pruned_root
@@ -100,7 +96,7 @@ def _beside_each_other(plan: BatchPlan) -> Iterator[BatchPlan]:
 
 def _is_finished(record: BatchRecord) -> bool:
     try:
-        tally = msgspec.json.decode((Path(record.plan.root) / SUMMARY).read_bytes(), type=_Tally)
+        counts = msgspec.json.decode((Path(record.plan.root) / SUMMARY).read_bytes(), type=_SummaryCounts)
     except (OSError, msgspec.DecodeError):
         return False
-    return tally.succeeded == tally.runs == record.plan.count
+    return counts.succeeded == counts.runs == record.plan.count

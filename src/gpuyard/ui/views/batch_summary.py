@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuyard.core.units import format_count, format_duration
-from gpuyard.recipes.batch.finish import Summary
+from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.text_table import clean
 
@@ -54,7 +54,7 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
         where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
         yield "pruned", [f"{format_count(summary.pruned, 'run')} without a frame{where}"]
     if summary.left:
-        yield "left", list(_cut([f"{each['run']}: {clean(each['why'])}" for each in summary.left]))
+        yield "left", list(_cut([f"{each.run}: {clean(each.why)}" for each in summary.left]))
     waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
     if waits:
         times = [format_duration(seconds) for seconds, _ in waits]
@@ -65,15 +65,15 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
         )
     if summary.unknown:
         yield "unchecked", [f"{bound}: no probe gives the figure" for bound in summary.unknown]
-    failures = [each for each in summary.failures if each["state"] != "cancelled"]
+    failures = [each for each in summary.failures if each.state != "cancelled"]
     if failures:
         yield "failed", list(_cut([_failure(each) for each in failures]))
     yield "files", [clean(summary.root)]
 
 
-def _failure(run: dict[str, object]) -> str:
-    where = f"  {clean(str(run['log']))}" if run["log"] else ""
-    return f"run {run['index']}, seed {run['seed']}: {clean(str(run['reason'] or run['state']))}{where}"
+def _failure(run: UnsuccessfulRun) -> str:
+    log = f"  {clean(run.log)}" if run.log else ""
+    return f"run {run.index}, seed {run.seed}: {clean(run.reason or run.state)}{log}"
 
 
 def _cut(lines: list[str]) -> Iterator[str]:

@@ -92,7 +92,7 @@ def refusal(output: Path, pruned: Path | None) -> str:
 
 def test_a_root_that_takes_no_data_is_told_before_the_first_launch(tmp_path: Path) -> None:
     with child(make_with_little_room, tmp_path / "out", tmp_path / "pruned") as maker:
-        assert maker.hear() == f"the output root {tmp_path / 'out'} cannot be written: File too large"
+        assert maker.hear() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -103,25 +103,25 @@ def test_a_disk_that_only_takes_data_until_it_has_to_keep_it_is_told(
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(os, "fsync", over_quota)
-    assert refusal(tmp_path, None) == f"the output root {tmp_path} cannot be written: Disk quota exceeded"
+    assert refusal(tmp_path, None) == f"cannot write to the output root {tmp_path}: Disk quota exceeded"
 
 
 @as_root
 def test_a_full_and_a_read_only_disk_are_told_before_the_first_launch(tmp_path: Path) -> None:
     with mounted(tmp_path / "full", "size=32k") as full:
-        assert refusal(tmp_path / "out", full) == f"the prune root {full} cannot be written: No space left on device"
+        assert refusal(tmp_path / "out", full) == f"cannot write to the prune root {full}: No space left on device"
         assert os.listdir(full) == []
     with mounted(tmp_path / "fixed", "ro") as fixed:
-        assert refusal(fixed, None) == f"the output root {fixed} cannot be written: Read-only file system"
-        assert refusal(fixed / "out", None) == f"the output root {fixed}/out cannot be made: Read-only file system"
+        assert refusal(fixed, None) == f"cannot write to the output root {fixed}: Read-only file system"
+        assert refusal(fixed / "out", None) == f"cannot create the output root {fixed}/out: Read-only file system"
 
 
 @as_root
 def test_a_root_of_somebody_elses_is_told_before_the_first_launch() -> None:
     with child(make_as_nobody, Path("/var")) as maker:
-        assert maker.hear() == "the output root /var cannot be written: Permission denied"
+        assert maker.hear() == "cannot write to the output root /var: Permission denied"
     with child(make_as_nobody, Path("/var/out")) as maker:
-        assert maker.hear() == "the output root /var/out cannot be made: Permission denied"
+        assert maker.hear() == "cannot create the output root /var/out: Permission denied"
 
 
 # Frames

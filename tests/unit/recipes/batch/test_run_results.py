@@ -1,12 +1,11 @@
 """Which runs of a batch count as kept and which as pruned."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpuyard.recipes.batch.plan import BatchPlan
-from gpuyard.recipes.batch.run_results import RunResult, fates_of
+from gpuyard.recipes.batch.plan import BatchPlan, RunRecord
+from gpuyard.recipes.batch.run_results import RunResult, classify_runs
 
 AT = "2026-01-02T03:04:05Z"
 
@@ -25,8 +24,10 @@ def plan(folder: Path, prunes: str | None = "program", keeps: str | None = None)
     )
 
 
-def run(index: int, state: str = "succeeded", *, attempts: int = 1, frames: int | None = None) -> dict[str, Any]:
-    return {"index": index, "state": state, "attempts": attempts, "frames": frames}
+def run(index: int, state: str = "succeeded", *, attempts: int = 1, frames: int | None = None) -> RunRecord:
+    return RunRecord(
+        id=index + 1, index=index, seed=index, state=state, attempts=attempts, submitted_at=AT, frames=frames
+    )
 
 
 def make(folder: Path, *files: str) -> str:
@@ -40,7 +41,7 @@ def make(folder: Path, *files: str) -> str:
 def test_a_run_that_was_cancelled_or_never_started_is_neither_kept_nor_pruned(tmp_path: Path, prunes: str) -> None:
     begun = make(tmp_path / "out/run-000001")
     runs = [run(0, "cancelled", attempts=0), run(1, "cancelled"), run(2, "rejected", attempts=0)]
-    assert fates_of(plan(tmp_path, prunes), runs, {}, AT) == ("here", [RunResult()] * 3)
+    assert classify_runs(plan(tmp_path, prunes), runs, {}, AT) == ("here", [RunResult()] * 3)
     assert Path(begun).is_dir()
 
 
@@ -49,20 +50,20 @@ def test_a_simulator_that_keeps_data_in_the_output_root_moves_the_rest(tmp_path:
     moved = make(tmp_path / "pruned/run-000001", "log")
     left = RunResult(left="it is empty, and the program left it there")
     make(tmp_path / "out/run-000002")
-    told = fates_of(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
+    told = classify_runs(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
     assert told == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
 
 
 def test_data_that_are_only_in_the_prune_root_are_kept_there(tmp_path: Path) -> None:
     kept, rest = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001")
-    told = fates_of(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
+    told = classify_runs(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
     assert told == ("there", [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()])
 
 
 def test_frames_that_were_reported_and_are_in_no_run_folder_are_kept_in_the_prune_root(tmp_path: Path) -> None:
     """The simulator gives what it keeps a name of its own, and removes the rest."""
     make(tmp_path / "pruned/2026-01-02-seed-0", "frame")
-    told = fates_of(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
+    told = classify_runs(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
     root = str(tmp_path / "pruned")
     assert told == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
 
@@ -70,11 +71,11 @@ def test_frames_that_were_reported_and_are_in_no_run_folder_are_kept_in_the_prun
 def test_what_the_user_says_goes_before_what_is_found(tmp_path: Path) -> None:
     there, here = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001", "frame")
     runs = [run(0, frames=5), run(1, frames=5)]
-    assert fates_of(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [
+    assert classify_runs(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [
         RunResult(pruned_to=there),
         RunResult(kept_in=here),
     ]
-    assert fates_of(plan(tmp_path, keeps="there"), runs, {}, AT)[1] == [
+    assert classify_runs(plan(tmp_path, keeps="there"), runs, {}, AT)[1] == [
         RunResult(kept_in=there),
         RunResult(pruned_to=here),
     ]
@@ -82,4 +83,4 @@ def test_what_the_user_says_goes_before_what_is_found(tmp_path: Path) -> None:
 
 def test_without_pruning_there_is_nothing_to_say(tmp_path: Path) -> None:
     make(tmp_path / "out/run-000000", "frame")
-    assert fates_of(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [RunResult()])
+    assert classify_runs(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [RunResult()])

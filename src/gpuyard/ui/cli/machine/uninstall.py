@@ -43,9 +43,9 @@ def command(context: click.Context, *, dry_run: bool, yes: bool, as_json: bool) 
 
 
 def _list(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", *, as_json: bool) -> None:
-    from gpuyard.recipes.uninstall.uninstall import hindrances
+    from gpuyard.recipes.uninstall.uninstall import find_blockers
 
-    in_use = hindrances()
+    in_use = find_blockers()
     if as_json:
         told = [{"text": each.text, "advice": each.advice} for each in in_use]
         say_json({**_as_json(found, sizes), "removed": False, "in_use": told, "problems": []})
@@ -93,10 +93,10 @@ def _say_places(sizes: "Sequence[tuple[InstalledFiles, Size]]") -> None:
 
 
 def _say_stays(found: "FoundFiles") -> None:
-    say("These stay:" if found.stays else _NAMED_BY_USER)
-    for each in found.stays:
+    say("These stay:" if found.kept else _NAMED_BY_USER)
+    for each in found.kept:
         say(f"  {each.path}: {each.why}")
-    if found.stays:
+    if found.kept:
         say(_NAMED_BY_USER)
 
 
@@ -105,7 +105,7 @@ def _as_json(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]"
         "places": [
             {"path": place.shown, "what": place.what, "files": size.files, "bytes": size.bytes} for place, size in sizes
         ],
-        "stays": [{"path": each.path, "why": each.why} for each in found.stays],
+        "stays": [{"path": each.path, "why": each.why} for each in found.kept],
         "then": _last_line(),
     }
 

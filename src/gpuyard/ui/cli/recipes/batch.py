@@ -15,13 +15,13 @@ from gpuyard.recipes.batch.plan import (
     BatchPart,
     BatchPlan,
     BatchRecord,
-    check_words,
+    check_plan,
     default_root,
-    standing_of,
-    words_of,
+    read_part_status,
+    run_command,
 )
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
-from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, begin_chosen, choose
+from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.recipes.batch_options import (
     Conduct,
@@ -85,10 +85,10 @@ def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
 
 def carry_out(plan: BatchPlan, conduct: Conduct) -> int:
     """The exit status."""
-    check_words(plan)
+    check_plan(plan)
     _check_options(plan)
     if conduct.is_dry:
-        return _print_commands(choose(plan, conduct.way))
+        return _print_commands(choose_batch(plan, conduct.way))
     _check_sample_log(plan)
     return _begin_and_follow(plan, conduct)
 
@@ -100,15 +100,15 @@ def _print_commands(choice: BatchChoice) -> int:
         choice.before.plan.count if choice.before is not None and choice.plan.count > choice.before.plan.count else 0
     )
     for index in range(first, choice.plan.count):
-        say(shlex.join(words_of(choice.plan, index)))
+        say(shlex.join(run_command(choice.plan, index)))
     return 0
 
 
 def _begin_and_follow(plan: BatchPlan, conduct: Conduct) -> int:
     with _not_in_the_middle() as heard:
-        choice, record = begin_chosen(plan, conduct.way)
+        choice, record = start_batch(plan, conduct.way)
     before = choice.before
-    standing, is_new = standing_of(record.parts[-1]), before is None or record.parts[-1] not in before.parts
+    standing, is_new = read_part_status(record.parts[-1]), before is None or record.parts[-1] not in before.parts
     if standing is None:  # it was over so long ago that the queue has forgotten it
         return _tell_summary(record, conduct)
     is_over = standing["done"] and not is_new
