@@ -1,1 +1,1 @@
-"""A queue as a script for somebody else: what waits here, submitted to Slurm or Ray by those who have no gpuyard."""
+"""Export waiting jobs as a shell script that submits them to Slurm or Ray without gpuyard."""

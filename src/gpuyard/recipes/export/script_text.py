@@ -1,51 +1,65 @@
-"""What scripts for all sites have in common: their head, how a job's command is written down, and what is told of what
-they cannot do. Pure.
+"""The common parts of scripts for all sites: the head, a job's command, and notes about what is not exported. Pure.
 
-Every word of a command is quoted for the shell, and is as it was when the program gets it. Values of variables are
-never written: they may be secrets.
+Every argument of a command is quoted for the shell, so that the program gets it unchanged. Values of environment
+variables are never written: they may be secrets.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from msgspec import Struct
 
 from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedJob, NotExported
+from gpuyard.core.job.job import DEFAULT_GRACE_S
 from gpuyard.core.job.selection import format_ids
-from gpuyard.recipes.export.job_groups import JobGroup
+from gpuyard.recipes.export.job_groups import JobGroup, missing_dependencies
 
 _INDEX = "{index}"
 _LONGEST_LIST = 60
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """`notes` are what the site will not do, one of a kind."""
+    """`notes` list what the script does not carry over, one note per kind."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
-def stays(jobs: Sequence[ExportedJob], more: Callable[[ExportedJob], Mapping[NotExported, bool]]) -> tuple[str, ...]:
-    """What is not carried over, by `more` at that site besides, and for which jobs."""
+def loss_notes(
+    jobs: Sequence[ExportedJob],
+    engine: str,
+    tags: Collection[str],
+    find_losses: Callable[[ExportedJob], Mapping[NotExported, bool]],
+) -> tuple[str, ...]:
+    """Return what is not carried over, each with its jobs. `find_losses` adds what is special to the site."""
+    ids = {job.id for job in jobs}
     found: dict[NotExported, list[int]] = {}
     for job in jobs:
-        there = (what for what, is_so in more(job).items() if is_so)
-        for what in (*job.stays, *there):
-            found.setdefault(what, []).append(job.id)
-    return tuple(f"{_jobs(found[what], len(jobs))}: {NOT_EXPORTED_TEXT[what]}" for what in NotExported if what in found)
+        losses = {
+            NotExported.GRACE: job.grace_s != DEFAULT_GRACE_S,
+            NotExported.OPTIONS: bool(job.terms.options) and job.engine != engine,
+            NotExported.TAGS: job.tag in tags,
+            NotExported.OUTSIDE: bool(missing_dependencies(job, ids)),
+            **find_losses(job),
+        }
+        for loss in (*job.stays, *(loss for loss, applies in losses.items() if applies)):
+            found.setdefault(loss, []).append(job.id)
+    return tuple(
+        f"{_name_jobs(found[loss], len(jobs))}: {NOT_EXPORTED_TEXT[loss]}" for loss in NotExported if loss in found
+    )
 
 
-def _jobs(ids: Sequence[int], of_all: int) -> str:
-    if len(ids) == of_all:
+def _name_jobs(ids: Sequence[int], total: int) -> str:
+    if len(ids) == total:
         return "all jobs"
-    told = format_ids(ids)
-    if len(told) > _LONGEST_LIST:
-        told = f"{told[:_LONGEST_LIST].rpartition(' ')[0]} and others"
-    return f"{'job' if len(ids) == 1 else 'jobs'} {told}"
+    text = format_ids(ids)
+    if len(text) > _LONGEST_LIST:
+        text = f"{text[:_LONGEST_LIST].rpartition(' ')[0]} and others"
+    return f"{'job' if len(ids) == 1 else 'jobs'} {text}"
 
 
-def head(site: str, jobs: Sequence[ExportedJob], how: Iterable[str], notes: Iterable[str]) -> Iterator[str]:
+def script_head(site: str, jobs: Sequence[ExportedJob], how: Iterable[str], notes: Iterable[str]) -> Iterator[str]:
     yield "#!/bin/sh"
     yield f"# Submits {f'{len(jobs)} jobs' if len(jobs) > 1 else 'a job'} of a gpuyard queue to {site}."
     yield from (f"# {line}" for line in how)
@@ -55,23 +69,23 @@ def head(site: str, jobs: Sequence[ExportedJob], how: Iterable[str], notes: Iter
     yield "set -eu"
 
 
-def body(block: JobGroup, number: str) -> Iterator[str]:
-    """Goes to where the jobs run, and makes the command of one of them what `"$@"` is. `number` stands for its number
-    in the block, as the shell has it."""
-    yield f"cd {shlex.quote(block.first.cwd)} || exit"
-    if not block.numbers:
-        yield from _choose(block.first)
-    elif block.is_counted:
+def set_command(group: JobGroup, number: str) -> Iterator[str]:
+    """Yield lines that change to the jobs' folder and set `"$@"` to the command of one job. `number` is the shell
+    expression for its number in the group."""
+    yield f"cd {shlex.quote(group.first.cwd)} || exit"
+    if not group.numbers:
+        yield from _set_job_command(group.first)
+    elif group.is_indexed:
         yield f"export GPUYARD_ARRAY_INDEX={number}"
-        yield f"set -- {_counted(block.first.template or ())}"
+        yield f"set -- {_quote_template(group.first.template or ())}"
     else:
         yield f"case {number} in"
-        for job, each in zip(block.jobs, block.numbers, strict=True):
-            yield f"{each}) {'; '.join(_choose(job))} ;;"
+        for job, each in zip(group.jobs, group.numbers, strict=True):
+            yield f"{each}) {'; '.join(_set_job_command(job))} ;;"
         yield "esac"
 
 
-def _choose(job: ExportedJob) -> Iterator[str]:
+def _set_job_command(job: ExportedJob) -> Iterator[str]:
     if job.index is not None:
         yield f"export GPUYARD_ARRAY_INDEX={job.index}"
     if job.folder is not None:
@@ -79,22 +93,22 @@ def _choose(job: ExportedJob) -> Iterator[str]:
     yield f"set -- {shlex.join(job.argv)}"
 
 
-def _counted(words: Sequence[str]) -> str:
-    return " ".join('"$GPUYARD_ARRAY_INDEX"'.join(_quoted(word.split(_INDEX))) for word in words)
+def _quote_template(arguments: Sequence[str]) -> str:
+    return " ".join('"$GPUYARD_ARRAY_INDEX"'.join(_quote_parts(argument.split(_INDEX))) for argument in arguments)
 
 
-def _quoted(parts: Sequence[str]) -> Iterator[str]:
-    """An empty word is quoted as well, but nothing is wanted around what stands for the index."""
+def _quote_parts(parts: Sequence[str]) -> Iterator[str]:
+    """Quote the parts around an index. An empty argument is quoted, an empty part beside the index is not."""
     return (shlex.quote(part) if part or len(parts) == 1 else "" for part in parts)
 
 
-def source(block: JobGroup) -> str:
-    """What its jobs read."""
-    return "" if block.first.stdin is None else f" < {shlex.quote(block.first.stdin)}"
+def redirect_input(group: JobGroup) -> str:
+    return "" if group.first.stdin is None else f" < {shlex.quote(group.first.stdin)}"
 
 
-def with_input(command: str, lines: Sequence[str]) -> Iterator[str]:
-    """The command with these lines as its input; a word that spans lines may hold whatever would end them."""
+def here_document(command: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the command with these lines as its input. The delimiter differs from all lines, those inside quoted
+    arguments included."""
     taken = {line for each in lines for line in each.split("\n")}
     end = next(word for word in (f"END{number or ''}" for number in count()) if word not in taken)
     yield f"{command} <<'{end}'"
