@@ -64,7 +64,7 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
 
     told = run("uninstall")
     assert (told.returncode, told.stderr) == (0, "")
-    assert "first: jobs run or wait (1 held); `gpuyard cancel all`" in told.stdout
+    assert "first: jobs run or wait (1 held); wait for them, or end them" in told.stdout
     assert "Nothing was removed. `gpuyard uninstall --yes` removes these files." in told.stdout
     assert told.stdout.endswith(f"The package itself is removed with: {find_installation().remove}\n")
     dry = json.loads(run("uninstall", "--dry-run", "--json").stdout)
@@ -74,8 +74,8 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
     refused = run("uninstall", "--yes")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "gpuyard: nothing is removed: jobs run or wait (1 held)\n"
-        "  `gpuyard cancel all` and then `gpuyard wait` end them, or wait for them\n"
+        "gpuyard: nothing was removed: jobs run or wait (1 held)\n"
+        "  wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`\n"
     )
     assert set(before) <= set(files_in(user))
     assert running_pid(state_of(user) / "daemon.lock") == pid
@@ -95,7 +95,7 @@ def test_it_is_refused_while_a_script_holds_a_gpu(user: Path, script: Script) ->
     holder.stdout.readline()
     told = run("uninstall", "--yes")
     assert told.returncode == 1
-    assert f"programs of yours hold GPUs or wait for them (pid {holder.pid})" in told.stderr
+    assert f"your programs hold GPUs or wait for them (pid {holder.pid})" in told.stderr
     assert [name for name in files_in(user / ".gpu_locks") if name.endswith(".lease")] != []
     holder.communicate("\n")
     assert run("uninstall", "--yes").returncode == 0
@@ -125,7 +125,7 @@ def test_the_unit_is_stopped_before_its_file_is_removed(
     unit.write_text("[Service]\nExecStart=/x/gpuyard daemon run\n")
     told = run("uninstall", "--yes")
     assert told.returncode == 1
-    assert "`systemctl --user disable --now gpuyard.service` did not work: no bus" in told.stderr
+    assert "`systemctl --user disable --now gpuyard.service` failed: no bus" in told.stderr
     assert not unit.exists()
 
 
@@ -140,5 +140,5 @@ def test_the_home_folder_is_refused(user: Path, monkeypatch: pytest.MonkeyPatch)
     (user / "daemon.log").write_text("mine")
     told = run("uninstall", "--yes")
     assert told.returncode == 2
-    assert f"GPUYARD_HOME is {user}, which is your home folder or holds it: nothing is removed there" in told.stderr
+    assert f"GPUYARD_HOME is {user}, which is your home folder or contains it: nothing was removed" in told.stderr
     assert files_in(user) == [str(user / "daemon.log")]

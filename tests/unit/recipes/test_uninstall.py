@@ -68,7 +68,7 @@ def removed() -> list[RemovalProblem]:
 
 
 def stays(found: FoundFiles) -> dict[str, str]:
-    return {each.path: each.why for each in found.stays}
+    return {each.path: each.why for each in found.kept}
 
 
 def record_task(state: Path, workspace: Path, log_dir: Path) -> None:
@@ -109,14 +109,14 @@ def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user
     (user / ".gpu_locks").chmod(0o700)
 
     found = find()
-    assert found.stays == ()
+    assert found.kept == ()
     assert sum(measure(place).files for place in found.places) == len(files_in(user))
     assert remove(found.places) == []
     assert files_in(user) == []
     assert not state.exists()
     assert not (user / ".gpu_locks").exists()
     assert not (user / ".config/gpuyard").exists()
-    assert find() == FoundFiles(places=(), stays=())
+    assert find() == FoundFiles(places=(), kept=())
 
 
 def test_with_a_home_of_its_own_all_of_it_is_removed(own_home: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_gpuyard_did_not_make_stays_and_is_named(state: Path) -> None:
     mine = [write(state / "notes.txt"), write(state / "logs/train.log"), write(state / "logs/1.1.log.bak")]
     write(state / "logs/1.1.log")
     found = find()
-    assert stays(found) == dict.fromkeys(map(str, mine), "not made by gpuyard")
+    assert stays(found) == dict.fromkeys(map(str, mine), "not created by gpuyard")
     assert remove(found.places) == []
     assert files_in(state) == ["logs/1.1.log.bak", "logs/train.log", "notes.txt"]
 
@@ -147,7 +147,7 @@ def test_logs_of_workspaces_are_removed_and_the_workspaces_stay(user: Path, stat
     found = find()
     why = "a workspace: its configs, results and markers are yours"
     assert stays(found) == {
-        str(inside): why, str(outside): why, str(log_dir / "train_logs/another.log"): "not made by gpuyard",
+        str(inside): why, str(outside): why, str(log_dir / "train_logs/another.log"): "not created by gpuyard",
     }  # fmt: skip
     assert remove(found.places) == []
     assert [path.exists() for path in (*kept, *gone)] == [True] * 4 + [False] * 2
@@ -297,7 +297,7 @@ def test_the_home_folder_and_whatever_holds_it_are_refused(
 ) -> None:
     write(user / "daemon.log")
     monkeypatch.setenv("GPUYARD_HOME", str(user / place))
-    with pytest.raises(UserError, match="is your home folder or holds it"):
+    with pytest.raises(UserError, match="is your home folder or contains it"):
         find()
     assert (user / "daemon.log").exists()
 
@@ -309,7 +309,7 @@ def test_the_root_and_a_link_to_the_home_are_refused(
     (tmp_path / "link").symlink_to(user)
     for place in ("/", str(tmp_path / "link"), str(user)):
         monkeypatch.setenv(variable, place)
-        with pytest.raises(UserError, match="is your home folder or holds it"):
+        with pytest.raises(UserError, match="is your home folder or contains it"):
             find()
 
 
@@ -326,7 +326,7 @@ def test_what_is_too_deep_is_told_and_stays(state: Path) -> None:
 
 def test_a_database_that_cannot_be_read_stops_it_and_is_named(state: Path) -> None:
     path = write(state / "queue.db", "no database at all" * 100)
-    with pytest.raises(EnvironmentFault, match="whether jobs run or wait is not known") as raised:
+    with pytest.raises(EnvironmentFault, match="it is unknown whether jobs run or wait") as raised:
         uninstall.uninstall()
     assert str(path) in str(raised.value.hint)
     assert path.exists()
@@ -336,7 +336,9 @@ def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) 
     log = write(state / "daemon.log")
     with (
         hold_daemon_lock(state / "daemon.lock"),
-        pytest.raises(EnvironmentFault, match=f"the daemon already runs .pid {os.getpid()}., as it was started again"),
+        pytest.raises(
+            EnvironmentFault, match=f"the daemon already runs .pid {os.getpid()}., because it was started again"
+        ),
     ):
         uninstall.uninstall()
     assert log.exists()
@@ -345,6 +347,6 @@ def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) 
 
 
 def test_where_there_is_nothing_nothing_is_made(user: Path) -> None:
-    assert uninstall.hindrances() == []
+    assert uninstall.find_blockers() == []
     assert uninstall.uninstall() == []
     assert list(user.iterdir()) == []

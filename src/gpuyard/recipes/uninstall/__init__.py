@@ -1,1 +1,1 @@
-"""What `gpuyard uninstall` does: find every place that holds files of this user's gpuyard, and remove them."""
+"""`gpuyard uninstall`: find all files of this user's gpuyard, and remove them."""

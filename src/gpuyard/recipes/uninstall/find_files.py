@@ -1,18 +1,18 @@
-"""Every place that holds files of this user's gpuyard, found without changing any of them.
+"""Find all files of this user's gpuyard. Changes nothing.
 
 Rules:
-- In a folder only names that gpuyard gives are listed. What else is there is the user's, and stays.
-- A symbolic link is listed as a link: what it points to stays.
-- In a lease directory that users share only this user's leases are listed.
+- Only names that gpuyard gives are listed. Other files in the same folder are the user's, and stay.
+- A symbolic link is listed as a link: its target stays.
+- In a lease directory that users share, only this user's leases are listed.
 - Folders with configs and results (workspaces, output roots) are the user's, and stay.
-- A folder that would take the home folder with it is refused.
+- A folder that is or contains the home folder is refused.
 """
 
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -29,7 +29,7 @@ _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
 class InstalledFiles(Struct, frozen=True, kw_only=True):
-    """Files of one kind in one folder, which is removed as well where it is gpuyard's own and empty then."""
+    """Files of one kind in one folder. If the folder is gpuyard's own, it is removed too once it is empty."""
 
     what: str
     folder: str
@@ -39,7 +39,7 @@ class InstalledFiles(Struct, frozen=True, kw_only=True):
 
 
 class KeptFile(Struct, frozen=True, kw_only=True):
-    """Something that `gpuyard uninstall` leaves, and why."""
+    """A path that `gpuyard uninstall` leaves, and the reason."""
 
     path: str
     why: str
@@ -47,59 +47,57 @@ class KeptFile(Struct, frozen=True, kw_only=True):
 
 class FoundFiles(Struct, frozen=True, kw_only=True):
     places: tuple[InstalledFiles, ...]
-    stays: tuple[KeptFile, ...]
+    kept: tuple[KeptFile, ...]
 
 
 def find() -> FoundFiles:
-    """UserError where a folder of gpuyard's is the user's home, or holds it."""
+    """Return all files. Raises UserError if a folder of gpuyard is or contains the user's home folder."""
     state, config, leases = Path(daemon_places.state_folder()), config_dir(), lease_dir()
     for folder, setting in ((state, "GPUYARD_HOME"), (config, "GPUYARD_HOME"), (leases, "the lease directory")):
         _refuse_home(folder, setting)
     tasks = task_files(state)
-    # The state folder comes last: whatever else is found out from its files can be found out until then.
+    # The state folder is last, because files in it tell where other files are.
     places = [
-        *_unit_files(),
-        *_completions(),
-        *_logs_of_tasks(tasks),
-        *_left_by_conda(),
-        *_at_clusters(state),
-        *_leases(leases),
-        *_named(config, "the configuration", r"config\.toml", "config.toml"),
-        *_of_queue(state),
+        *(_single_file(path, "the systemd unit that runs the daemon") for path in systemd_and_shells.unit_files()),
+        *(_single_file(path, "the completion of the fish shell") for path in systemd_and_shells.completion_files()),
+        *_task_logs(tasks),
+        *_conda_leftovers(),
+        *_cluster_files(state),
+        *_lease_files(leases),
+        *_files_named(config, "the configuration", r"config\.toml", "config.toml"),
+        *_queue_files(state),
     ]
-    return FoundFiles(places=tuple(places), stays=(*_stays(tasks, (state, config, leases)), *_not_ours(places)))
+    kept = (*_kept_files(tasks, (state, config, leases)), *_unknown_files(places))
+    return FoundFiles(places=tuple(places), kept=kept)
 
 
 def _refuse_home(folder: Path, setting: str) -> None:
     place, home = os.path.realpath(folder), os.path.realpath(Path.home())
     if os.path.commonpath([place, home]) == place:
         raise UserError(
-            f"{setting} is {folder}, which is your home folder or holds it: nothing is removed there",
-            hint=f"remove gpuyard's files in it by hand: {folder}/queue.db*, {folder}/daemon.*, and what `gpuyard "
-            "daemon status` names",
+            f"{setting} is {folder}, which is your home folder or contains it: nothing was removed",
+            hint=f"remove gpuyard's files in it by hand: {folder}/queue.db*, {folder}/daemon.*, and the files that "
+            "`gpuyard daemon status` names",
         )
 
 
-# The queue
-
-
-def _of_queue(folder: Path) -> Iterator[InstalledFiles]:
+def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     if folder.is_symlink():
-        yield from _named(folder, "the queue", "", "")
+        yield from _files_named(folder, "the queue", "", "")
         return
-    yield from _handed_over(folder, "what jobs wrote")
-    yield from _named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}", "")
-    yield from _named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log", "")
-    yield from _named(folder / "sessions", "sockets of workspace tasks", r".+\.sock", "")
-    yield from _named(folder / "suspending", "locks of suspended jobs", r".+\.lock", "")
-    yield from _named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share", "")
-    yield from _named(folder, "the queue's database", r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?", "queue.db*")
+    yield from _job_files(folder, "output of jobs")
+    yield from _files_named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}", "")
+    yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log", "")
+    yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock", "")
+    yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock", "")
+    yield from _files_named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share", "")
+    yield from _files_named(folder, "the queue's database", r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?", "queue.db*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name"
-    yield from _named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
+    yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
 
 
-def _at_clusters(state: Path) -> Iterator[InstalledFiles]:
-    """Folders that nodes see, where the configuration names one: the queue has its own in there."""
+def _cluster_files(state: Path) -> Iterator[InstalledFiles]:
+    """Yield this queue's files in the folders for cluster nodes that the configuration names."""
     try:
         name = (state / "name").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -107,45 +105,34 @@ def _at_clusters(state: Path) -> Iterator[InstalledFiles]:
     if re.fullmatch(r"queue-[0-9a-f]{8}", name) is None:
         return
     config = load_config()
-    for told in dict.fromkeys(each.folder for each in (config.slurm, config.ray) if each.folder is not None):
-        folder = Path(told).expanduser() / name
-        yield from _handed_over(folder, "what jobs at a cluster wrote")
-        yield from _named(folder, "this queue's folder for a cluster", "", "")
+    for configured in dict.fromkeys(each.folder for each in (config.slurm, config.ray) if each.folder is not None):
+        folder = Path(configured).expanduser() / name
+        yield from _job_files(folder, "output of jobs at a cluster")
+        yield from _files_named(folder, "this queue's folder for a cluster", "", "")
 
 
-def _handed_over(folder: Path, logs: str) -> Iterator[InstalledFiles]:
-    yield from _named(folder / "logs", logs, _LOG, "")
+def _job_files(folder: Path, logs: str) -> Iterator[InstalledFiles]:
+    yield from _files_named(folder / "logs", logs, _LOG, "")
     for site in ("slurm", "ray"):
-        yield from _named(folder / site / "parcels", f"jobs that were handed to {site}", r"\.?[0-9a-f]{12}", "")
-        yield from _named(folder / site, f"the folder for {site}", "", "")
+        yield from _files_named(folder / site / "parcels", f"submissions to {site}", r"\.?[0-9a-f]{12}", "")
+        yield from _files_named(folder / site, f"the folder for {site}", "", "")
 
 
-def _leases(folder: Path) -> Iterator[InstalledFiles]:
+def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
     names = r"\.?.+\.(lease|ticket)"
     try:
         is_shared = bool(folder.stat().st_mode & _SHARED)
     except OSError:
         return
     if not is_shared:
-        yield from _named(folder, "leases of GPUs", f"{names}|{re.escape(MUTEX)}", "")
+        yield from _files_named(folder, "leases of GPUs", f"{names}|{re.escape(MUTEX)}", "")
         return
-    # Its mutex is everybody's: with another file of that name, two could hold it at once.
-    yield from _own_in(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket")
+    # The mutex stays, because all users share it: if it were created again, two processes could hold it at once.
+    yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket")
 
 
-# Elsewhere
-
-
-def _unit_files() -> Iterator[InstalledFiles]:
-    return (_single(path, "the systemd unit that runs the daemon") for path in systemd_and_shells.unit_files())
-
-
-def _completions() -> Iterator[InstalledFiles]:
-    return (_single(path, "the completion of the fish shell") for path in systemd_and_shells.completion_files())
-
-
-def _logs_of_tasks(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
-    """Logs outside of workspaces: LOG_DIR/train_logs/NAME.log and LOG_DIR/TASK_scheduler.log."""
+def _task_logs(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
+    """Yield logs outside workspaces: LOG_DIR/train_logs/NAME.log and LOG_DIR/TASK_scheduler.log."""
     by_folder: dict[str, dict[str, None]] = {}
     for task in tasks:
         for log in task.logs:
@@ -161,42 +148,42 @@ def _logs_of_tasks(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
         )
 
 
-def _left_by_conda() -> Iterator[InstalledFiles]:
-    """Folders of a `workspace start` that was killed while it activated an environment."""
+def _conda_leftovers() -> Iterator[InstalledFiles]:
+    """Yield folders of `workspace start` commands that were killed while they activated a conda environment."""
     what, names = "left by an interrupted `workspace start`", r"gpuyard-conda-\w+"
-    yield from _own_in(Path(tempfile.gettempdir()), what, names, "gpuyard-conda-*")
+    yield from _own_files(Path(tempfile.gettempdir()), what, names, "gpuyard-conda-*")
 
 
-def _stays(tasks: Iterable[TaskFiles], folders: Iterable[Path]) -> Iterator[KeptFile]:
+def _kept_files(tasks: Collection[TaskFiles], folders: Iterable[Path]) -> Iterator[KeptFile]:
     for folder in folders:
         if folder.is_symlink():
             yield KeptFile(path=os.path.realpath(folder), why=f"{folder} is a link to it: remove it by hand")
         elif folder.is_dir() and not _is_ours(folder):
-            yield KeptFile(path=str(folder), why="belongs to another user; what is yours in it is listed above")
+            yield KeptFile(path=str(folder), why="belongs to another user; your files in it are listed above")
     for workspace in dict.fromkeys(task.workspace for task in tasks):
         if os.path.isdir(workspace):
             yield KeptFile(path=workspace, why="a workspace: its configs, results and markers are yours")
-    if any(True for _ in tasks) and (sessions := systemd_and_shells.open_sessions()):
+    if tasks and (sessions := systemd_and_shells.open_sessions()):
         yield KeptFile(path="tmux", why=f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
     for path, why in systemd_and_shells.lines_to_remove():
         yield KeptFile(path=path, why=why)
 
 
-def _not_ours(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
-    """What is in gpuyard's own folders and is not gpuyard's."""
+def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
+    """Yield the files in gpuyard's own folders that gpuyard did not create."""
     listed: dict[str, set[str]] = {}
     for place in places:
         listed.setdefault(place.folder, set()).update(place.names)
         listed.setdefault(os.path.dirname(place.folder), set()).add(os.path.basename(place.folder))
     for folder in dict.fromkeys(place.folder for place in places if place.is_own_folder):
         for name in sorted(set(_names_in(folder)) - listed[folder]):
-            yield KeptFile(path=os.path.join(folder, name), why="not made by gpuyard")
+            yield KeptFile(path=os.path.join(folder, name), why="not created by gpuyard")
 
 
-def _named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
-    """What has such a name in a folder of this user's, even where that is nothing; of a link, the link alone."""
+def _files_named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
+    """Yield the matching files of a folder of this user, also if there are none; of a symbolic link only the link."""
     if folder.is_symlink():
-        yield _single(folder, f"a link to {os.readlink(folder)}, which stays")
+        yield _single_file(folder, f"a link to {os.readlink(folder)}, which stays")
     elif folder.is_dir() and _is_ours(folder):
         names = tuple(name for name in _names_in(str(folder)) if re.fullmatch(pattern, name))
         is_own = not folder.stat().st_mode & _SHARED
@@ -204,22 +191,22 @@ def _named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[Instal
         yield InstalledFiles(what=what, folder=str(folder), names=names, shown=path, is_own_folder=is_own)
 
 
-def _own_in(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
-    """What has such a name and is this user's, in a folder that others may use too."""
+def _own_files(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
+    """Yield the matching files that belong to this user, in a folder that other users may use too."""
     own = tuple(name for name in _names_in(str(folder)) if re.fullmatch(pattern, name) and _is_ours(folder / name))
     if own:
         yield InstalledFiles(what=what, folder=str(folder), names=own, shown=str(folder / shown), is_own_folder=False)
 
 
 def _names_in(folder: str) -> list[str]:
-    """None where it cannot be read: then it cannot be emptied either, and is told of when it is to be removed."""
+    """Return the entries, or none if the folder cannot be read: `remove` reports that it cannot be emptied."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _single(path: Path, what: str) -> InstalledFiles:
+def _single_file(path: Path, what: str) -> InstalledFiles:
     return InstalledFiles(what=what, folder=str(path.parent), names=(path.name,), shown=str(path), is_own_folder=False)
 
 

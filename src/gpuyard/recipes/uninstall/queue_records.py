@@ -1,4 +1,4 @@
-"""What the queue's database says about files elsewhere and about jobs that have not finished. It is only read."""
+"""Read from the queue's database the files of tasks elsewhere and the number of unfinished jobs. Never writes."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class TaskFiles(Struct, frozen=True):
 
 
 def task_files(state: Path) -> list[TaskFiles]:
-    """Return the workspaces and log files that tasks of the queue had, as absolute paths."""
+    """Return the workspaces and log files of the queue's tasks, as absolute paths."""
     with _reading(state) as database:
         rows = [] if database is None else database.execute(_TASKS).fetchall()
     found = []
@@ -53,6 +53,6 @@ def _reading(state: Path) -> Iterator[sqlite3.Connection | None]:
             yield database
     except (sqlite3.DatabaseError, EnvironmentFault) as error:
         raise EnvironmentFault(
-            f"{path} cannot be read, so whether jobs run or wait is not known: {error}",
-            hint=f"look with `gpuyard queue`; where nothing runs, move {path} away and try again",
+            f"cannot read {path}, so it is unknown whether jobs run or wait: {error}",
+            hint=f"check with `gpuyard queue`; if no job runs, move {path} away and try again",
         ) from error

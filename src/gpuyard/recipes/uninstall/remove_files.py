@@ -1,9 +1,9 @@
-"""Measures and removes files, and never anything that is not this user's.
+"""Measure and remove files of this user only.
 
 Rules:
-- A symbolic link is removed as a link, and not followed: not at the top, and not further down.
-- A file or a folder of another user's stays, and so do the folders that it is in.
-- What is on another file system than the place it was found in stays: somebody has mounted it there.
+- A symbolic link is removed as a link and never followed, at any depth.
+- A file or folder of another user stays, and so do the folders that contain it.
+- A file system mounted inside a folder stays.
 """
 
 import os
@@ -15,32 +15,32 @@ from msgspec import Struct
 from gpuyard.recipes.uninstall.find_files import InstalledFiles
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Each level has a folder open.
+# Each level keeps a folder open.
 _DEEPEST = 200
 
 
 class Size(Struct, frozen=True):
-    """Of the files in a place that are this user's."""
+    """Number and size of the files that belong to this user."""
 
     files: int
     bytes: int
 
 
 class RemovalProblem(Struct, frozen=True):
-    """What was not removed, and why."""
+    """A path that was not removed, and the reason."""
 
     path: str
     why: str
 
 
 def measure(place: InstalledFiles) -> Size:
-    """Folders that cannot be read count for nothing."""
+    """Return the size of the files. Folders that cannot be read count as empty."""
     sizes = [size for name in place.names for size in _sizes(os.path.join(place.folder, name))]
     return Size(len(sizes), sum(sizes))
 
 
 def remove(places: Iterable[InstalledFiles]) -> list[RemovalProblem]:
-    """Remove what is listed, and each folder of gpuyard's own that is empty then. Return what could not be removed."""
+    """Remove the files, then gpuyard's own folders that are empty. Return what could not be removed."""
     places = tuple(places)
     problems = [problem for place in places for problem in _remove_names(place)]
     own = {place.folder for place in places if place.is_own_folder}
@@ -66,7 +66,7 @@ def _sizes(path: str) -> Iterator[int]:
 
 def _remove_names(place: InstalledFiles) -> Iterator[RemovalProblem]:
     try:
-        # A folder that is not gpuyard's own may well be a link: on macOS /tmp is one.
+        # A folder that is not gpuyard's own may be a symbolic link: on macOS, /tmp is.
         folder = os.open(place.folder, _FOLDER | (os.O_NOFOLLOW if place.is_own_folder else 0))
     except FileNotFoundError:
         return
@@ -82,13 +82,13 @@ def _remove_names(place: InstalledFiles) -> Iterator[RemovalProblem]:
 
 
 def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -> Iterator[RemovalProblem]:
-    """`path` is what it is called in problems: all is done relative to the open folder."""
+    """Remove an entry relative to the open folder. `path` is only for messages."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if found.st_uid != os.geteuid():
             yield RemovalProblem(path, f"belongs to user {found.st_uid}")
         elif found.st_dev != device:
-            yield RemovalProblem(path, "is another file system that is mounted there")
+            yield RemovalProblem(path, "is on another file system, mounted there")
         elif not stat.S_ISDIR(found.st_mode):
             os.unlink(name, dir_fd=folder)
         elif depth == _DEEPEST:
@@ -96,7 +96,7 @@ def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -
         else:
             yield from _remove_tree(folder, name, path, device, depth)
     except FileNotFoundError:
-        return  # it has gone by itself
+        return  # already removed
     except OSError as error:
         yield RemovalProblem(path, f"cannot be removed: {error.strerror}")
 

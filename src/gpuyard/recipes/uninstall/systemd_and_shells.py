@@ -1,4 +1,4 @@
-"""What other programs were told about gpuyard, as the docs say: systemd, cron, shells."""
+"""Find what the docs tell users to add for gpuyard to systemd, cron and shells."""
 
 import os
 import shutil
@@ -9,14 +9,14 @@ from pathlib import Path
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 
 UNIT = "gpuyard.service"
-_ANSWER_S = 30.0
+_TIMEOUT_S = 30.0
 _MOST_BYTES = 1 << 20
 _SHELL_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".config/fish/config.fish")
 
 
 def unit_files() -> list[Path]:
-    """The user's unit, where it starts gpuyard, and the link that enables it."""
-    units = _configuration() / "systemd" / "user"
+    """Return the user's unit, if it starts gpuyard, and the link that enables it."""
+    units = _config_home() / "systemd" / "user"
     unit, enabled = units / UNIT, units / "default.target.wants" / UNIT
     if "gpuyard" not in _text(unit):
         return []
@@ -24,22 +24,22 @@ def unit_files() -> list[Path]:
 
 
 def stop_unit() -> str | None:
-    """Stop and disable the user's unit. Return why that could not be done."""
+    """Stop and disable the user's unit. Return an error message, or None."""
     return _systemctl("disable", "--now", UNIT)
 
 
 def reload_units() -> str | None:
-    """Let systemd forget units whose files are gone. Return why that could not be done."""
+    """Make systemd notice that the unit file is gone. Return an error message, or None."""
     return _systemctl("daemon-reload")
 
 
 def completion_files() -> list[Path]:
-    path = _configuration() / "fish" / "completions" / "gpuyard.fish"
+    path = _config_home() / "fish" / "completions" / "gpuyard.fish"
     return [path] if "_GPUYARD_COMPLETE" in _text(path) else []
 
 
 def open_sessions() -> list[str]:
-    """Names of tmux sessions that gpuyard opened for tasks."""
+    """Return the names of tmux sessions that gpuyard opened for tasks."""
     try:
         owned = Tmux(os.environ).owned_sessions("")
     except TmuxError:
@@ -48,7 +48,7 @@ def open_sessions() -> list[str]:
 
 
 def lines_to_remove() -> Iterator[tuple[str, str]]:
-    """Files of the user's with a line about gpuyard, and what to do about it."""
+    """Yield the user's files that have a line about gpuyard, each with advice."""
     for name in _SHELL_FILES:
         path = Path.home() / name
         if "gpuyard completion" in _text(path):
@@ -57,7 +57,7 @@ def lines_to_remove() -> Iterator[tuple[str, str]]:
         yield "crontab", "has a line that starts gpuyard: remove it with `crontab -e`"
 
 
-def _configuration() -> Path:
+def _config_home() -> Path:
     named = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(named) if os.path.isabs(named) else Path.home() / ".config"
 
@@ -74,20 +74,20 @@ def _crontab() -> str:
     if shutil.which("crontab") is None:
         return ""
     try:
-        done = subprocess.run(["crontab", "-l"], capture_output=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(["crontab", "-l"], capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
-def _systemctl(*words: str) -> str | None:
-    command = ["systemctl", "--user", *words]
+def _systemctl(*arguments: str) -> str | None:
+    command = ["systemctl", "--user", *arguments]
     if shutil.which(command[0]) is None:
-        return None  # then nothing runs the unit
+        return None  # without systemd, the unit does not run
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"`{' '.join(command)}` did not work: {error}"
+        return f"`{' '.join(command)}` failed: {error}"
     if done.returncode:
-        return f"`{' '.join(command)}` did not work: {done.stderr.decode('utf-8', 'replace').strip()}"
+        return f"`{' '.join(command)}` failed: {done.stderr.decode('utf-8', 'replace').strip()}"
     return None

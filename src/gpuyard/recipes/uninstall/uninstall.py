@@ -1,4 +1,4 @@
-"""Stops the daemon and removes what `places` found; refuses while anything still uses it."""
+"""Stop the daemon and remove the files that `find_files` lists. Refuses while gpuyard is in use."""
 
 import contextlib
 import os
@@ -18,25 +18,25 @@ from gpuyard.recipes.uninstall.find_files import find
 from gpuyard.recipes.uninstall.queue_records import unfinished_jobs
 from gpuyard.recipes.uninstall.remove_files import RemovalProblem, remove
 
-_ANSWER_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 class UninstallBlocker(Struct, frozen=True):
-    """Who still uses gpuyard's files, and what ends that."""
+    """A reason that gpuyard's files are still in use, and how to end that."""
 
     text: str
     advice: str
 
 
-def hindrances() -> list[UninstallBlocker]:
-    """Return why nothing can be removed now: jobs that run or wait, programs that hold GPUs or wait for them."""
+def find_blockers() -> list[UninstallBlocker]:
+    """Return the jobs that run or wait, and the programs that hold GPUs or wait for them."""
     return [*_jobs(), *_holders()]
 
 
 def uninstall() -> list[RemovalProblem]:
-    """Remove everything. Return what stayed though it was listed.
+    """Remove everything. Return the listed files that could not be removed.
 
-    EnvironmentFault, and nothing is removed, while jobs run or wait or a program holds a lease.
+    Raises EnvironmentFault and removes nothing while jobs run or wait or a program holds a lease.
     """
     _refuse_while_in_use()
     problems = []
@@ -45,7 +45,7 @@ def uninstall() -> list[RemovalProblem]:
         problems.append(RemovalProblem(systemd_and_shells.UNIT, problem))
     _stop_daemon()
     with _no_daemon():
-        _refuse_while_in_use()  # a job may have come meanwhile
+        _refuse_while_in_use()  # a job may have been submitted meanwhile
         problems += remove(find().places)
     if has_unit and (problem := systemd_and_shells.reload_units()) is not None:
         problems.append(RemovalProblem(systemd_and_shells.UNIT, problem))
@@ -53,20 +53,20 @@ def uninstall() -> list[RemovalProblem]:
 
 
 def _refuse_while_in_use() -> None:
-    found = hindrances()
-    if found:
+    blockers = find_blockers()
+    if blockers:
         raise EnvironmentFault(
-            "nothing is removed: " + "; ".join(each.text for each in found),
-            hint="; ".join(each.advice for each in found),
+            "nothing was removed: " + "; ".join(each.text for each in blockers),
+            hint="; ".join(each.advice for each in blockers),
         )
 
 
 def _jobs() -> Iterator[UninstallBlocker]:
     counts = unfinished_jobs(Path(daemon_places.state_folder()))
     if counts:
-        told = ", ".join(f"{count} {state}" for state, count in counts.items())
+        text = ", ".join(f"{count} {state}" for state, count in counts.items())
         yield UninstallBlocker(
-            f"jobs run or wait ({told})", "`gpuyard cancel all` and then `gpuyard wait` end them, or wait for them"
+            f"jobs run or wait ({text})", "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`"
         )
 
 
@@ -80,15 +80,15 @@ def _holders() -> Iterator[UninstallBlocker]:
     if own:
         pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")
         yield UninstallBlocker(
-            f"programs of yours hold GPUs or wait for them (pid {pids})", "`gpuyard leases` shows them: end them first"
+            f"your programs hold GPUs or wait for them (pid {pids})", "end them first; `gpuyard leases` shows them"
         )
 
 
 def _stop_daemon() -> None:
     try:
         with DaemonConnection(daemon_places.socket_path(), may_start=False, tell=lambda _: None) as daemon:
-            pid = daemon.request("GET", "/status", timeout_s=_ANSWER_S)["pid"]
-            daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_ANSWER_S)
+            pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
+            daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
     except NoDaemon:
         return
     await_end(daemon_places.lock_path(), pid)
@@ -96,7 +96,7 @@ def _stop_daemon() -> None:
 
 @contextlib.contextmanager
 def _no_daemon() -> Iterator[None]:
-    """Keeps any from starting; there is none to keep out where there is no folder for it."""
+    """Keep a daemon from starting, by holding its lock. Without a state folder, none can start."""
     if not Path(daemon_places.state_folder()).is_dir():
         yield
         return
@@ -105,7 +105,7 @@ def _no_daemon() -> Iterator[None]:
             stack.enter_context(hold_daemon_lock(daemon_places.lock_path()))
         except EnvironmentFault as error:
             raise EnvironmentFault(
-                f"nothing is removed: {error}, as it was started again",
-                hint="stop it where it is started, such as at its service manager, and try again",
+                f"nothing was removed: {error}, because it was started again",
+                hint="disable what starts it, such as a service manager, and try again",
             ) from error
         yield
