@@ -114,7 +114,7 @@ def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(yard: Yard)
 def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_yard: Yard) -> None:
     broken = (
         "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import device_history; "
-        "device_history.UsageHistory._changed = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
+        "device_history.UsageHistory._after_step = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
     )
     own_yard.start((sys.executable, "-c", broken))
     with watching(own_yard, "/status") as watcher:

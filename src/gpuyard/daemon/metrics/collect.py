@@ -50,7 +50,7 @@ class Metrics:
     async def _device_users(self) -> DeviceUsers | None:
         """Return None if the ledger is not read in time: the other metrics are still useful; `/devices` says why."""
         try:
-            return await asyncio.wait_for(self._devices.taken(), _LEDGER_S)
+            return await asyncio.wait_for(self._devices.users(), _LEDGER_S)
         except (EnvironmentFault, TimeoutError):
             return None
 

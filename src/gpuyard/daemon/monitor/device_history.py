@@ -1,7 +1,7 @@
-"""How the machine was used of late: of every device and of the host, for the last minutes, hours and day.
+"""The usage history of every device and of the host over the last 10 minutes, hour and day.
 
-Each span is kept at a step of its own, as means over that step, so that it is a bounded number of points however
-long the daemon runs. While nobody looks at the machine there is nothing to keep: that is a gap.
+Each span has its own step and stores means over that step, so its size is bounded however long the daemon runs. While
+the machine is not sampled nothing is stored, which leaves a gap.
 """
 
 import asyncio
@@ -19,73 +19,72 @@ from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import EnvironmentFault, UserError
 
 _log = logging.getLogger(__name__)
-MOST_POINTS = 300
+MAX_POINTS = 300
 _SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
-# Looks may come many in a second while jobs come and go.
+# Many samples a second may arrive while jobs come and go; about one a second is stored.
 _EVERY_S = 0.9
-_OF_DEVICE = ("own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent", "power_w")
-_OF_HOST = ("cpu_percent", "memory_used_mb")
-# A device that was not seen for as long as the longest span has nothing to be kept.
-_MOST_DEVICES = 256
+_DEVICE_COLUMNS = ("own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent", "power_w")
+_HOST_COLUMNS = ("cpu_percent", "memory_used_mb")
+_MAX_DEVICES = 256
 
-Figures = tuple[float | None, ...]
+Values = tuple[float | None, ...]
 
 
 class UsageSeries:
-    """Figures over time, as means over steps; the last step may still go on."""
+    """Means of each column per step; the last step may be incomplete."""
 
-    def __init__(self, names: tuple[str, ...], step_s: float) -> None:
-        self._names = names
+    def __init__(self, columns: tuple[str, ...], step_s: float) -> None:
+        self._columns = columns
         self._step_s = step_s
-        self._done: deque[tuple[float, Figures]] = deque(maxlen=MOST_POINTS)
-        self._begun: float | None = None
+        self._complete: deque[tuple[float, Values]] = deque(maxlen=MAX_POINTS)
+        self._step_start: float | None = None
         self._sums: list[tuple[float, int]] = []
 
-    def add(self, at: float, figures: Figures) -> None:
-        begins = at // self._step_s * self._step_s
-        if begins != self._begun:
-            if self._begun is not None:
-                self._done.append((self._begun, self._means()))
-            self._begun, self._sums = begins, [(0.0, 0)] * len(self._names)
+    def add(self, at: float, row: Values) -> None:
+        start = at // self._step_s * self._step_s
+        if start != self._step_start:
+            if self._step_start is not None:
+                self._complete.append((self._step_start, self._means()))
+            self._step_start, self._sums = start, [(0.0, 0)] * len(self._columns)
         self._sums = [
-            (total, count) if figure is None else (total + figure, count + 1)
-            for (total, count), figure in zip(self._sums, figures, strict=True)
+            (total, count) if value is None else (total + value, count + 1)
+            for (total, count), value in zip(self._sums, row, strict=True)
         ]
 
     def since(self, at: float) -> Answer:
-        points = [point for point in self._points() if point[0] > at][-MOST_POINTS:]
+        points = [point for point in self._points() if point[0] > at][-MAX_POINTS:]
         columns: dict[str, list[float | None]] = {
-            name: [figures[place] for _, figures in points] for place, name in enumerate(self._names)
+            name: [row[place] for _, row in points] for place, name in enumerate(self._columns)
         }
-        return {"at": [begins for begins, _ in points], **columns}
+        return {"at": [start for start, _ in points], **columns}
 
-    def _points(self) -> Iterator[tuple[float, Figures]]:
-        yield from self._done
-        if self._begun is not None:
-            yield self._begun, self._means()
+    def _points(self) -> Iterator[tuple[float, Values]]:
+        yield from self._complete
+        if self._step_start is not None:
+            yield self._step_start, self._means()
 
-    def _means(self) -> Figures:
+    def _means(self) -> Values:
         return tuple(round(total / count, 1) if count else None for total, count in self._sums)
 
 
-class Span:
-    """All that is kept of one span."""
+class HistorySpan:
+    """The series of all devices and of the host over one span. A device that has gone keeps its past."""
 
     def __init__(self, span_s: int) -> None:
         self.span_s = span_s
-        self.step_s = span_s / MOST_POINTS
+        self.step_s = span_s / MAX_POINTS
         self._devices: dict[str, UsageSeries] = {}
-        self._host = UsageSeries(_OF_HOST, self.step_s)
+        self._host = UsageSeries(_HOST_COLUMNS, self.step_s)
 
-    def add(self, at: float, devices: Mapping[str, Figures], host: Figures) -> None:
+    def add(self, at: float, devices: Mapping[str, Values], host: Values) -> None:
         self._host.add(at, host)
-        for device_id, figures in devices.items():
-            if device_id not in self._devices and len(self._devices) < _MOST_DEVICES:
-                self._devices[device_id] = UsageSeries(_OF_DEVICE, self.step_s)
+        for device_id, row in devices.items():
+            if device_id not in self._devices and len(self._devices) < _MAX_DEVICES:
+                self._devices[device_id] = UsageSeries(_DEVICE_COLUMNS, self.step_s)
             if device_id in self._devices:
-                self._devices[device_id].add(at, figures)
+                self._devices[device_id].add(at, row)
 
-    def told(self, now: float) -> Answer:
+    def as_answer(self, now: float) -> Answer:
         since = now - self.span_s
         return {
             "span_s": self.span_s,
@@ -99,11 +98,11 @@ class UsageHistory:
     def __init__(self, scheduler: SchedulerLoop, devices: DeviceList) -> None:
         self._scheduler = scheduler
         self._devices = devices
-        self._spans = {name: Span(seconds) for name, seconds in _SPANS_S.items()}
-        self._told: dict[str, bytes] = {}
-        self._last_at = float("-inf")
+        self._spans = {name: HistorySpan(seconds) for name, seconds in _SPANS_S.items()}
+        self._bodies: dict[str, bytes] = {}
+        self._added_at = float("-inf")
         self._adding: asyncio.Task[None] | None = None
-        scheduler.listeners.append(self._changed)
+        scheduler.listeners.append(self._after_step)
 
     def routes(self) -> Routes:
         return {("GET", "/devices/history"): self._history}
@@ -111,43 +110,43 @@ class UsageHistory:
     def _history(self, request: Request) -> Response:
         name = request.query.get("span", "10m")
         if name not in self._spans:
-            raise UserError(f"'{name[:20]}' is not kept", hint=f"ask for {', '.join(_SPANS_S)}")
-        if name not in self._told:
-            self._told[name] = json.dumps(self._spans[name].told(self._scheduler.sampling.now())).encode()
-        return Response(body=self._told[name])
+            raise UserError(f"there is no history of '{name[:20]}'", hint=f"span is one of {', '.join(_SPANS_S)}")
+        if name not in self._bodies:
+            self._bodies[name] = json.dumps(self._spans[name].as_answer(self._scheduler.sampling.now())).encode()
+        return Response(body=self._bodies[name])
 
-    def _changed(self, _: Step) -> None:
+    def _after_step(self, _: Step) -> None:
         at = self._scheduler.sampling.latest.snapshot.taken_at
         if at is None or self._adding is not None:
             return
-        # Earlier than the last: somebody has set the clock back.
-        if at >= self._last_at + _EVERY_S or at < self._last_at:
-            self._last_at = at
+        # A time before the last one: the clock was set back.
+        if at >= self._added_at + _EVERY_S or at < self._added_at:
+            self._added_at = at
             self._adding = asyncio.ensure_future(self._add())
-            self._adding.add_done_callback(self._added)
+            self._adding.add_done_callback(self._on_added)
 
-    def _added(self, task: "asyncio.Task[None]") -> None:
+    def _on_added(self, task: "asyncio.Task[None]") -> None:
         self._adding = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("what was seen could not be kept", exc_info=error)
+            _log.error("a sample could not be added to the history", exc_info=error)
 
     async def _add(self) -> None:
         try:
-            taken = await self._devices.taken()
+            users = await self._devices.users()
         except EnvironmentFault as error:
-            _log.warning("%s; that second is left out of the history", error)
+            _log.warning("%s; this sample is missing in the history", error)
             return
-        at = taken.snapshot.taken_at
+        at = users.snapshot.taken_at
         if at is None:
             return
-        devices = {device.id: _of_device(taken, device) for device in taken.snapshot.devices}
+        devices = {device.id: _device_row(users, device) for device in users.snapshot.devices}
         for span in self._spans.values():
-            span.add(at, devices, _of_host(taken.snapshot.host))
-        self._told.clear()
+            span.add(at, devices, _host_row(users.snapshot.host))
+        self._bodies.clear()
 
 
-def _of_device(taken: DeviceUsers, device: Device) -> Figures:
-    parts = taken.breakdown(device)
+def _device_row(users: DeviceUsers, device: Device) -> Values:
+    parts = users.breakdown(device)
     return (
         parts.own.used_mb,
         parts.others.used_mb,
@@ -158,6 +157,6 @@ def _of_device(taken: DeviceUsers, device: Device) -> Figures:
     )
 
 
-def _of_host(host: Host) -> Figures:
+def _host_row(host: Host) -> Values:
     total, available = host.memory_total_mb, host.memory_available_mb
     return host.cpu_percent, None if total is None or available is None else total - available

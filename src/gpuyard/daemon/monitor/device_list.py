@@ -1,6 +1,6 @@
-"""The machine's devices and who has what of them: worked out once for each look, however many ask.
+"""The devices of the machine with their leases and the memory of each: computed once per sample for all clients.
 
-The ledger and the processes are read in a thread: a ledger may be busy for a while, and a machine have many processes.
+The ledger and the processes are read in a thread: the ledger may be locked for a while, and processes may be many.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import Measured, measure
 
-# While anybody watches, the machine is looked at each second.
+# While a client watches, the machine is sampled every second.
 _RECENT_S = 2.0
 
 
 class DeviceUsers(Struct, frozen=True, kw_only=True):
-    """Who has what of the devices that a look has shown; `jobs` are this queue's, by the ids of their leases."""
+    """The leases on the devices of a snapshot and what they use. `jobs` are the jobs of this queue by lease id."""
 
     snapshot: Snapshot
     leases: tuple[Lease, ...]
     measured: Measured
     jobs: dict[str, int]
 
-    def on(self, device: Device) -> list[PromisedShare]:
-        return [
+    def breakdown(self, device: Device) -> Breakdown:
+        shares = [
             PromisedShare(
                 share=share,
                 holder=lease.holder,
@@ -44,79 +44,70 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
             for lease in self.leases
             if (share := lease.on(device.id)) is not None
         ]
-
-    def breakdown(self, device: Device) -> Breakdown:
-        return break_down(device, self.on(device), self.jobs.keys())
+        return break_down(device, shares, self.jobs.keys())
 
 
 class DeviceList:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
         self._snapshot: Snapshot | None = None
-        self._taken: asyncio.Task[DeviceUsers] | None = None
+        self._users: asyncio.Task[DeviceUsers] | None = None
         self._answer: tuple[DeviceUsers, Answer] | None = None
-        scheduler.listeners.append(self._changed)
+        scheduler.listeners.append(self._after_step)
 
     def routes(self) -> Routes:
         return {("GET", "/devices"): self._devices}
 
-    async def taken(self) -> DeviceUsers:
-        """As of the latest look."""
-        if self._taken is None or (self._taken.done() and self._taken.exception() is not None):
+    async def users(self) -> DeviceUsers:
+        """Return the users of the devices as of the latest sample."""
+        if self._users is None or (self._users.done() and self._users.exception() is not None):
             self._snapshot = self._scheduler.sampling.latest.snapshot
-            self._taken = asyncio.ensure_future(self._read(self._snapshot))
-        return await asyncio.shield(self._taken)
+            self._users = asyncio.ensure_future(self._read(self._snapshot))
+        return await asyncio.shield(self._users)
 
-    def _changed(self, step: Step) -> None:
+    def _after_step(self, step: Step) -> None:
         if step.events or self._scheduler.sampling.latest.snapshot is not self._snapshot:
-            self._taken = None
+            self._users = None
 
     async def _read(self, snapshot: Snapshot) -> DeviceUsers:
         scheduler = self._scheduler
-        attempts = [
-            live.attempt for live in scheduler.controller.transitions.live.values() if live.attempt.lease_id is not None
-        ]
-        loop = asyncio.get_running_loop()
-        leases, measured = await loop.run_in_executor(None, _look_up, scheduler.ledger, snapshot)
-        return DeviceUsers(
-            snapshot=snapshot,
-            leases=leases,
-            measured=measured,
-            jobs={attempt.lease_id or "": attempt.job_id for attempt in attempts},
-        )
+        attempts = [live.attempt for live in scheduler.controller.transitions.live.values()]
+        jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
+        leases, measured = await asyncio.to_thread(_read_ledger, scheduler.ledger, snapshot)
+        return DeviceUsers(snapshot=snapshot, leases=leases, measured=measured, jobs=jobs)
 
     async def _devices(self, _: Request) -> Answer:
         await self._scheduler.sampling.fresh(_RECENT_S)
-        taken = await self.taken()
-        if self._answer is None or self._answer[0] is not taken:
-            self._answer = taken, _as_answer(taken)
+        users = await self.users()
+        if self._answer is None or self._answer[0] is not users:
+            self._answer = users, _as_answer(users)
         return self._answer[1]
 
 
-def _look_up(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...], Measured]:
+def _read_ledger(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...], Measured]:
     leases = ledger.leases()
     return leases, measure(snapshot, leases)
 
 
-def _as_answer(taken: DeviceUsers) -> Answer:
-    snapshot = taken.snapshot
+def _as_answer(users: DeviceUsers) -> Answer:
+    snapshot = users.snapshot
     usable = {device.id for device in snapshot.usable_devices()}
     return {
         "taken_at": iso_time(snapshot.taken_at),
         "host": asdict(snapshot.host),
         "problems": [problem_as_dict(problem) for problem in snapshot.problems],
-        "devices": [_as_device(taken, device, is_usable=device.id in usable) for device in snapshot.devices],
+        "devices": [_as_device(users, device, is_usable=device.id in usable) for device in snapshot.devices],
     }
 
 
-def _as_device(taken: DeviceUsers, device: Device, *, is_usable: bool) -> Answer:
+def _as_device(users: DeviceUsers, device: Device, *, is_usable: bool) -> Answer:
     shape = device_as_dict(device)
     del shape["processes"]
     return {
         **shape,
         "is_usable": is_usable,
-        "memory": _as_memory(taken.breakdown(device)),
-        "leases": [_as_lease(taken, lease, device) for lease in taken.leases if lease.on(device.id) is not None],
+        "memory": _as_memory(users.breakdown(device)),
+        "leases": [_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     }
 
 
@@ -132,8 +123,8 @@ def _as_memory(parts: Breakdown) -> Answer:
     }
 
 
-def _as_lease(taken: DeviceUsers, lease: Lease, device: Device) -> Answer:
-    share, job_id = lease.on(device.id), taken.jobs.get(lease.id)
+def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> Answer:
+    share, job_id = lease.on(device.id), users.jobs.get(lease.id)
     return {
         "id": lease.id,
         "who": f"job {job_id}" if job_id is not None else lease.holder.label or describe_holder(lease.holder),
@@ -143,6 +134,6 @@ def _as_lease(taken: DeviceUsers, lease: Lease, device: Device) -> Answer:
         "is_own": job_id is not None,
         "is_exclusive": share is not None and share.is_exclusive,
         "reserved_mb": share.memory_mb if share is not None else None,
-        "measured_mb": taken.measured.get((lease.id, device.id)),
+        "measured_mb": users.measured.get((lease.id, device.id)),
         "since": lease.since,
     }

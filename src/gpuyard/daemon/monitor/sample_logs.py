@@ -1,4 +1,4 @@
-"""The sample logs of batches: what their gates saw at each look and at each launch."""
+"""Write the sample logs of batches: the values that their gates saw at each sample and each launch."""
 
 import logging
 from collections.abc import Sequence
@@ -16,27 +16,24 @@ _DECIMALS = 2
 
 
 class SampleLogs:
-    """One that cannot be written is told of once, and tried again at the next look; no run waits for it."""
+    """A log that cannot be written is reported once and retried at the next sample. No run waits for it."""
 
     def __init__(self) -> None:
         self._logs: dict[str, RowLog] = {}
         self._failed: set[str] = set()
 
     def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
+        """Append each row to the log at its path."""
         for path in {path for path, _ in rows}:
-            told = [_as_dict(row) for where, row in rows if where == path]
             try:
-                log = self._logs[path] if path in self._logs else self._open(path)
-                log.write_rows(told)
+                if path not in self._logs:
+                    self._logs[path] = RowLog(Path(path), COLUMNS)
+                self._logs[path].write_rows([_as_dict(row) for each, row in rows if each == path])
                 self._failed.discard(path)
             except GpuyardError as error:
                 if path not in self._failed:
-                    _log.warning("%s; what it was to say until it can be is lost", error)
+                    _log.warning("%s; its rows are lost until it can be written", error)
                 self._failed.add(path)
-
-    def _open(self, path: str) -> RowLog:
-        log = self._logs[path] = RowLog(Path(path), COLUMNS)
-        return log
 
 
 def _as_dict(row: GateSample) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Looks at the machine from a thread of its own, so that a driver that hangs never holds up the daemon's loop."""
+"""Sample the machine in a thread of its own, so that a driver that hangs never blocks the daemon's loop."""
 
 import asyncio
 import logging
@@ -13,73 +13,73 @@ from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
 
 _log = logging.getLogger(__name__)
-_AFTER_TROUBLE_S = 1.0
-NOTHING_SEEN = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
+_PAUSE_AFTER_FAILURE_S = 1.0
+_EMPTY_SAMPLE = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
 class SamplingThread:
-    """The latest look, and a new one on demand; whoever asks while one is under way gets that one."""
+    """Hold the latest sample and take a new one on request. Requests made while one is being taken share it."""
 
     def __init__(
         self,
         sampler: Sampler,
         clock: Clock,
-        on_look: Callable[[], None],
+        on_sample: Callable[[], None],
         measure_ram: Callable[[], Mapping[tuple[int, int], float]] = dict,
     ) -> None:
-        self.latest = NOTHING_SEEN
+        self.latest = _EMPTY_SAMPLE
         self._sampler = sampler
         self._clock = clock
-        self._on_look = on_look
+        self._on_sample = on_sample
         self._measure_ram = measure_ram
-        self._looked_at: float | None = None
-        self._asked = threading.Event()
-        self._is_over = False
+        self._arrived_at: float | None = None
+        self._is_requested = threading.Event()
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._under_way: asyncio.Future[Sample] | None = None
-        threading.Thread(target=self._run, name="gpuyard-looks", daemon=True).start()
+        self._pending: asyncio.Future[Sample] | None = None
+        threading.Thread(target=self._run, name="gpuyard-sampling", daemon=True).start()
 
     def now(self) -> float:
         return self._clock.now()
 
     def age(self) -> float:
-        """Seconds since the latest look was there. How long it took does not count: where looks take longer than they
-        may be old, nothing would ever start."""
-        return float("inf") if self._looked_at is None else self._clock.monotonic() - self._looked_at
+        """Return the seconds since the latest sample arrived. The time it took does not count: where a sample takes
+        longer than it may be old, no job would ever start."""
+        return float("inf") if self._arrived_at is None else self._clock.monotonic() - self._arrived_at
 
     def request(self) -> "asyncio.Future[Sample]":
-        """A look that begins now or has begun a moment ago; `on_look` is called when it is there."""
-        if self._under_way is None:
-            self._under_way = self._loop.create_future()
-            self._asked.set()
-        return self._under_way
+        """Return the future of a new sample, or of the one being taken. `on_sample` is called when it arrives."""
+        if self._pending is None:
+            self._pending = self._loop.create_future()
+            self._is_requested.set()
+        return self._pending
 
     async def fresh(self, within_s: float) -> Sample:
-        """The latest look, if it is no older than that, else a new one."""
+        """Return the latest sample if it is at most `within_s` old, else a new one."""
         return self.latest if self.age() <= within_s else await asyncio.shield(self.request())
 
     def close(self) -> None:
-        self._is_over = True
-        self._asked.set()
+        self._is_closed = True
+        self._is_requested.set()
 
     def _run(self) -> None:
-        while self._asked.wait() and not self._is_over:
-            self._asked.clear()
-            look = self._look()
+        while self._is_requested.wait() and not self._is_closed:
+            self._is_requested.clear()
+            sample = self._take_sample()
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._arrive, look)
+                self._loop.call_soon_threadsafe(self._arrive, sample)
 
-    def _look(self) -> Sample:
+    def _take_sample(self) -> Sample:
         try:
             return replace(self._sampler.sample(), ram_mb=self._measure_ram())
-        except Exception:  # noqa: BLE001 - the daemon's loop waits for it, and would wait for ever
-            _log.exception("the machine could not be looked at")
-            self._clock.sleep(_AFTER_TROUBLE_S)  # whoever waits for a look asks again at once
+        except Exception:  # noqa: BLE001 - the outermost place of the probes: without an answer the queue would stop
+            _log.exception("the machine cannot be sampled")
+            self._clock.sleep(_PAUSE_AFTER_FAILURE_S)  # the loop requests the next sample at once
             return self.latest
 
-    def _arrive(self, look: Sample) -> None:
-        self.latest, self._looked_at = look, self._clock.monotonic()
-        waiting, self._under_way = self._under_way, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(look)
-        self._on_look()
+    def _arrive(self, sample: Sample) -> None:
+        self.latest, self._arrived_at = sample, self._clock.monotonic()
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.done():
+            pending.set_result(sample)
+        self._on_sample()

@@ -1,4 +1,4 @@
-"""What ran where and when: a lane for each device, in which jobs that share it stand side by side."""
+"""The route `/timeline`: which job ran on which device and when, with one lane per device."""
 
 import json
 import math
@@ -20,18 +20,18 @@ from gpuyard.daemon.server.router import Answer, Routes
 from gpuyard.errors import UserError
 from gpuyard.store.past_runs import PastRun, runs_between
 
-MOST_STRETCHES = 2000
-_LONGEST_S = 366 * 86_400.0
-_LONGEST_COMMAND = 300
+_MAX_ENTRIES = 2000
+_MAX_SPAN_S = 366 * 86_400.0
+_MAX_COMMAND = 300
 _CPU = "CPU"
-# How many places there are in a picture of it, and how long it may be the same.
-_PLACES, _STAYS_MOST_S = 1200.0, 60.0
-# Of how many spans it is kept for the next who asks: each may be a megabyte.
-_MOST_TOLD = 16
+# A timeline is drawn at most 1200 points wide, so it is computed again after a 1200th of its span, at most 60 s.
+_POINTS, _MAX_AGE_S = 1200.0, 60.0
+# Each cached response may have a megabyte.
+_MAX_CACHED = 16
 
 
-class DeviceTimeline(Struct, frozen=True, kw_only=True):
-    """A device, or the CPU, or an engine elsewhere."""
+class TimelineLane(Struct, frozen=True, kw_only=True):
+    """A device, the CPU, or a cluster engine."""
 
     device: str | None
     label: str
@@ -39,16 +39,16 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineEntry(Struct, frozen=True, kw_only=True):
-    """One run in one lane, as far as it is known so far."""
+    """One attempt in one lane; `ends` is None while it runs."""
 
-    lane: DeviceTimeline
+    lane: TimelineLane
     begins: float
     ends: float | None
-    told: Answer
+    details: Answer
 
 
-class RunningEntry(Struct, frozen=True, kw_only=True):
-    """What runs, and what was noted of it since it began: when it was suspended, and when it went on."""
+class RunningAttempt(Struct, frozen=True, kw_only=True):
+    """A live attempt, and when its job was suspended and resumed (`moves`)."""
 
     job: Job
     attempt: Attempt
@@ -59,40 +59,40 @@ class Timeline:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
         self._scheduler = scheduler
         self._reader = reader
-        self._told: dict[float, tuple[float, Response]] = {}
+        self._cached: dict[float, tuple[float, Response]] = {}  # by span: when it was computed, and the response
 
     def routes(self) -> Routes:
         return {("GET", "/timeline"): self._timeline}
 
     async def _timeline(self, request: Request) -> Response:
         span_s = parse_duration(request.query.get("span", "1h"))
-        if not 0 < span_s <= _LONGEST_S:
-            raise UserError("that is no span of time", hint="ask for 10m, 1h or 7d")
+        if not 0 < span_s <= _MAX_SPAN_S:
+            raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")
         if "until" in request.query:
             until = read_number(request.query["until"], 0.0)
             if not math.isfinite(until):
-                raise UserError("until is no time", hint="give it in seconds since 1970")
+                raise UserError("until is not a time", hint="give it in seconds since 1970")
             return await self._between(until - span_s, until)
         return await self._until_now(span_s)
 
     async def _until_now(self, span_s: float) -> Response:
-        """No more often than could be seen: those who watch a whole hour need not be told of each second."""
-        now, stays_s = time.time(), min(_STAYS_MOST_S, span_s / _PLACES)
-        recent = [(each, told) for each, told in self._told.items() if now - _STAYS_MOST_S < told[0] <= now]
-        self._told = dict(recent[-_MOST_TOLD:])
-        if span_s not in self._told or now - self._told[span_s][0] > stays_s:
-            self._told[span_s] = now, await self._between(now - span_s, now)
-        return self._told[span_s][1]
+        """Return the cached response while a newer one would look the same."""
+        now, max_age_s = time.time(), min(_MAX_AGE_S, span_s / _POINTS)
+        recent = [(each, cached) for each, cached in self._cached.items() if now - _MAX_AGE_S < cached[0] <= now]
+        self._cached = dict(recent[-_MAX_CACHED:])
+        if span_s not in self._cached or now - self._cached[span_s][0] > max_age_s:
+            self._cached[span_s] = now, await self._between(now - span_s, now)
+        return self._cached[span_s][1]
 
     async def _between(self, since: float, until: float) -> Response:
         snapshot, running = self._scheduler.sampling.latest.snapshot, list(self._running())
-        body = await self._reader.read(lambda past: _told(past, running, snapshot, since, until))
+        body = await self._reader.read(lambda past: _render(past, running, snapshot, since, until))
         return Response(body=body)
 
-    def _running(self) -> Iterator[RunningEntry]:
+    def _running(self) -> Iterator[RunningAttempt]:
         for live in self._scheduler.controller.transitions.live.values():
             if live.attempt.has_started:
-                yield RunningEntry(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
+                yield RunningAttempt(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
 
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
         if attempt.suspended_at is None and not attempt.suspended_s:
@@ -100,58 +100,60 @@ class Timeline:
         return tuple((at, kind) for at, kind, _ in self._scheduler.queries.events(attempt.job_id))
 
 
-def _told(
-    past: sqlite3.Connection, running: list[RunningEntry], snapshot: Snapshot, since: float, until: float
+def _render(
+    past: sqlite3.Connection, running: list[RunningAttempt], snapshot: Snapshot, since: float, until: float
 ) -> bytes:
-    runs, left_out = runs_between(past, since, until, MOST_STRETCHES)
+    runs, left_out = runs_between(past, since, until, _MAX_ENTRIES)
     seen = {(each.job.id, each.attempt.number) for each in running}
-    entries = [entry for each in running if each.attempt.started_at < until for entry in _of_running(each, snapshot)]
+    entries = [
+        entry for each in running if each.attempt.started_at < until for entry in _running_entries(each, snapshot)
+    ]
     for run in runs:
-        if (run.job, run.attempt) not in seen:  # it may have ended in between
-            entries += _of_run(run, snapshot)
-    return json.dumps({"from": since, "until": until, **_arranged(entries, snapshot, left_out)}).encode()
+        if (run.job, run.attempt) not in seen:  # else it ended after `running` was read
+            entries += _past_entries(run, snapshot)
+    return json.dumps({"from": since, "until": until, **_arrange(entries, snapshot, left_out)}).encode()
 
 
-def _of_running(running: RunningEntry, snapshot: Snapshot) -> Iterator[TimelineEntry]:
+def _running_entries(running: RunningAttempt, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     job, attempt = running.job, running.attempt
-    told = {
+    details: Answer = {
         "job": job.id,
         "attempt": attempt.number,
         "name": job.spec.name,
-        "command": _shortened(" ".join(job.argv)),
+        "command": _shorten(" ".join(job.argv)),
         "user": job.user,
         "state": str(job.state),
         "outcome": None,
         "suspended": suspensions(running.moves, attempt.started_at, None),
         "reserved_mb": attempt.reserved_mb,
     }
-    for lane in _lanes_of(attempt.devices, attempt.engine, snapshot):
-        yield TimelineEntry(lane=lane, begins=attempt.started_at, ends=None, told=told)
+    for lane in _lanes(attempt.devices, attempt.engine, snapshot):
+        yield TimelineEntry(lane=lane, begins=attempt.started_at, ends=None, details=details)
 
 
-def _of_run(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
+def _past_entries(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     if run.engine and run.place is None:
-        return  # it never began there
-    told = {
+        return  # it never started there
+    details: Answer = {
         "job": run.job,
         "attempt": run.attempt,
         "name": run.name,
-        "command": _shortened(run.command),
+        "command": _shorten(run.command),
         "user": run.user,
         "state": "ended",
         "outcome": str(run.outcome),
         "suspended": suspensions(run.moves, run.begins, run.ends),
         "reserved_mb": run.reserved_mb,
     }
-    for lane in _lanes_of(run.devices, run.engine, snapshot):
-        yield TimelineEntry(lane=lane, begins=run.begins, ends=run.ends, told=told)
+    for lane in _lanes(run.devices, run.engine, snapshot):
+        yield TimelineEntry(lane=lane, begins=run.begins, ends=run.ends, details=details)
 
 
-def _arranged(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -> Answer:
+def _arrange(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -> Answer:
     entries.sort(key=lambda entry: (entry.ends is None, entry.ends or entry.begins), reverse=True)
-    left_out += max(0, len(entries) - MOST_STRETCHES)
-    del entries[MOST_STRETCHES:]
-    lanes = _ordered(snapshot, (entry.lane for entry in entries))
+    left_out += max(0, len(entries) - _MAX_ENTRIES)
+    del entries[_MAX_ENTRIES:]
+    lanes = _order_lanes(snapshot, (entry.lane for entry in entries))
     places = {lane: place for place, lane in enumerate(lanes)}
     spans = [TimelineSpan(lane=places[each.lane], start=each.begins, end=each.ends) for each in entries]
     rows = assign_rows(spans)
@@ -162,32 +164,32 @@ def _arranged(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -
             for place, lane in enumerate(lanes)
         ],
         "stretches": [
-            {**each.told, "lane": span.lane, "row": row, "from": each.begins, "until": each.ends}
+            {**each.details, "lane": span.lane, "row": row, "from": each.begins, "until": each.ends}
             for each, span, row in zip(entries, spans, rows, strict=True)
         ],
         "left_out": left_out,
     }
 
 
-def _ordered(snapshot: Snapshot, used: Iterable[DeviceTimeline]) -> list[DeviceTimeline]:
-    """Devices that can be used, whether anything ran there or not; then others that were, the CPU, and elsewhere."""
-    usable = [_lane_of(device.id, snapshot) for device in snapshot.usable_devices()]
+def _order_lanes(snapshot: Snapshot, used: Iterable[TimelineLane]) -> list[TimelineLane]:
+    """Return all usable devices, with or without entries, then other devices of entries, the CPU, cluster engines."""
+    usable = [_device_lane(device.id, snapshot) for device in snapshot.usable_devices()]
     others = set(used) - set(usable)
     return usable + sorted(others, key=lambda lane: (lane.device is None, lane.label != _CPU, lane.label))
 
 
-def _lanes_of(devices: tuple[str, ...], engine: str, snapshot: Snapshot) -> list[DeviceTimeline]:
+def _lanes(devices: tuple[str, ...], engine: str, snapshot: Snapshot) -> list[TimelineLane]:
     if engine:
-        return [DeviceTimeline(device=None, label=engine, name=None)]
-    return [_lane_of(device_id, snapshot) for device_id in devices] or [DeviceTimeline(device=None, label=_CPU)]
+        return [TimelineLane(device=None, label=engine, name=None)]
+    return [_device_lane(device_id, snapshot) for device_id in devices] or [TimelineLane(device=None, label=_CPU)]
 
 
-def _lane_of(device_id: str, snapshot: Snapshot) -> DeviceTimeline:
+def _device_lane(device_id: str, snapshot: Snapshot) -> TimelineLane:
     device = snapshot.device(device_id)
     if device is None or device.index is None:
-        return DeviceTimeline(device=device_id, label=device_id, name=None if device is None else device.name)
-    return DeviceTimeline(device=device_id, label=f"GPU {device.index}", name=device.name)
+        return TimelineLane(device=device_id, label=device_id, name=None if device is None else device.name)
+    return TimelineLane(device=device_id, label=f"GPU {device.index}", name=device.name)
 
 
-def _shortened(command: str) -> str:
-    return command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}…"
+def _shorten(command: str) -> str:
+    return command if len(command) <= _MAX_COMMAND else f"{command[:_MAX_COMMAND]}…"

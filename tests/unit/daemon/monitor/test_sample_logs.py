@@ -1,4 +1,4 @@
-"""The sample logs of batches as files: each batch's own, whole, and never in the way of a run."""
+"""The sample logs of batches as files: one per batch, complete, and never in the way of a run."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ LAUNCH = GateSample(
 )
 
 
-def test_a_row_has_every_column_and_what_is_unknown_is_empty(tmp_path: Path) -> None:
+def test_a_row_has_every_column_and_unknown_values_are_empty(tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
     SampleLogs().write([(str(path), LAUNCH)])
     with path.open(newline="") as file:
@@ -32,7 +32,7 @@ def test_a_row_has_every_column_and_what_is_unknown_is_empty(tmp_path: Path) -> 
     assert (row["cpu_percent"], row["gpu_memory_charged_mb"], row["gpu_percent"]) == ("12.35", "7000.0", "")
 
 
-def test_each_batch_has_its_own_file_in_the_form_of_its_ending(tmp_path: Path) -> None:
+def test_each_batch_has_its_own_file_in_the_format_of_its_suffix(tmp_path: Path) -> None:
     logs = SampleLogs()
     first, second = tmp_path / "a.csv", tmp_path / "b.jsonl"
     logs.write([(str(first), LAUNCH), (str(second), LAUNCH), (str(first), LAUNCH)])
@@ -50,7 +50,7 @@ def test_a_log_is_continued_by_the_next_daemon(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_one_that_cannot_be_written_is_told_of_once_and_the_others_go_on(
+def test_a_log_that_cannot_be_written_is_reported_once_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs, good = SampleLogs(), tmp_path / "good.csv"
@@ -62,9 +62,7 @@ def test_one_that_cannot_be_written_is_told_of_once_and_the_others_go_on(
     assert len(good.read_text().splitlines()) == 1 + 3
 
 
-def test_one_that_is_neither_csv_nor_json_lines_is_told_of_and_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_that_is_neither_csv_nor_json_lines_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         SampleLogs().write([(str(tmp_path / "samples.txt"), LAUNCH)])
     assert "samples.txt" in caplog.text
