@@ -23,10 +23,10 @@ import msgspec
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.connect.fast_http import API
 from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server, serve
 from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import GpuyardError
+from gpuyard.version import API
 
 # By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))

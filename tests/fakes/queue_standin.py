@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from gpuyard.connect.fast_http import API, VERSION_FIELD
-from gpuyard.version import __version__
+from gpuyard.connect.fast_http import VERSION_FIELD
+from gpuyard.version import API, __version__
 
 Answer = Any
 STATES = (

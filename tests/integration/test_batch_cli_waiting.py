@@ -45,7 +45,7 @@ def test_a_paused_queue_is_told_as_what_holds_the_batch(tmp_path: Path) -> None:
     run("pause")
     with begun("batch", "--count", "1", *OPEN, "--", "true") as process:
         assert process.stderr is not None
-        assert "1 waiting; the queue is paused: `gpuyard unpause` lets it go on; " in process.stderr.readline()
+        assert "1 waiting; the queue is paused: `gpuyard unpause` resumes it; " in process.stderr.readline()
         run("unpause")
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0

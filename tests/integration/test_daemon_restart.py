@@ -85,7 +85,7 @@ def test_a_daemon_does_not_end_where_another_is_meant(yard: Yard) -> None:
     assert yard.daemon is not None
     with pytest.raises(UserError, match=f"this daemon is process {yard.daemon.pid}, not 1"):
         yard.post("/stop", pid=1, restart=True)
-    with pytest.raises(UserError, match="restart is true or false"):
+    with pytest.raises(UserError, match="restart: Expected `bool`"):
         yard.post("/stop", restart="yes")
     assert yard.get("/status")["pid"] == yard.daemon.pid
 

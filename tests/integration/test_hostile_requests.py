@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from gpuyard.daemon.schema.operations import OPERATIONS
+from gpuyard.schema.operations import OPERATIONS
 from tests.integration.queue_fixture import Yard
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
@@ -69,11 +69,11 @@ def test_no_query_is_a_fault_of_the_daemons(yard: Yard, session: requests.Sessio
     yard.submit("true", **NEVER)
     wrong = []
     for each in GETS:
-        for parameter in each.query:
-            wait = "&timeout=0" if each.name == "wait" and parameter.name != "timeout" else ""
+        for name in each.query.__struct_fields__ if each.query else ():
+            wait = "&timeout=0" if each.name == "wait" and name != "timeout" else ""
             # To wait for as long as one may takes half a minute.
-            for value in ["0.01", "nan", "x"] if parameter.name == "timeout" else IN_QUERY:
-                query = f"?{parameter.name}={quote(value, errors='surrogatepass')}{wait}"
+            for value in ["0.01", "nan", "x"] if name == "timeout" else IN_QUERY:
+                query = f"?{name}={quote(value, errors='surrogatepass')}{wait}"
                 answer = session.get(DAEMON + each.path.replace("{id}", "1") + query, timeout=60)
                 wrong += [(each.path, query[:300], answer.text[:300])] if answer.status_code >= 500 else []
     assert wrong == []

@@ -187,7 +187,7 @@ def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> Non
     assert run("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "deleted 1 estimate\n"
     unknown = run("estimates", "forget", "train.py")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "nothing was learned about 'train.py'" in unknown.stderr
+    assert "no estimate matches 'train.py'" in unknown.stderr
     assert json.loads(run("estimates", "forget", "--all", "--json").stdout) == {"forgotten": 1}
     assert "No estimates yet" in run("estimates").stdout
 

@@ -99,5 +99,5 @@ def test_mistakes_are_told_with_what_can_be_done(yard: Yard, tmp_path: Path) -> 
     assert (result.returncode, result.stderr) == (
         1, f"gpuyard: '{nowhere}' cannot be written: No such file or directory\n",
     )  # fmt: skip
-    with pytest.raises(UserError, match="there is no report by 'moon'"):
+    with pytest.raises(UserError, match="by: cannot be 'moon'"):
         yard.get("/report", by="moon")

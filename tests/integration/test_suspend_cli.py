@@ -82,13 +82,13 @@ def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_
     assert run("suspend", str(job_id)).stdout == f"suspending {job_id}\n"
     card.until_state(job_id, "suspended")
     why = run("why", str(job_id)).stdout
-    assert why == f"job {job_id} is suspended\n  suspended by hand: `gpuyard resume {job_id}` lets it go on\n"
+    assert why == f"job {job_id} is suspended\n  suspended by hand: `gpuyard resume {job_id}` continues it\n"
     assert "moved to RAM" in run("queue").stdout
     other = begin(card, gate)
     assert states() == [(other, "running"), (job_id, "suspended")]
     assert run("resume", str(job_id)).stdout == f"will resume when memory is free: {job_id}\n"
     why = run("why", str(job_id)).stdout
-    assert why.startswith(f"job {job_id} is suspended, and waits for room to go on\n")
+    assert why.startswith(f"job {job_id} is suspended, and waits for free memory to continue\n")
     assert f"(job {other})" in why
     assert "548 MB free, 1.5 GB needed" in run("queue", str(job_id)).stdout
     gate.touch()
@@ -145,7 +145,10 @@ def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: Yard, gate: Pa
 def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(card: Yard, gate: Path, open_gate: Path) -> None:
     stubborn = begin(card, gate, "--on-preempt", "never")
     urgent = submit(open_gate, "--preempt")
-    until(lambda: "no other job of lower priority" in run("why", str(urgent)).stdout, "the reason")
+    until(
+        lambda: "preempting jobs of lower priority would not free enough" in run("why", str(urgent)).stdout,
+        "the reason",
+    )
     gate.touch()
     assert run("wait").returncode == 0
     assert story(stubborn) == ["submitted", "started", "ended"]
@@ -159,9 +162,9 @@ def test_an_urgent_job_says_who_makes_room_for_it(card: Yard, open_gate: Path, t
     victim = card.shell(f"{asked}; while :; do sleep 0.05; done", on_preempt="requeue")
     until(up.exists, "one that hears when it is told to end")
     urgent = submit(open_gate, "--preempt")
-    leaving = f"job {victim} makes room: it was asked to stop"
+    leaving = f"job {victim} is being stopped for it"
     until(lambda: leaving in run("why", str(urgent)).stdout, "who makes room")
-    assert "it starts as soon as they have made room" in run("why", str(urgent)).stdout
+    assert "it starts as soon as they have freed their memory" in run("why", str(urgent)).stdout
     assert leaving in run("queue", str(urgent)).stdout
     way.write_text("go\n")
     assert run("wait", str(urgent)).returncode == 0

@@ -15,7 +15,7 @@ import time
 
 from gpuyard.connect import paths
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.version import __version__
+from gpuyard.version import API, __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     # Status, content, and the daemon's version where it said one.
     Answered = tuple[int, bytes, str | None]
 
-# All routes are under it; what is added keeps to what is there.
-API = "/v1"
+
 # In the head of every answer: the version of the daemon.
 VERSION_FIELD = "Gpuyard-Version"
 # In the head of a request: an older daemon does nothing, and answers with this status.

@@ -1,7 +1,7 @@
 """A snapshot as JSON for scripts. The format is stable: keys are only ever added; unknown is `null`."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, overload
 
 from msgspec.structs import asdict
 
@@ -28,6 +28,14 @@ def device_as_dict(device: Device) -> dict[str, Any]:
 
 def problem_as_dict(problem: Problem) -> dict[str, Any]:
     return {**asdict(problem), "vendor": problem.vendor and str(problem.vendor)}
+
+
+@overload
+def iso_time(seconds: float) -> str: ...
+
+
+@overload
+def iso_time(seconds: float | None) -> str | None: ...
 
 
 def iso_time(seconds: float | None) -> str | None:

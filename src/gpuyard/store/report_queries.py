@@ -5,7 +5,6 @@ Rows are many: what attempts of one lane or tag have in common is read once.
 
 import sqlite3
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +14,9 @@ from msgspec import Struct
 from gpuyard.core.job.job import Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.report.timeline_rows import suspensions
-from gpuyard.core.report.usage_report import PastAttempt
+from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 
 UNKNOWN = "-"
-
-
-class GroupBy(StrEnum):
-    """What jobs are grouped by. WORKSPACE: the workspace of a task, the tag of any other job. An array has one name."""
-
-    USER = "user"
-    WORKSPACE = "workspace"
-    NAME = "name"
 
 
 # Attempts are found by the time of their end and read in storage order, as rows are long and many. (The LIMIT keeps

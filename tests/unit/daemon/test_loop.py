@@ -57,7 +57,7 @@ class LoopFixture:
     async def submit(self, *, token: str = "", **options: object) -> int:
         """Return the job id. A new handler each time: only the database remembers earlier submissions."""
         asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options=options, token=token)
-        return int((await SubmissionHandler(self.scheduler).take(parse_submission(asked)))["first"])
+        return (await SubmissionHandler(self.scheduler).take(parse_submission(asked))).first
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +136,7 @@ def test_a_client_that_waits_for_a_job_is_woken_by_the_step_after_its_end(own_ho
         scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits
-        assert waiting.answer()["done"]
+        assert waiting.answer().done
 
     run(own_home, scenario)
 

@@ -11,8 +11,8 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.report.usage_report import PastAttempt
-from gpuyard.store.report_queries import GroupBy, attempts_since
+from gpuyard.core.report.usage_report import GroupBy, PastAttempt
+from gpuyard.store.report_queries import attempts_since
 from tests.unit.store import Shelf, full_scans
 
 

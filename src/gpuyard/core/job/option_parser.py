@@ -1,92 +1,114 @@
-"""Options as they were typed, made into values; what cannot be one is told as the mistake it is."""
+"""Parses the values of a submission's options as the table in `submit_options` says. UserError names the option."""
 
+from collections.abc import Callable
 from typing import Any
 
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
 
 
 class Options:
-    """What was typed, by its name; each is taken once, and whatever nobody takes is not known."""
+    """The options of one submission: `options["vram"]` is the parsed value, or its default.
 
-    def __init__(self, typed: dict[str, Any]) -> None:
-        self._typed = typed
-        self._taken: set[str] = set()
+    `name in options` is whether the option was given; None and False count as not given.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        unknown = sorted(set(given) - set(SUBMIT_OPTIONS))
+        if unknown:
+            raise UserError(f"there is no option '{unknown[0]}'", hint="see `gpuyard submit --help`")
+        self._values = {name: _parse(SUBMIT_OPTIONS[name], value) for name, value in given.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
-        return self._typed.get(name) is not None
+        return self._values.get(name, False) is not False
 
-    def text(self, name: str) -> str | None:
-        value = self._take(name)
-        if isinstance(value, bool | list | dict):
-            raise UserError(f"--{name} takes one value")
-        return None if value is None else str(value)
+    def __getitem__(self, name: str) -> Any:
+        if name in self._values:
+            return self._values[name]
+        option = SUBMIT_OPTIONS[name]
+        if option.default is not None:
+            return _parse(option, option.default)
+        return False if option.kind == "flag" else [] if option.is_repeatable else None
 
-    def texts(self, name: str) -> list[str]:
-        value = self._take(name)
-        if value is None:
-            return []
+    def given(self) -> list[SubmitOption]:
+        return [option for name, option in SUBMIT_OPTIONS.items() if name in self]
+
+
+def _parse(option: SubmitOption, value: Any) -> Any:
+    if option.kind == "flag":
+        if not isinstance(value, bool):
+            raise UserError(f"--{option.name} takes no value")
+        return value
+    if option.is_repeatable:
         values = value if isinstance(value, list) else [value]
         if any(isinstance(each, bool | list | dict | None) for each in values):
-            raise UserError(f"--{name} takes a value, or a list of them")
+            raise UserError(f"--{option.name} takes a value, or a list of them")
         return [str(each) for each in values]
+    if isinstance(value, bool | list | dict):
+        raise UserError(f"--{option.name} takes one value")
+    return _PARSERS[option.kind](option, str(value))
 
-    def flag(self, name: str) -> bool:
-        value = self._take(name)
-        if not isinstance(value, bool | None):
-            raise UserError(f"--{name} takes no value")
-        return bool(value)
 
-    def whole(self, name: str, default: int, *, least: int, most: int = 1_000_000_000) -> int:
-        text = self.text(name)
-        if text is None:
-            return default
-        try:
-            value = int(text)
-        except ValueError:
-            raise UserError(f"--{name} takes a whole number, not '{text}'") from None
-        if not least <= value <= most:
-            raise UserError(f"--{name} {value} is out of range", hint=f"give it from {least} to {most:,}")
-        return value
+def _parse_whole(option: SubmitOption, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise UserError(f"--{option.name} takes a whole number, not '{text}'") from None
+    least, most = option.least, option.most
+    assert least is not None
+    assert most is not None
+    if not least <= value <= most:
+        raise UserError(f"--{option.name} {value} is out of range", hint=f"give it from {least:,} to {most:,}")
+    return value
 
-    def number(self, name: str) -> float | None:
-        text = self.text(name)
-        try:
-            value = None if text is None else float(text)
-        except ValueError:
-            raise UserError(f"--{name} takes a number, not '{text}'") from None
-        if value is not None and not 0 <= value < float("inf"):
-            raise UserError(f"--{name} {text} is out of range", hint="give it 0 or more")
-        return value
 
-    def size(self, name: str) -> float | None:
-        text = self.text(name)
-        size = None if text is None else parse_size(text)
-        if size is not None and not 0 < size < float("inf"):
-            raise UserError(f"--{name} {text} is out of range", hint="give it at least 1M")
-        return size
+def _parse_number(option: SubmitOption, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"--{option.name} takes a number, not '{text}'") from None
+    if not 0 <= value < float("inf"):
+        raise UserError(f"--{option.name} {text} is out of range", hint="give it 0 or more")
+    return value
 
-    def seconds(self, name: str, *, may_be_zero: bool = False) -> float | None:
-        text = self.text(name)
-        seconds = None if text is None else parse_duration(text)
-        if seconds == 0 and not may_be_zero:
-            raise UserError(f"--{name} is no time at all", hint="write it as 30s, 10m or 4h")
-        return seconds
 
-    def choice(self, name: str, kinds: Any) -> Any:
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            return kinds(text)
-        except ValueError:
-            raise UserError(f"--{name} cannot be '{text}'", hint=f"it can be {', '.join(kinds)}") from None
+def _parse_size(option: SubmitOption, text: str) -> float:
+    size = parse_size(text)
+    if not 0 < size < float("inf"):
+        raise UserError(f"--{option.name} {text} is out of range", hint="give it at least 1M")
+    return size
 
-    def refuse_the_rest(self) -> None:
-        strange = sorted(set(self._typed) - self._taken)
-        if strange:
-            raise UserError(f"there is no option '{strange[0]}'", hint="see `gpuyard submit --help`")
 
-    def _take(self, name: str) -> Any:
-        self._taken.add(name)
-        return self._typed.get(name)
+def _parse_time(option: SubmitOption, text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds == 0 and option.least != 0:
+        raise UserError(f"--{option.name} must be longer than 0 s", hint="write it as 30s, 10m or 4h")
+    return seconds
+
+
+def _parse_choice(option: SubmitOption, text: str) -> str:
+    if text not in option.choices:
+        raise UserError(f"--{option.name} cannot be '{text}'", hint=f"it can be {', '.join(option.choices)}")
+    return text
+
+
+def _parse_word(option: SubmitOption, text: str) -> str:
+    if not text.isprintable() or any(letter in text for letter in " ,=") or len(text) > 100:
+        raise UserError(f"--{option.name} takes a word without spaces, commas and equals signs, of at most 100 letters")
+    return text
+
+
+def _parse_text(_: SubmitOption, text: str) -> str:
+    return text
+
+
+_PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
+    "whole": _parse_whole,
+    "number": _parse_number,
+    "size": _parse_size,
+    "time": _parse_time,
+    "choice": _parse_choice,
+    "word": _parse_word,
+    "text": _parse_text,
+}

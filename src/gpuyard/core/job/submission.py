@@ -1,6 +1,6 @@
-"""What was typed after `gpuyard submit`, made into jobs: one spec that they share, and what differs between them.
+"""Turns a submission into jobs: one spec that all its jobs share, and what differs between them.
 
-Values arrive as they were typed, from the command line or from whoever speaks to the socket, and are checked here.
+Option values arrive as they were typed, from the command line, the web page or a client, and are checked here.
 """
 
 import csv
@@ -17,13 +17,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, Subscription, parse_subscription
-from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S, BatchPace
+from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
@@ -31,21 +31,25 @@ from gpuyard.errors import UserError
 MOST_JOBS = 1_000_000
 # The engine that runs jobs on this machine.
 LOCAL = "local"
-# The priority of a job that may preempt others, where none is given: those of its own priority make no room for it.
+# The default priority of a job that preempts others: jobs of the same priority are never preempted.
 URGENT = 100
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # Spreadsheets write it before the first column's name.
 _BYTE_ORDER_MARK = "\ufeff"
-# What a shell would not take as it stands; a line without any of these needs no shell.
+# Characters that only a shell interprets; a line without any of them needs no shell.
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 
 class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A submission as it comes in. `token` makes it count once, however often it is sent; `configuration` is a digest
-    of the files that its command names. A workspace's has a `task` and a `crew`. One who is in no folder, and has no
-    variables, leaves them out: then they are the daemon's to choose."""
+    """A submission as it is sent: a `command`, or a `list`, the text of a file with one command per line.
+
+    A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
+    however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
+    are learned separately for each. Default of `cwd` and `environment`: the user's home and the daemon's own
+    environment. An option `concurrency` makes it a batch. A workspace sends a `task`, and a `crew`, the rule by which
+    jobs of its tag share GPUs."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
@@ -60,7 +64,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ArrayElement(Struct, frozen=True, kw_only=True):
-    """What sets one job of a submission apart."""
+    """What distinguishes one job of a submission from the others."""
 
     index: int | None = None
     values: dict[str, str] = {}
@@ -68,8 +72,8 @@ class ArrayElement(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """`devices` are the names of those it may use, to be looked up on the machine; one whose `devices_are_optional`
-    does without where there are none."""
+    """A checked submission. `devices` are names or indexes of the GPUs it may use, not yet resolved on this machine.
+    With `devices_are_optional`, it runs without a GPU on a machine that has none."""
 
     token: str
     spec: JobSpec
@@ -83,190 +87,195 @@ class Submission(Struct, frozen=True, kw_only=True):
     devices_are_optional: bool = False
 
 
-def parse_submission(asked: SubmissionRequest) -> Submission:
-    options = Options(asked.options)
-    pace = _pace(options) if "concurrency" in options else None
-    need = _need(options, pace)
-    count, elements, group_limit = _elements(asked, options)
-    is_urgent = options.flag("preempt")
-    is_many = count > 1 or group_limit is not None or options.text("array") is not None
+def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionRequest) -> SubmissionRequest:
+    """Decode a request's body. Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which
+    msgspec rejects. Rejects surrogates that stand for no byte: no program can receive them."""
+    try:
+        content = json.loads(body)
+        if b"\\u" in body:
+            json.dumps(content, ensure_ascii=False).encode(errors="surrogateescape")
+        return msgspec.convert(content, kind)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"the submission cannot be decoded: {error}", hint="see POST /v1/submissions in /openapi.json"
+        ) from error
+
+
+def parse_submission(request: SubmissionRequest) -> Submission:
+    options = Options(request.options)
+    pace = _parse_pace(options) if "concurrency" in options else None
+    if pace is None:
+        _refuse_batch_options(options)
+    need = _parse_need(options, pace)
+    count, elements, group_limit = _expand(request, options)
+    on_reboot = options["on-reboot"]
     spec = JobSpec(
-        command=asked.command or (),
-        cwd=_directory(asked.cwd),
-        environment={**(asked.environment or {}), **dict(map(_variable, options.texts("env")))},
+        command=request.command or (),
+        cwd=_check_absolute(request.cwd),
+        environment={**(request.environment or {}), **dict(map(_parse_variable, options["env"]))},
         need=need,
-        name=_one_line(options.text("name"), "--name"),
-        tag=_one_line(options.text("tag"), "--tag") or "",
-        retries=options.whole("retries", 0, least=0),
-        time_limit_s=options.seconds("time-limit"),
-        grace_s=_or(options.seconds("grace", may_be_zero=True), DEFAULT_GRACE_S),
-        duration_s=options.seconds("duration"),
-        on_reboot=options.choice("on-reboot", OnReboot),
-        stdin=options.text("stdin"),
-        log_cap_mb=_or(options.size("log-cap"), DEFAULT_LOG_CAP_MB),
-        is_array=is_many,
-        learns_memory=need.devices > 0 and need.memory_mb is None and not options.flag("exclusive"),
-        configuration=asked.configuration,
-        preempts=is_urgent,
-        on_preempt=options.choice("on-preempt", OnPreempt) or OnPreempt.SUSPEND,
+        name=options["name"],
+        tag=options["tag"] or "",
+        retries=options["retries"],
+        time_limit_s=options["time-limit"],
+        grace_s=options["grace"],
+        duration_s=options["duration"],
+        on_reboot=on_reboot and OnReboot(on_reboot),
+        stdin=options["stdin"],
+        log_cap_mb=options["log-cap"],
+        is_array=count > 1 or group_limit is not None or "array" in options,
+        learns_memory=need.devices > 0 and need.memory_mb is None and not options["exclusive"],
+        configuration=request.configuration,
+        preempts=options["preempt"],
+        on_preempt=OnPreempt(options["on-preempt"]),
         pace=pace,
-        crew=asked.crew,
-        task=asked.task,
-        engine=_engine(options),
-        engine_options=tuple(map(_whole, options.texts("engine-option"))),
-        cpus=options.whole("cpus", 0, least=1, most=100_000) or None,
-        notify=_wishes(options.texts("notify")),
+        crew=request.crew,
+        task=request.task,
+        engine="" if options["engine"] in (None, LOCAL) else options["engine"],
+        engine_options=tuple(map(_check_printable, options["engine-option"])),
+        cpus=options["cpus"],
+        notify=_parse_subscriptions(options["notify"]),
     )
     if spec.engine:
-        _refuse_for_engine(spec, options)
+        _refuse_local_options(spec.engine, options)
+    if spec.crew is not None and not spec.tag:
+        raise UserError("a crew is a rule for the jobs of a tag, and these jobs have no tag", hint="give them a tag")
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
-    dependencies = tuple((kind, parse_selection(text)) for name, kind in kinds for text in options.texts(name))
-    devices = options.text("device")
-    submission = Submission(
-        token=asked.token,
+    devices = options["device"]
+    priority: int | None = options["priority"]
+    return Submission(
+        token=request.token,
         spec=spec,
-        priority=options.whole("priority", URGENT if is_urgent else 0, least=-1_000_000, most=1_000_000),
+        priority=(URGENT if spec.preempts else 0) if priority is None else priority,
         count=count,
         elements=elements,
-        dependencies=dependencies,
+        dependencies=tuple((kind, parse_selection(text)) for name, kind in kinds for text in options[name]),
         devices=None if devices is None else tuple(filter(None, map(str.strip, devices.split(",")))),
         group_limit=group_limit,
-        is_held=options.flag("hold"),
+        is_held=options["hold"],
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
-    if spec.crew is not None and not spec.tag:
-        raise UserError("a crew is the jobs of a tag, and these have none", hint="give them one")
-    options.refuse_the_rest()
-    return submission
 
 
-def _engine(options: Options) -> str:
-    """Empty for the local one."""
-    name = _one_line(options.text("engine"), "--engine") or ""
-    return "" if name == LOCAL else name
+def _refuse_batch_options(options: Options) -> None:
+    for option in options.given():
+        if option.is_for_batch:
+            raise UserError(f"--{option.name} is an option of a batch", hint="give a concurrency, or leave it out")
 
 
-def _refuse_for_engine(spec: JobSpec, options: Options) -> None:
-    """What only this machine's own GPUs can be asked for."""
-    for name, has_it in (
-        ("preempt", spec.preempts),
-        ("device", "device" in options),
-        ("concurrency", spec.pace is not None),
-        ("max-gpu", spec.need.max_utilization_percent is not None),
-        ("max-gpu-mem-mb", spec.need.max_memory_used_mb is not None),
-        ("max-power-w", spec.need.max_power_w is not None),
-        ("max-cpu", spec.need.max_cpu_percent is not None),
-    ):
-        if has_it:
+def _refuse_local_options(engine: str, options: Options) -> None:
+    for option in options.given():
+        if option.is_local:
             raise UserError(
-                f"--{name} is about this machine, and {spec.engine} places the job itself",
-                hint="leave it out; what the engine is to know goes into --engine-option",
+                f"--{option.name} is about this machine, and {engine} places the job itself",
+                hint="leave it out; --engine-option passes options to the engine",
             )
 
 
-def _pace(options: Options) -> BatchPace:
-    """The gates of a batch; the bounds that a single job has for itself are the batch's."""
-    vram_mb, most_mb = options.size("vram"), options.number("max-gpu-mem-mb")
+def _parse_pace(options: Options) -> BatchPace:
+    """Return the load gates of a batch: they take the bounds that a single job has in its need."""
+    if "ram" in options:
+        raise UserError("--ram is not an option of a batch", hint="give --run-ram, the RAM of one run")
+    vram_mb, most_mb = options["vram"], options["max-gpu-mem-mb"]
     if vram_mb is not None and most_mb is not None and vram_mb > most_mb:
         raise UserError(
             f"a run takes {vram_mb:.0f} MB of a GPU (--run-vram), and no more than {most_mb:.0f} MB may be used "
             "(--max-gpu-mem-mb)",
-            hint="allow more, or none would ever start",
+            hint="raise --max-gpu-mem-mb, or no run can ever start",
         )
     return BatchPace(
-        max_cpu_percent=options.number("max-cpu"),
-        min_free_memory_mb=options.number("min-free-mem-mb"),
-        max_gpu_percent=options.number("max-gpu"),
+        max_cpu_percent=options["max-cpu"],
+        min_free_memory_mb=options["min-free-mem-mb"],
+        max_gpu_percent=options["max-gpu"],
         max_gpu_memory_mb=most_mb,
-        run_ram_mb=options.size("run-ram"),
-        smoothing_s=_or(options.seconds("smoothing", may_be_zero=True), DEFAULT_SMOOTHING_S),
-        steady_s=_or(options.seconds("steady", may_be_zero=True), DEFAULT_STEADY_S),
-        stagger_s=_or(options.seconds("stagger", may_be_zero=True), 0.0),
-        sample_log=options.text("sample-log"),
+        run_ram_mb=options["run-ram"],
+        smoothing_s=options["smoothing"],
+        steady_s=options["steady"],
+        stagger_s=options["stagger"],
+        sample_log=options["sample-log"],
     )
 
 
-def _need(options: Options, pace: BatchPace | None) -> Need:
-    gpus, vram_mb = options.whole("gpus", 1, least=0, most=1024), options.size("vram")
-    is_exclusive = options.flag("exclusive")
-    vendor, model = options.choice("vendor", Vendor), options.text("gpu-name")
+def _parse_need(options: Options, pace: BatchPace | None) -> Need:
+    gpus, vram_mb, is_exclusive = options["gpus"], options["vram"], options["exclusive"]
+    vendor, model = options["vendor"], options["gpu-name"]
     if model is not None and not model.isprintable():
         raise UserError("--gpu-name takes plain text", hint="a part of the GPU's name, such as H100")
     only_watches = pace is not None and pace.gates_devices
     names_gpu = "device" in options and not only_watches
-    asks_for_gpu = vram_mb is not None or is_exclusive or vendor or model or names_gpu
-    if gpus == 0 and asks_for_gpu:
+    if gpus == 0 and (vram_mb is not None or is_exclusive or vendor or model or names_gpu):
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
-    if gpus == 0 and options.flag("preempt"):
+    if gpus == 0 and options["preempt"]:
         raise UserError(
-            "--preempt has others free their GPUs, and --gpus 0 asks for none", hint="leave out one of them"
+            "--preempt takes GPUs from other jobs, and --gpus 0 asks for none", hint="leave out one of them"
         )
+    is_single = pace is None
     return Need(
         devices=gpus,
         memory_mb=vram_mb,
         is_exclusive=is_exclusive or vram_mb is None,
-        vendor=vendor,
+        vendor=vendor and Vendor(vendor),
         model=model,
-        max_utilization_percent=options.number("max-gpu") if pace is None else None,
-        max_power_w=options.number("max-power-w"),
-        max_memory_used_mb=options.number("max-gpu-mem-mb") if pace is None else None,
-        max_cpu_percent=options.number("max-cpu") if pace is None else None,
-        min_host_memory_mb=_ram(options) if pace is None else None,
+        max_utilization_percent=options["max-gpu"] if is_single else None,
+        max_power_w=options["max-power-w"],
+        max_memory_used_mb=options["max-gpu-mem-mb"] if is_single else None,
+        max_cpu_percent=options["max-cpu"] if is_single else None,
+        min_host_memory_mb=_free_ram_needed(options) if is_single else None,
     )
 
 
-def _ram(options: Options) -> float | None:
-    """What it takes has to be there when it starts."""
-    least, takes = options.number("min-free-mem-mb"), options.size("ram")
-    return max((figure for figure in (least, takes) if figure is not None), default=None)
+def _free_ram_needed(options: Options) -> float | None:
+    """Return the RAM that must be available at the start: the larger of --ram and --min-free-mem-mb."""
+    bounds = (options["min-free-mem-mb"], options["ram"])
+    return max((bound for bound in bounds if bound is not None), default=None)
 
 
 # The jobs of one submission
 
 
-def _elements(asked: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
-    """How many, which, and how many of them at once."""
-    array = options.text("array")
-    ways = {
-        "--array": array,
-        "--sweep": options.texts("sweep") or None,
-        "--from": asked.list if asked.list is not None else asked.table,
+def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
+    """Return the number of jobs, the jobs, and how many of them may run at once."""
+    array: str | None = options["array"]
+    sources = {
+        "--array": array is not None,
+        "--sweep": bool(options["sweep"]),
+        "--from": request.list is not None or request.table is not None,
     }
-    chosen = [way for way, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise UserError(f"{' and '.join(chosen)} do not go together", hint="submit them one after the other")
-    if asked.list is None and not asked.command:
+    given = [source for source, is_given in sources.items() if is_given]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} do not go together", hint="submit them one after the other")
+    if request.list is None and not request.command:
         raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
-    if asked.list is not None and asked.command:
+    if request.list is not None and request.command:
         raise UserError("a list of commands goes with no program", hint="a CSV file's columns fill in one")
-    if array is not None and "concurrency" in options:
-        raise UserError("a batch is no array", hint="write --array 0-99%8 instead of a concurrency of 8")
     if array is not None:
-        return _array(array)
-    found = list(_many(asked, options))
+        if "concurrency" in options:
+            raise UserError("a batch is no array", hint="write --array 0-99%8 instead of a concurrency of 8")
+        return _expand_array(array)
+    found = list(_expand_list(request, options))
     _refuse_too_many(len(found))
     if "concurrency" not in options:
         return len(found), found, None
-    return len(found), list(map(_numbered, found)), options.whole("concurrency", 1, least=1)
+    return len(found), list(map(_with_index, found)), options["concurrency"]
 
 
-def _many(asked: SubmissionRequest, options: Options) -> Iterator[ArrayElement]:
-    if asked.list is not None:
-        return _lines(asked.list.removeprefix(_BYTE_ORDER_MARK))
-    if asked.table is not None:
-        return _rows(asked.table.removeprefix(_BYTE_ORDER_MARK))
-    if sweep := options.texts("sweep"):
-        return _sweep(sweep)
+def _expand_list(request: SubmissionRequest, options: Options) -> Iterator[ArrayElement]:
+    if request.list is not None:
+        return _expand_lines(request.list.removeprefix(_BYTE_ORDER_MARK))
+    if request.table is not None:
+        return _expand_rows(request.table.removeprefix(_BYTE_ORDER_MARK))
+    if options["sweep"]:
+        return _expand_sweep(options["sweep"])
     return iter([ArrayElement()])
 
 
-def _numbered(element: ArrayElement) -> ArrayElement:
-    """A run of a batch is known by its index."""
+def _with_index(element: ArrayElement) -> ArrayElement:
+    """Identify a run of a batch by its column `index`, where it has one."""
     index = element.values.get("index", "")
     return replace(element, index=int(index)) if index.isascii() and index.isdecimal() else element
 
 
-def _array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
+def _expand_array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
     match = _ARRAY.fullmatch(text.strip())
     if match is None:
         raise UserError(f"'{text}' is not a range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
@@ -285,21 +294,21 @@ def _refuse_too_many(count: int) -> None:
         raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
 
 
-def _sweep(texts: list[str]) -> Iterator[ArrayElement]:
+def _expand_sweep(texts: list[str]) -> Iterator[ArrayElement]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not _PLACEHOLDER.fullmatch(name) or not values or name in axes:
             raise UserError(f"'{text}' is not a sweep", hint="write it once for each name: --sweep lr=1e-3,1e-4")
-        spans = itertools.chain.from_iterable(map(_span, values.split(",")))
+        spans = itertools.chain.from_iterable(map(_values_of, values.split(",")))
         axes[name] = list(itertools.islice(spans, MOST_JOBS + 1))
     _refuse_too_many(math.prod(map(len, axes.values())))
     for point in itertools.product(*axes.values()):
         yield ArrayElement(values=dict(zip(axes, point, strict=True)))
 
 
-def _span(word: str) -> Iterable[str]:
-    """`0-4` is five values; `1e-4` is one."""
+def _values_of(word: str) -> Iterable[str]:
+    """Return the values of a range such as `0-4`; any other text, such as `1e-4`, is one value."""
     match = _SPAN.fullmatch(word)
     if match is None:
         return [word]
@@ -309,26 +318,26 @@ def _span(word: str) -> Iterable[str]:
     return map(str, range(first, last + 1))
 
 
-def _lines(text: str) -> Iterator[ArrayElement]:
-    lines = [line.strip() for line in text.split("\n")]  # as a shell does: a form feed ends no command
+def _expand_lines(text: str) -> Iterator[ArrayElement]:
+    lines = [line.strip() for line in text.split("\n")]  # only newlines separate commands, as in a shell
     commands = [line for line in lines if line and not line.startswith("#")]
     if not commands:
-        raise UserError("the file has no command in it", hint="write one on each line; lines with # are left out")
+        raise UserError("the file has no command in it", hint="write one per line; lines that start with # are skipped")
     for line in commands:
         yield ArrayElement(command=read_line(line))
 
 
 def read_line(line: str) -> tuple[str, ...]:
-    """A command as it is typed: by its words, or through a shell where it needs one."""
+    """Split a command line into arguments; a line with shell syntax becomes `/bin/sh -c LINE`."""
     if _FOR_A_SHELL.search(line):
         return ("/bin/sh", "-c", line)
     try:
         return tuple(shlex.split(line))
     except ValueError as error:
-        raise UserError(f"'{line}' cannot be split into words: {error}", hint="close its quotes") from error
+        raise UserError(f"'{line}' cannot be split into arguments: {error}", hint="close its quotes") from error
 
 
-def _rows(text: str) -> Iterator[ArrayElement]:
+def _expand_rows(text: str) -> Iterator[ArrayElement]:
     rows = csv.reader(io.StringIO(text), strict=True)
     try:
         names = [name.strip() for name in next(rows, [])]
@@ -349,47 +358,26 @@ def _rows(text: str) -> Iterator[ArrayElement]:
 # Single values
 
 
-def _directory(path: str) -> str:
+def _check_absolute(path: str) -> str:
     if not path.startswith("/"):
         raise UserError(f"the working directory '{path}' is not an absolute path")
     return path
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
     return name, value
 
 
-def _one_line(text: str | None, what: str) -> str | None:
-    if text is not None and (not text.isprintable() or any(letter in text for letter in " ,=") or len(text) > 100):
-        raise UserError(f"{what} takes a word without spaces, commas and equals signs, of at most 100 letters")
-    return text
-
-
-def _whole(text: str) -> str:
+def _check_printable(text: str) -> str:
     if not text.isprintable():
-        raise UserError("--engine-option takes plain text", hint="something in it is no letter, digit or sign")
+        raise UserError("--engine-option takes plain text", hint="remove characters that cannot be printed")
     return text
 
 
-def _wishes(texts: list[str]) -> tuple[Subscription, ...]:
+def _parse_subscriptions(texts: list[str]) -> tuple[Subscription, ...]:
     if len(texts) > MAX_SUBSCRIPTIONS:
         raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
     return tuple(map(parse_subscription, texts))
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def decode_asked(body: bytes) -> SubmissionRequest:
-    """Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which it refuses."""
-    try:
-        said = json.loads(body)
-        if b"\\u" in body:  # other halves of letters stand for no byte, and no program can be told them
-            json.dumps(said, ensure_ascii=False).encode(errors="surrogateescape")
-        return msgspec.convert(said, SubmissionRequest)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the submission cannot be understood: {error}") from error

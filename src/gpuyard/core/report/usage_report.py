@@ -11,6 +11,7 @@ Rules:
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -52,6 +53,14 @@ class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     lacked: str | None = None
     is_healed: bool = False
     suspended: tuple[tuple[float, float | None], ...] = ()
+
+
+class GroupBy(StrEnum):
+    """What jobs are grouped by. WORKSPACE: the workspace of a task, the tag of any other job. An array has one name."""
+
+    USER = "user"
+    WORKSPACE = "workspace"
+    NAME = "name"
 
 
 class Group(Struct, frozen=True, kw_only=True):

@@ -1,27 +1,25 @@
-"""Changes to jobs that are there: of those with these ids, or of all that match."""
+"""Routes that change jobs: those with given ids, or all that match."""
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
-
-import msgspec
 
 from gpuyard.control.user_requests import ChangeResult, InPieces
-from gpuyard.core.job.selection import JobSelection, format_ids
-from gpuyard.daemon.api.list_jobs import LOOK_FOR_PEOPLE_S, read_wanted
-from gpuyard.daemon.api.parameters import read_body, read_priority, read_selection
+from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
+from gpuyard.daemon.api.codec import decode_body
+from gpuyard.daemon.api.list_jobs import SAMPLE_FOR_PEOPLE_S, read_filter
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Answer, Route, Routes
+from gpuyard.daemon.server.router import Route, Routes
 from gpuyard.errors import UserError
-from gpuyard.store.job_search import JobFilter
+from gpuyard.schema.queue import ChangeSummary, UnchangedJob
+from gpuyard.schema.requests import ChangeRequest, PriorityRequest
 
-# As many are looked up without others being served.
-_RANGES = 200
-_KEYS = ("state", "search", "tag", "user")
+# Ranges of ids that are looked up before other requests are served.
+_RANGES_AT_ONCE = 200
+_MOST_UNCHANGED = 100
 
-Act = Callable[[JobSelection], InPieces[ChangeResult]]
+Change = Callable[[JobSelection], InPieces[ChangeResult]]
 
 
 class ChangeHandler:
@@ -38,57 +36,51 @@ class ChangeHandler:
             ("POST", "/jobs/retry"): self._route(requests.retry),
             ("POST", "/jobs/suspend"): self._suspend,
             ("POST", "/jobs/resume"): self._route(requests.resume),
-            ("POST", "/jobs/priority"): self._priority,
+            ("POST", "/jobs/priority"): self._prioritise,
         }
 
-    def _route(self, act: Act) -> Route:
-        return lambda request: self._do(read_body(request), act)
+    def _route(self, change: Change) -> Route:
+        return lambda request: self._change(decode_body(request, ChangeRequest), change)
 
-    async def _suspend(self, request: Request) -> Answer:
-        body = read_body(request)
-        look = await self._scheduler.sampling.fresh(LOOK_FOR_PEOPLE_S)
-        return await self._do(body, lambda selection: self._scheduler.requests.suspend(selection, look))
+    async def _suspend(self, request: Request) -> ChangeSummary:
+        body = decode_body(request, ChangeRequest)
+        sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
+        return await self._change(body, lambda selection: self._scheduler.requests.suspend(selection, sample))
 
-    def _priority(self, request: Request) -> Awaitable[Answer]:
-        body = read_body(request)
-        priority = read_priority(body)
-        return self._do(body, lambda selection: self._scheduler.requests.prioritise(selection, priority))
+    def _prioritise(self, request: Request) -> Awaitable[ChangeSummary]:
+        body = decode_body(request, PriorityRequest)
+        return self._change(body, lambda selection: self._scheduler.requests.prioritise(selection, body.priority))
 
-    async def _do(self, body: dict[str, Any], act: Act) -> Answer:
+    async def _change(self, body: ChangeRequest, change: Change) -> ChangeSummary:
         ids: list[int] = []
-        unchanged: list[Any] = []
+        unchanged: list[UnchangedJob] = []
         for selection in await self._selections(body):
-            changed = await run_in_pieces(act(selection))
+            changed = await run_in_pieces(change(selection))
             ids += changed.ids
-            unchanged += changed.unchanged
+            unchanged += [UnchangedJob(id=each.id, reason=each.reason) for each in changed.unchanged]
         self._scheduler.finish_signal.tell()
         self._scheduler.wake()
-        return {
-            "changed": format_ids(ids),
-            "count": len(ids),
-            "unchanged": [msgspec.to_builtins(refused) for refused in unchanged[:100]],
-            "unchanged_count": len(unchanged),
-        }
+        return ChangeSummary(
+            changed=format_ids(ids),
+            count=len(ids),
+            unchanged=unchanged[:_MOST_UNCHANGED],
+            unchanged_count=len(unchanged),
+        )
 
-    async def _selections(self, body: dict[str, Any]) -> list[JobSelection]:
-        if "where" not in body:
-            return [read_selection(body.get("ids"))]
-        wanted = _read_where(body)
-        ranges = await self._reader.search(lambda search: search.ranges(wanted))
-        # The states are looked at again: what waited when it was found may run by now, and is not meant.
-        return [JobSelection(ranges=piece, states=wanted.states) for piece in _pieces(tuple(ranges))]
-
-
-def _read_where(body: dict[str, Any]) -> JobFilter:
-    where = body["where"]
-    if body.get("ids") or not isinstance(where, dict) or not set(where) <= set(_KEYS):
-        raise UserError("which jobs are meant?", hint=f"say ids, or where with some of {', '.join(_KEYS)}")
-    wanted = read_wanted({name: str(value) for name, value in where.items() if value})
-    if wanted.is_plain and not wanted.states:
-        raise UserError("where leaves nothing out", hint='say {"ids": "all"} if all are meant')
-    return wanted
+    async def _selections(self, body: ChangeRequest) -> list[JobSelection]:
+        if body.where is None:
+            ids = body.ids if isinstance(body.ids, list) else [] if body.ids is None else [body.ids]
+            return [parse_selection(" ".join(map(str, ids)))]
+        if body.ids:
+            raise UserError("ids and where do not go together", hint="give one of them")
+        wanted = read_filter(body.where)
+        if wanted.is_plain and not wanted.states:
+            raise UserError("where matches every job", hint='send {"ids": "all"} to change all jobs')
+        ranges = tuple(await self._reader.search(lambda search: search.ranges(wanted)))
+        # States are checked again when the change is made: a job may have changed state since it was found.
+        return [JobSelection(ranges=some, states=wanted.states) for some in _split(ranges)]
 
 
-def _pieces(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:
-    for first in range(0, len(ranges), _RANGES):
-        yield ranges[first : first + _RANGES]
+def _split(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    for first in range(0, len(ranges), _RANGES_AT_ONCE):
+        yield ranges[first : first + _RANGES_AT_ONCE]

@@ -1,33 +1,42 @@
-"""Jobs as they are asked for: a page of them, all about one, why it waits, what happened to it."""
+"""Routes that read jobs: a page of them, all details of one, why it waits, its history; and waiting for them."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import parse_selection
-from gpuyard.daemon.api import explain_wait, memory_estimates
-from gpuyard.daemon.api.parameters import read_number, read_state, read_whole
-from gpuyard.daemon.api.queue_status import standing
+from gpuyard.core.scheduling.queue_order import full_order
+from gpuyard.daemon.api import memory_estimates
+from gpuyard.daemon.api.codec import decode_query
+from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
+from gpuyard.daemon.api.job_rows import make_details, make_row
+from gpuyard.daemon.api.queue_status import queue_state
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.schema import job_json
 from gpuyard.daemon.server.http_parser import HttpError, Request
-from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import UserError
-from gpuyard.store.job_search import RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
+from gpuyard.schema.jobs import JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
+from gpuyard.schema.queue import WaitResult
+from gpuyard.schema.requests import JobMatch, JobsQuery, ShowQuery, WaitQuery
+from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 MOST_ROWS = 10_000
-LOOK_FOR_PEOPLE_S = 0.5
+SAMPLE_FOR_PEOPLE_S = 0.5
 _LONGEST_WAIT_S = 30.0
 _LONGEST_SEARCH = 1000
-# As many are found without a thread, and so many rows made without others being served.
-_AT_ONCE, _PIECE = 200, 10
+# Pages up to this length are found without a thread.
+_FEW = 200
+# Rows that are made before other requests are served.
+_ROWS_AT_ONCE = 10
+_PAGE = 200
 
 
 class JobListHandler:
@@ -39,58 +48,50 @@ class JobListHandler:
         return {
             ("GET", "/jobs"): self._jobs,
             ("GET", "/wait"): self._wait,
-            ("GET", "/jobs/{id}"): self.of_job(self._show),
-            ("GET", "/jobs/{id}/why"): self.of_job(self._why),
-            ("GET", "/jobs/{id}/history"): self.of_job(self._history),
+            ("GET", "/jobs/{id}"): self._with_job(self._show),
+            ("GET", "/jobs/{id}/why"): self._with_job(self._why),
+            ("GET", "/jobs/{id}/history"): self._with_job(self._history),
         }
 
-    def of_job(
-        self, view: Callable[[Job, Request], Answer | Awaitable[Answer]]
-    ) -> Callable[[Request, int], Answer | Awaitable[Answer]]:
-        return lambda request, job_id: view(self.job(job_id), request)
+    def _with_job(
+        self, answer: Callable[[Job, Request], Struct | Awaitable[Struct]]
+    ) -> Callable[[Request, int], Struct | Awaitable[Struct]]:
+        return lambda request, job_id: answer(find_job(self._scheduler, job_id), request)
 
-    def job(self, job_id: int) -> Job:
-        job = self._scheduler.store.job(job_id)
-        if job is None:
-            raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` shows those there are")
-        return job
-
-    async def _jobs(self, request: Request) -> Answer:
-        query = request.query
-        limit = min(read_whole(query.get("limit"), 50), MOST_ROWS)
-        offset = read_whole(query.get("after"), 0)
-        order, show_all = query.get("order", "queue"), query.get("all") == "1"
-        if order not in ("queue", "newest"):
-            raise UserError(f"'{order[:20]}' is no order", hint="it can be queue or newest")
-        ids = query.get("ids")
+    async def _jobs(self, request: Request) -> JobPage:
+        query = decode_query(request, JobsQuery)
+        limit, offset = min(query.limit, MOST_ROWS), query.after
+        ids = query.ids
         ranges = tuple(self._scheduler.requests.stretches(parse_selection(ids))) if ids else None
-        wanted = replace(read_wanted(query), ranges=ranges)
-        if offset == 0 and limit <= _AT_ONCE and order == "queue" and _is_near(wanted):
-            jobs = list(islice(explain_wait.Listing(self._scheduler).all(wanted.states, show_all=show_all), limit + 1))
-            more, total = len(jobs) > limit, self._total(wanted, show_all=show_all)
-            rows = await self._rows(jobs[:limit])
+        wanted = replace(read_filter(query), ranges=ranges)
+        if offset == 0 and limit <= _FEW and query.order == "queue" and _is_found_quickly(wanted):
+            jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
+            has_more, total = len(jobs) > limit, self._count(wanted, show_all=query.all)
+            rows = await self._make_rows(jobs[:limit])
         else:
-            found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), order, show_all=show_all)
-            more, total = len(found.ids) > limit, found.total
-            rows = await self._rows(self._still(found.ids[:limit], wanted))
-        return {"jobs": rows, **standing(self._scheduler), "next": offset + limit if more else None, "total": total}
+            found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), query)
+            has_more, total = len(found.ids) > limit, found.total
+            rows = await self._make_rows(self._still_matching(found.ids[:limit], wanted))
+        return JobPage(
+            **asdict(queue_state(self._scheduler)), jobs=rows, next=offset + limit if has_more else None, total=total
+        )
 
-    async def _find(self, wanted: JobFilter, place: PageRange, order: str, *, show_all: bool) -> SearchResult:
-        if order == "newest":
-            return await self._reader.search(lambda search: search.newest(wanted, place))
+    async def _find(self, wanted: JobFilter, page: PageRange, query: JobsQuery) -> SearchResult:
+        if query.order == "newest":
+            return await self._reader.search(lambda search: search.newest(wanted, page))
         now = self._scheduler.sampling.now()
         used = self._scheduler.controller.transitions.used(now)
-        return await self._reader.search(lambda search: search.page(wanted, used, now, place, show_all=show_all))
+        return await self._reader.search(lambda search: search.page(wanted, used, now, page, show_all=query.all))
 
-    def _still(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
-        """Those that are still there, and as they were asked for: something may have happened since they were found."""
+    def _still_matching(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
+        """Yield the jobs that still exist in a wanted state: they may have changed since they were found."""
         for job_id in ids:
             job = self._scheduler.store.job(job_id)
             if job is not None and (not wanted.states or job.state in wanted.states):
                 yield job
 
-    def _total(self, wanted: JobFilter, *, show_all: bool) -> int | None:
-        """`None` where a submission is on its way: its jobs are not there yet, and are counted."""
+    def _count(self, wanted: JobFilter, *, show_all: bool) -> int | None:
+        """Return the number of matching jobs; None while a submission is being stored, as its jobs count already."""
         if self._scheduler.store.has_arriving:
             return None
         counts = self._scheduler.store.counts()
@@ -100,72 +101,109 @@ class JobListHandler:
             finished = min(finished, RECENTLY_FINISHED)
         return finished + sum(counts[state] for state in states if state not in FINISHED)
 
-    async def _rows(self, jobs: Iterable[Job]) -> list[Answer]:
-        """A few at a time: others are served in between."""
+    async def _make_rows(self, jobs: Iterable[Job]) -> list[JobRow]:
+        """Make rows a few at a time, so that other requests are served in between."""
         rows = []
         for place, job in enumerate(jobs):
-            if place and place % _PIECE == 0:
+            if place and place % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            rows.append({**self.row(job), "reason": explain_wait.in_brief(self._scheduler, job)})
+            rows.append(self._make_row(job, explain_briefly(self._scheduler, job)))
         return rows
 
-    def row(self, job: Job) -> Answer:
-        need, snapshot = memory_estimates.next_need(self._scheduler, job), self._scheduler.sampling.latest.snapshot
-        return job_json.row(job, self._last_attempt(job), need, snapshot, time.time())
+    def _make_row(self, job: Job, reason: str | None) -> JobRow:
+        return make_row(self._scheduler, job, memory_estimates.next_need(self._scheduler, job), reason)
 
-    def _last_attempt(self, job: Job) -> Attempt | None:
-        live = self._scheduler.controller.transitions.live.get(job.id)
-        if live is not None:
-            return live.attempt
-        attempts = self._scheduler.store.attempts(job.id) if job.attempts else []
-        return attempts[-1] if attempts else None
-
-    def _show(self, job: Job, request: Request) -> Answer:
+    def _show(self, job: Job, request: Request) -> JobDetails:
         scheduler = self._scheduler
-        attempts, after = self.attempts(job), scheduler.store.dependencies(job.id)
-        with_environment = request.query.get("environment") == "1"
-        return {
-            **self.row(job),
-            **job_json.details(job, attempts, after, with_environment=with_environment, now=time.time()),
-            "memory": memory_estimates.memory(scheduler, job),
-            "advice": memory_estimates.advice(scheduler, job, attempts),
-        }
+        attempts = self._attempts(job)
+        return make_details(
+            self._make_row(job, job.reason),
+            job,
+            attempts,
+            scheduler.store.dependencies(job.id),
+            memory=memory_estimates.next_memory(scheduler, job),
+            advice=memory_estimates.advice(scheduler, job, attempts),
+            with_environment=decode_query(request, ShowQuery).environment,
+            now=time.time(),
+        )
 
-    def attempts(self, job: Job) -> list[Attempt]:
-        """Each with the program's own pid; one that lives with what it was last seen to use."""
+    def _attempts(self, job: Job) -> list[Attempt]:
+        """Return all attempts; a live one with its program's pid and its latest usage."""
         live = self._scheduler.controller.transitions.live.get(job.id)
         found = [each for each in self._scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
         return found if live is None else [*found, self._scheduler.with_own_pid(live.attempt)]
 
-    async def _why(self, job: Job, _: Request) -> Answer:
-        await self._scheduler.sampling.fresh(LOOK_FOR_PEOPLE_S)
-        return explain_wait.why(self._scheduler, job)
+    async def _why(self, job: Job, _: Request) -> WaitExplanation:
+        await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
+        return explain(self._scheduler, job)
 
-    def _history(self, job: Job, _: Request) -> Answer:
-        events = explain_wait.story(job, self.attempts(job), self._scheduler.queries.events(job.id))
-        return {"id": job.id, "events": events}
+    def _history(self, job: Job, _: Request) -> JobHistory:
+        return job_history(job, self._attempts(job), self._scheduler.queries.events(job.id))
 
-    async def _wait(self, request: Request) -> Answer:
-        scheduler, text = self._scheduler, request.query.get("ids", "")
-        ranges = scheduler.requests.stretches(parse_selection(text)) if text else scheduler.queries.unfinished()
-        waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
-        await scheduler.finish_signal.wait(
-            waiting, min(_LONGEST_WAIT_S, read_number(request.query.get("timeout"), _LONGEST_WAIT_S))
+    async def _wait(self, request: Request) -> WaitResult:
+        scheduler, query = self._scheduler, decode_query(request, WaitQuery)
+        ranges = (
+            scheduler.requests.stretches(parse_selection(query.ids)) if query.ids else scheduler.queries.unfinished()
         )
+        waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
+        await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
         return waiting.answer()
 
 
-def read_wanted(query: Mapping[str, str]) -> JobFilter:
-    """Which jobs are asked for, but for their ids."""
+def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:
+    job = scheduler.store.job(job_id)
+    if job is None:
+        raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` lists all jobs")
+    return job
+
+
+def read_filter(query: JobsQuery | JobMatch) -> JobFilter:
+    """Return which jobs are wanted, without their ids."""
     return JobFilter(
-        states=tuple(read_state(word) for word in query.get("state", "").split(",") if word),
-        search=query.get("search", "").strip()[:_LONGEST_SEARCH],
-        tag=query.get("tag", ""),
-        user=query.get("user", ""),
+        states=tuple(_read_state(word) for word in query.state.split(",") if word),
+        search=query.search.strip()[:_LONGEST_SEARCH],
+        tag=query.tag,
+        user=query.user,
     )
 
 
-def _is_near(wanted: JobFilter) -> bool:
-    """Whether the first of them are found at once: not where they are few among many that have finished."""
+def _read_state(word: str) -> JobState:
+    try:
+        return JobState(word)
+    except ValueError:
+        raise UserError(f"'{word}' is not a state", hint=f"it can be {', '.join(JobState)}") from None
+
+
+def _is_found_quickly(wanted: JobFilter) -> bool:
+    """Whether the first matches are found at once: not where they are few among many finished jobs."""
     finished = FINISHED & set(wanted.states)
     return wanted.is_plain and (not finished or finished == FINISHED)
+
+
+def _jobs_in_order(scheduler: SchedulerLoop, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:
+    """Yield live jobs, queued ones in queue order, those that cannot start yet, and the last that finished."""
+    wanted = set(states or JobState)
+    for state in LIVE_IN_ORDER:
+        yield from _jobs_in_state(scheduler, [state] if state in wanted else [])
+    if JobState.QUEUED in wanted:
+        now = scheduler.sampling.now()
+        used = scheduler.controller.transitions.used(now)
+        queued = (scheduler.store.job(each.job_id) for each in full_order(scheduler.store.ready_queues(), used, now))
+        yield from (job for job in queued if job is not None)
+    yield from _jobs_in_state(scheduler, [state for state in NOT_READY if state in wanted])
+    if not wanted & FINISHED:
+        return
+    is_all = show_all or bool(states)
+    offset = 0
+    while page := scheduler.queries.finished(_PAGE if is_all else RECENTLY_FINISHED, offset):
+        yield from (job for job in page if job.state in wanted)
+        offset += len(page)
+        if not is_all:
+            return
+
+
+def _jobs_in_state(scheduler: SchedulerLoop, states: list[JobState]) -> Iterator[Job]:
+    offset = 0
+    while states and (page := scheduler.queries.in_state(states, _PAGE, offset)):
+        yield from page
+        offset += len(page)

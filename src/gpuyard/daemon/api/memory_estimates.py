@@ -1,8 +1,8 @@
-"""What is told about memory: what a job's next run is given and why that much, what was learned, and advice."""
+"""Answers about memory: what the next run of a job gets and why, learned estimates, and advice."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -13,40 +13,43 @@ from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimat
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.daemon.api.job_rows import make_estimate
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.schema import job_json
 from gpuyard.engines.local.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
+from gpuyard.schema.batches import EstimateList, ForgetResult
+from gpuyard.schema.jobs import NextMemory
+from gpuyard.schema.requests import ForgetRequest
 
 _MOST = 1_000_000
 _SHORTEST_FINGERPRINT = 6
 _HEX = frozenset("0123456789abcdef")
 
 
-# What a job is given
+# What a job gets
 
 
 def next_need(scheduler: SchedulerLoop, job: Job) -> Need:
-    """What it would be given now, where it waits."""
+    """Return what a waiting job would get now."""
     is_open = job.spec.learns_memory or job.growth.count
     if job.state not in WAITING or not is_open:
         return job.spec.need
     return _need(scheduler, job)
 
 
-def memory(scheduler: SchedulerLoop, job: Job) -> dict[str, Any] | None:
-    """What its next run is given on each GPU, and why that much; `None` where it needs no GPU."""
+def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
+    """Return what its next run gets on each GPU, and on which basis; None if it needs no GPU."""
     if not job.spec.need.devices:
         return None
     need = _need(scheduler, job)
     known = _evidence(scheduler, job) if job.spec.learns_memory else None
-    return {
-        "basis": _basis(job, known),
-        "given_mb": need.memory_mb,
-        "alone": need.is_exclusive,
-        "runs": len(known.peaks_mb) if known is not None else None,
-        "same_command": known.is_exact if known is not None else None,
-    }
+    return NextMemory(
+        basis=_basis(job, known),
+        given_mb=need.memory_mb,
+        alone=need.is_exclusive,
+        runs=len(known.peaks_mb) if known is not None else None,
+        same_command=known.is_exact if known is not None else None,
+    )
 
 
 def _need(scheduler: SchedulerLoop, job: Job) -> Need:
@@ -57,10 +60,10 @@ def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     if need.part is None:
         return need
     suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]
-    return replace(need, memory_mb=need.part * min(suiting, default=0.0))  # the least that it may be
+    return replace(need, memory_mb=need.part * min(suiting, default=0.0))  # the least that it may get
 
 
-def _basis(job: Job, known: Profile | None) -> str:
+def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "grown", "unknown"]:
     if job.growth.is_alone or job.growth.memory_mb is not None:
         return "grown"
     if not job.spec.learns_memory:
@@ -69,23 +72,24 @@ def _basis(job: Job, known: Profile | None) -> str:
 
 
 def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
-    """What its memory is learned from."""
+    """Return the profile that its memory is learned from."""
     profiles = scheduler.controller.transitions.estimates.profiles(job)
     known = (each for each in profiles if each is not None and is_consistent(each))
     return next((each for each in known if memory_estimate(each) is not None), None)
 
 
 def _write_down(scheduler: SchedulerLoop) -> None:
-    """What was learned may not have been written yet."""
+    """Write estimates to the store that are still in memory."""
     with scheduler.store.transaction():
         scheduler.controller.transitions.estimates.write_down()
 
 
-# What to tell its user
+# Advice
 
 
 def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
-    """What would let others share its GPU: a framework that takes all of it, a declaration that is far off."""
+    """Return hints that would let other jobs share its GPU: a framework that takes all memory, a --vram that is far
+    off."""
     taken = _takes_all(scheduler, job, attempts[-1]) if attempts else None
     declared = [text for _, kind, text in scheduler.queries.events(job.id) if kind == "declared"]
     return [text for text in (taken, *declared[-1:]) if text]
@@ -96,51 +100,51 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     devices = filter(None, map(scheduler.sampling.latest.snapshot.device, attempt.devices))
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
-        return None  # its log need not be read: whoever takes all takes more than that
+        return None  # too little for preallocation: the log need not be read
     return preallocation_advice(job.argv, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
 
 
 def _traces(attempt: Attempt) -> Iterator[str]:
-    """What tells which framework it uses."""
+    """Yield texts that show which framework it uses."""
     if attempt.log is not None:
         yield read_tail(Path(attempt.log))
     if attempt.ended_at is None and not attempt.engine:
         yield loaded_libraries(attempt.pid)
 
 
-# What was learned
+# Estimates
 
 
-def estimates(scheduler: SchedulerLoop, limit: int) -> dict[str, Any]:
-    """The last seen first."""
+def estimate_list(scheduler: SchedulerLoop, limit: int) -> EstimateList:
+    """Return estimates, the latest first."""
     _write_down(scheduler)
     found = scheduler.queries.profiles(limit + 1)
-    return {"estimates": [job_json.estimate(*each) for each in found[:limit]], "more": len(found) > limit}
+    return EstimateList(estimates=[make_estimate(*each) for each in found[:limit]], more=len(found) > limit)
 
 
-def forget(scheduler: SchedulerLoop, words: Sequence[str] | None) -> dict[str, Any]:
-    """Those that are meant, or all."""
-    if words is None:
-        return {"forgotten": scheduler.requests.forget_estimates(None)}
+def forget_estimates(scheduler: SchedulerLoop, request: ForgetRequest) -> ForgetResult:
+    if bool(request.words) == request.all:
+        raise UserError("which estimates should be forgotten?", hint='send {"words": ["train.py"]} or {"all": true}')
     _write_down(scheduler)
-    return {"forgotten": scheduler.requests.forget_estimates(_meant(scheduler.queries.profiles(_MOST), words))}
+    found = None if request.all else _find(scheduler.queries.profiles(_MOST), request.words)
+    return ForgetResult(forgotten=scheduler.requests.forget_estimates(found))
 
 
-def _meant(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list[str]:
-    """Each word a fingerprint or its beginning, or all of them together a part of the command."""
-    begun = [_beginning_with(profiles, word) for word in words]
-    if all(begun):
-        return sorted({fingerprint for found in begun for fingerprint in found})
+def _find(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list[str]:
+    """Return the fingerprints that start with one of the words; or those whose command contains all words together."""
+    by_start = [_starting_with(profiles, word) for word in words]
+    if all(by_start):
+        return sorted({fingerprint for found in by_start for fingerprint in found})
     text = " ".join(words).strip()
     if not text:
-        raise UserError("nothing is named to be forgotten", hint="name a part of the command, or write --all")
+        raise UserError("no estimate is named", hint="name a part of the command, or write --all")
     found = [fingerprint for fingerprint, profile in profiles if text in profile.label]
     if not found:
-        raise UserError(f"nothing was learned about '{text}'", hint="`gpuyard estimates` lists what was")
+        raise UserError(f"no estimate matches '{text}'", hint="`gpuyard estimates` lists all estimates")
     return found
 
 
-def _beginning_with(profiles: Sequence[tuple[str, Profile]], word: str) -> list[str]:
+def _starting_with(profiles: Sequence[tuple[str, Profile]], word: str) -> list[str]:
     if len(word) < _SHORTEST_FINGERPRINT or not _HEX.issuperset(word):
         return []
     return [fingerprint for fingerprint, _ in profiles if fingerprint.startswith(word)]

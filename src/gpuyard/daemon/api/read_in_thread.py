@@ -1,4 +1,4 @@
-"""What takes a while to find in the database is found in a thread, over a connection that only reads."""
+"""Slow database queries run in a thread, over a read-only connection of their own."""
 
 import asyncio
 import sqlite3
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ThreadedReader:
-    """One question at a time: however much is asked, it takes no more than one core from the jobs."""
+    """Runs one query at a time: queries never take more than one core from the jobs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -22,20 +22,20 @@ class ThreadedReader:
         self._connection: sqlite3.Connection | None = None
         self._search: Search | None = None
 
-    async def search(self, question: Callable[[Search], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: question(self._opened()[1]))
+    async def search(self, query: Callable[[Search], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()[1]))
 
-    async def read(self, question: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: question(self._opened()[0]))
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()[0]))
 
-    def _opened(self) -> tuple[sqlite3.Connection, Search]:
+    def _open(self) -> tuple[sqlite3.Connection, Search]:
         if self._connection is None or self._search is None:
             self._connection = open_reader(self._path)
             self._search = Search(self._connection)
         return self._connection, self._search
 
     def close(self) -> None:
-        """Interrupt the question that is being answered, drop those that wait, and close the connection."""
+        """Interrupt the running query, drop those that wait, and close the connection."""
         if self._connection is not None:
             self._connection.interrupt()
         self._thread.shutdown(cancel_futures=True)

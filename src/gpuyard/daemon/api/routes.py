@@ -1,31 +1,35 @@
-"""The daemon's routes: what can be asked over its sockets, by the command line, by a page, by `curl`.
+"""The daemon's routes, as the command line, the web page and scripts use them.
 
-All are under `/v1`, where keys and routes are only ever added, but for `/metrics` and `/openapi.json`, which have their
-places by convention. Each is described in `operations`.
+All are below `/v1`, where keys and routes are only ever added, except `/metrics` and `/openapi.json`, which are where
+tools expect them. `gpuyard.schema.operations` describes each.
 """
 
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import API
 from gpuyard.core.snapshot_json import iso_time
-from gpuyard.daemon.api import batch_status, export_jobs, memory_estimates, workspace_status
+from gpuyard.core.units import parse_duration
+from gpuyard.daemon.api.batch_status import batch_runs, batch_status
 from gpuyard.daemon.api.change_jobs import ChangeHandler
+from gpuyard.daemon.api.codec import decode_body, decode_query, encode
+from gpuyard.daemon.api.export_jobs import export_page
 from gpuyard.daemon.api.job_logs import JobLogs
 from gpuyard.daemon.api.list_jobs import MOST_ROWS, JobListHandler
-from gpuyard.daemon.api.parameters import read_age, read_body, read_tag, read_whole, read_words
-from gpuyard.daemon.api.queue_status import standing, under_way
+from gpuyard.daemon.api.memory_estimates import estimate_list, forget_estimates
+from gpuyard.daemon.api.queue_status import count_under_way, queue_state
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
-from gpuyard.daemon.api.shutdown import Shutdown, read_ending
+from gpuyard.daemon.api.shutdown import Shutdown, read_shutdown
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.api.workspace_status import task_list
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics.collect import Metrics
 from gpuyard.daemon.monitor.device_history import UsageHistory
@@ -34,24 +38,34 @@ from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
-
-# FIX
-from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Answer, RouteAnswer, Router
+from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream
+from gpuyard.daemon.server.router import RouteAnswer, Router
 from gpuyard.daemon.server.router import Routes as Table
 from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.local.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
-from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.schema.batches import BatchRunPage
+from gpuyard.schema.jobs import ExportPage
+from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
+from gpuyard.schema.requests import (
+    CleanRequest,
+    EstimatesQuery,
+    ExportQuery,
+    ForgetRequest,
+    RunsQuery,
+    TagQuery,
+    TagRequest,
+)
 from gpuyard.store.database import convert_sqlite_errors
-from gpuyard.version import __version__
+from gpuyard.version import API, __version__
 
 
 class Routes:
     def __init__(
         self, scheduler: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
     ) -> None:
-        """`is_managed`: it runs in the foreground, for a service manager or a person who looks after it."""
+        """`is_managed`: the daemon runs in the foreground, under a service manager or in a terminal."""
         self._scheduler = scheduler
         self._stop = stop
         self._started_at = started_at
@@ -69,24 +83,24 @@ class Routes:
             **UsageHistory(scheduler, devices).routes(),
             **Timeline(scheduler, reader).routes(),
             **self._reporting.routes(),
-            **self._of_the_whole(),
+            **self._queue_routes(),
             **self.web.routes(),
             ("GET", "/status"): self._status,
             ("GET", "/events"): self.events.stream,
-            ("GET", "/batches/{id}"): lambda _, first_id: batch_status.standing(scheduler, first_id),
+            ("GET", "/batches/{id}"): lambda _, first_id: batch_status(scheduler, first_id),
             ("GET", "/batches/{id}/runs"): self._runs,
-            ("GET", "/tasks"): lambda asked: workspace_status.standing(scheduler, read_tag(asked.query)),
-            ("GET", "/exports"): lambda asked: export_jobs.page(
-                scheduler, asked.query.get("ids", ""), after=read_whole(asked.query.get("after"), 0)
+            ("GET", "/tasks"): lambda request: task_list(scheduler, decode_query(request, TagQuery).tag),
+            ("GET", "/exports"): self._export,
+            ("GET", "/estimates"): lambda request: estimate_list(
+                scheduler, min(decode_query(request, EstimatesQuery).limit, MOST_ROWS)
             ),
-            ("GET", "/estimates"): self._estimates,
-            ("POST", "/estimates/forget"): lambda asked: memory_estimates.forget(
-                scheduler, read_words(read_body(asked))
+            ("POST", "/estimates/forget"): lambda request: forget_estimates(
+                scheduler, decode_body(request, ForgetRequest)
             ),
         }
         self.table: Table = {
             **{(method, API + path): route for (method, path), route in under_api.items()},
-            ("GET", "/openapi.json"): lambda _: _description(),
+            ("GET", "/openapi.json"): lambda _: _describe(),
             **Metrics(scheduler, devices, started_at).routes(),
         }
         self._router = Router(self.table)
@@ -97,29 +111,29 @@ class Routes:
         self._reader.close()
         self._reporting.close()
 
-    def _of_the_whole(self) -> Table:
+    def _queue_routes(self) -> Table:
         return {
             ("POST", "/pause"): lambda _: self._pause(paused=True),
             ("POST", "/unpause"): lambda _: self._pause(paused=False),
             ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
             ("POST", "/clean"): self._clean,
-            ("POST", "/stop"): self._end,
-            ("POST", "/tags/stop"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=True),
-            ("POST", "/tags/go"): lambda asked: self._stop_tag(read_tag(read_body(asked)), stopped=False),
+            ("POST", "/stop"): self._shut_down,
+            ("POST", "/tags/stop"): lambda request: self._set_tag_stopped(request, stopped=True),
+            ("POST", "/tags/go"): lambda request: self._set_tag_stopped(request, stopped=False),
         }
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
-        with self._damage_noticed():
-            told = self._router.find(request)()
-        return _as_answer(told) if not isinstance(told, Awaitable) else self._later(told)
+        with self._failing_on_damage():
+            answer = self._router.find(request)()
+        return self._respond_later(answer) if isinstance(answer, Awaitable) else _respond(answer)
 
-    async def _later(self, told: Awaitable[RouteAnswer]) -> HttpAnswer:
-        with self._damage_noticed():
-            return _as_answer(await told)
+    async def _respond_later(self, answer: Awaitable[RouteAnswer]) -> HttpAnswer:
+        with self._failing_on_damage():
+            return _respond(await answer)
 
     @contextlib.contextmanager
-    def _damage_noticed(self) -> Iterator[None]:
-        """A damaged database ends the daemon wherever it shows first."""
+    def _failing_on_damage(self) -> Iterator[None]:
+        """Stop the daemon if the database is damaged, whichever request shows it first."""
         try:
             with convert_sqlite_errors():
                 yield
@@ -130,68 +144,74 @@ class Routes:
 
     # The queue as a whole
 
-    def _status(self, _: Request) -> Answer:
+    def _status(self, _: Request) -> DaemonStatus:
         scheduler = self._scheduler
-        return {
-            "pid": os.getpid(),
-            "version": __version__,
-            "managed": self._is_managed,
-            "started_at": iso_time(self._started_at),
-            "uptime_s": time.time() - self._started_at,
-            "socket": paths.socket_path(),
-            "state_dir": paths.state_folder(),
-            **standing(scheduler),
-            "under_way": under_way(scheduler),
-            "viewers": self.events.viewers,
-            "step_us": None if scheduler.step_s is None else scheduler.step_s * 1e6,
-            "notices": [*scheduler.notices, *([scheduler.problem] if scheduler.problem else [])],
-        }
-
-    def _pause(self, *, paused: bool, draining: bool = False) -> Answer:
-        self._scheduler.requests.set_paused(paused=paused, draining=draining)
-        self._scheduler.wake()
-        return {**standing(self._scheduler), "running": under_way(self._scheduler)}
-
-    def _stop_tag(self, tag: str, *, stopped: bool) -> Answer:
-        self._scheduler.requests.set_stopped(tag, stopped=stopped)
-        self._scheduler.wake()
-        return {"tag": tag, "stopped": stopped}
-
-    def _end(self, request: Request) -> Answer:
-        asyncio.get_running_loop().call_soon(self._stop, read_ending(request))
-        return {"stopping": True, "running": under_way(self._scheduler)}
-
-    async def _clean(self, request: Request) -> Answer:
-        gone = await run_in_pieces(self._scheduler.requests.clean(read_age(read_body(request))))
-        folders = log_folders(Path(paths.state_folder()))
-        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, gone)
-        return {"jobs": len(gone), "bytes": freed}
-
-    def _estimates(self, request: Request) -> Answer:
-        return memory_estimates.estimates(self._scheduler, min(read_whole(request.query.get("limit"), 50), MOST_ROWS))
-
-    def _runs(self, request: Request, first_id: int) -> Answer:
-        return batch_status.runs(
-            self._scheduler,
-            first_id,
-            after=read_whole(request.query.get("after"), 0),
-            limit=max(1, min(read_whole(request.query.get("limit"), 1000), MOST_ROWS)),
+        return DaemonStatus(
+            **asdict(queue_state(scheduler)),
+            pid=os.getpid(),
+            version=__version__,
+            managed=self._is_managed,
+            started_at=iso_time(self._started_at),
+            uptime_s=time.time() - self._started_at,
+            socket=paths.socket_path(),
+            state_dir=paths.state_folder(),
+            under_way=count_under_way(scheduler),
+            viewers=self.events.viewers,
+            step_us=None if scheduler.step_s is None else scheduler.step_s * 1e6,
+            notices=[*scheduler.notices, *([scheduler.problem] if scheduler.problem else [])],
         )
 
+    def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:
+        self._scheduler.requests.set_paused(paused=paused, draining=draining)
+        self._scheduler.wake()
+        return PauseResult(**asdict(queue_state(self._scheduler)), running=count_under_way(self._scheduler))
 
-def _description() -> Response:
-    from gpuyard.daemon.schema.openapi import document  # few ask for it, and it is large
+    def _set_tag_stopped(self, request: Request, *, stopped: bool) -> TagState:
+        tag = decode_body(request, TagRequest).tag
+        self._scheduler.requests.set_stopped(tag, stopped=stopped)
+        self._scheduler.wake()
+        return TagState(tag=tag, stopped=stopped)
+
+    def _shut_down(self, request: Request) -> StopResult:
+        asyncio.get_running_loop().call_soon(self._stop, read_shutdown(request))
+        return StopResult(stopping=True, running=count_under_way(self._scheduler))
+
+    async def _clean(self, request: Request) -> CleanResult:
+        removed = await run_in_pieces(self._scheduler.requests.clean(_read_age(request)))
+        folders = log_folders(Path(paths.state_folder()))
+        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, removed)
+        return CleanResult(jobs=len(removed), bytes=freed)
+
+    def _export(self, request: Request) -> ExportPage:
+        query = decode_query(request, ExportQuery)
+        return export_page(self._scheduler, query.ids, query.after)
+
+    def _runs(self, request: Request, first_id: int) -> BatchRunPage:
+        query = decode_query(request, RunsQuery)
+        return batch_runs(self._scheduler, first_id, query.after, max(1, min(query.limit, MOST_ROWS)))
+
+
+def _respond(answer: RouteAnswer) -> HttpAnswer:
+    return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))
+
+
+def _describe() -> Response:
+    from gpuyard.schema.openapi import document  # rarely requested, and slow to import
 
     return Response(body=document())
 
 
-def _as_answer(told: RouteAnswer) -> HttpAnswer:
-    return Response(body=json.dumps(told).encode()) if isinstance(told, dict) else told
+def _read_age(request: Request) -> float:
+    age = decode_body(request, CleanRequest).older_than_s
+    seconds = parse_duration(age) if isinstance(age, str) else age
+    if seconds < 0:
+        raise UserError(f"older_than_s: {seconds:g} is negative", hint="send seconds, or a time such as 30d")
+    return seconds
 
 
-def _remove_logs(folders: list[Path], gone: list[tuple[int, int]]) -> int:
+def _remove_logs(folders: list[Path], removed: list[tuple[int, int]]) -> int:
     freed = 0
-    for folder, (job_id, attempts) in itertools.product(folders, gone):
+    for folder, (job_id, attempts) in itertools.product(folders, removed):
         for attempt in range(1, attempts + 1):
             path = path_of(folder, job_id, attempt)
             try:

@@ -1,9 +1,9 @@
-"""`GET /v1/report`: what the attempts of a stretch of time came to.
+"""`GET /v1/report`: totals of all attempts in a period.
 
 Rules:
-- The database is read in a thread, over a connection of its own: the loop goes on meanwhile.
-- One is worked out at a time, and given again for ten times as long as a core was busy with it, so that whoever watches
-  it costs a tenth of a core at most. That is a moment, but for a report on very many attempts.
+- A thread reads the database over a connection of its own: the loop keeps running.
+- One report is made at a time, and cached for ten times its CPU time, so that a viewer who polls it costs at most a
+  tenth of a core.
 """
 
 import asyncio
@@ -11,45 +11,41 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpuyard.core.report.hourly import TimeWindow
-from gpuyard.core.report.usage_report import Reporter, UsageReport
+from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
 from gpuyard.core.snapshot import Device
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
+from gpuyard.daemon.api.codec import decode_query
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import UserError
-from gpuyard.store.report_queries import GroupBy, attempts_since
+from gpuyard.schema.machine import ReportAnswer, ReportGroup
+from gpuyard.schema.requests import ReportQuery
+from gpuyard.store.report_queries import attempts_since
 
-DEFAULT_SINCE = "7d"
 _LONGEST_S = 3660 * 86_400.0
 _DEVICES_SEEN_WITHIN_S = 60.0
-_GIVEN_AGAIN = 10.0
+_CACHE_FACTOR = 10.0
 
 
-class _ReportRequest(Struct, frozen=True):
-    span_s: float
-    by: GroupBy
-
-
-class _Given(Struct, frozen=True):
-    answer: Answer
-    until: float  # by the clock that only goes forward
+class _CachedReport(Struct, frozen=True):
+    answer: ReportAnswer
+    until: float  # by the monotonic clock
 
 
 class ReportHandler:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
-        self._reader = ThreadedReader(scheduler.database.path)  # its own: whoever searches need not wait for a report
+        self._reader = ThreadedReader(scheduler.database.path)  # its own: a search need not wait for a report
         self._turn = asyncio.Lock()
-        self._given: dict[_ReportRequest, _Given] = {}
+        self._cache: dict[tuple[float, GroupBy], _CachedReport] = {}
 
     def routes(self) -> Routes:
         return {("GET", "/report"): self._report}
@@ -57,38 +53,42 @@ class ReportHandler:
     def close(self) -> None:
         self._reader.close()
 
-    async def _report(self, request: Request) -> Answer:
-        asked = _ReportRequest(
-            _read_span(request.query.get("since") or DEFAULT_SINCE), _read_by(request.query.get("by"))
-        )
+    async def _report(self, request: Request) -> ReportAnswer:
+        query = decode_query(request, ReportQuery)
+        span_s = _read_span(query.since)
+        key = (span_s, query.by)
         async with self._turn:
             now = time.monotonic()
-            self._given = {each: given for each, given in self._given.items() if given.until > now}
-            if asked not in self._given:
-                answer, busy_s = await self._work_out(asked)
-                self._given[asked] = _Given(answer, time.monotonic() + busy_s * _GIVEN_AGAIN)
-            return self._given[asked].answer
+            self._cache = {each: cached for each, cached in self._cache.items() if cached.until > now}
+            if key not in self._cache:
+                answer, busy_s = await self._make(span_s, query.by)
+                self._cache[key] = _CachedReport(answer, time.monotonic() + busy_s * _CACHE_FACTOR)
+            return self._cache[key].answer
 
-    async def _work_out(self, asked: _ReportRequest) -> tuple[Answer, float]:
+    async def _make(self, span_s: float, by: GroupBy) -> tuple[ReportAnswer, float]:
         snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
         until = self._scheduler.sampling.now()
-        window = TimeWindow(max(0.0, until - asked.span_s), until)
+        window = TimeWindow(max(0.0, until - span_s), until)
         devices = snapshot.usable_devices()
-        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, asked.by, devices))
-        answer = {
-            "since": iso_time(window.since),
-            "until": iso_time(window.until),
-            "by": str(asked.by),
-            "host": snapshot.host.name,
-            **_shape(report),
-        }
+        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices))
+        answer = ReportAnswer(
+            since=iso_time(window.since),
+            until=iso_time(window.until),
+            by=by,
+            host=snapshot.host.name,
+            total=report.total,
+            groups=[ReportGroup(group=each.group, groups=each.groups, **asdict(each.totals)) for each in report.groups],
+            devices=report.devices,
+            box=report.box,
+            picture=report.picture,
+        )
         return answer, busy_s
 
 
 def work_out(
     connection: sqlite3.Connection, window: TimeWindow, by: GroupBy, devices: Sequence[Device]
 ) -> tuple[UsageReport, float]:
-    """The report, and how many seconds of a core it has cost."""
+    """Return the report, and the seconds of CPU time that it took."""
     began = time.thread_time()
     reporter = Reporter(window, devices, _local)
     for ran in attempts_since(connection, window.since, by):
@@ -100,22 +100,8 @@ def _local(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone()
 
 
-def _shape(report: UsageReport) -> dict[str, Any]:
-    """As JSON has it: the totals of a group stand beside its name."""
-    shape: dict[str, Any] = msgspec.to_builtins(report)
-    shape["groups"] = [{**group, **totals} for group in shape["groups"] if (totals := group.pop("totals"))]
-    return shape
-
-
 def _read_span(text: str) -> float:
     span_s = parse_duration(text)
     if not 60.0 <= span_s <= _LONGEST_S:
         raise UserError(f"a report on {text} cannot be made", hint="give it from 1m to 3660d, such as 7d")
     return span_s
-
-
-def _read_by(text: str | None) -> GroupBy:
-    try:
-        return GroupBy(text or GroupBy.USER)
-    except ValueError:
-        raise UserError(f"there is no report by '{text}'", hint=f"it can be by {', '.join(GroupBy)}") from None

@@ -1,22 +1,23 @@
-"""Those who wait for jobs to finish. Each remembers how far it has seen: a look costs what has finished since."""
+"""Waiting for jobs to finish. A wait remembers its progress: each check costs only what has finished since the last."""
 
 import asyncio
-from typing import Any
 
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.schema.queue import UnsuccessfulJob, WaitResult
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 
-_MOST_TOLD = 100
-# Jobs may finish a thousand times a second; nobody needs to know sooner than this.
-_LOOK_AGAIN_S = 0.01
+_MOST_LISTED = 100
+# Jobs may finish a thousand times a second; waits are checked no more often than this.
+_CHECK_EVERY_S = 0.01
+_UNSUCCESSFUL = sorted(FINISHED - {JobState.SUCCEEDED})
 
 
 class JobWaits:
-    """Until all jobs in `ranges` are finished."""
+    """A wait until all jobs in `ranges` have finished."""
 
-    def __init__(self, catalogue: QueueQueries, store: JobStore, ranges: list[tuple[int, int]]) -> None:
-        self._catalogue = catalogue
+    def __init__(self, queries: QueueQueries, store: JobStore, ranges: list[tuple[int, int]]) -> None:
+        self._queries = queries
         self._store = store
         self._ranges = ranges
         self._left = list(ranges)
@@ -24,56 +25,54 @@ class JobWaits:
     def is_over(self) -> bool:
         while self._left:
             first, last = self._left[0]
-            unfinished = self._catalogue.first_unfinished(first, last)
+            unfinished = self._queries.first_unfinished(first, last)
             if unfinished is not None:
                 self._left[0] = (unfinished, last)
                 return False
             del self._left[0]
         return True
 
-    def answer(self) -> dict[str, Any]:
-        """How it stands. What is left is counted only when all is over, as that takes time."""
-        is_done = not self._left
-        words = " ".join(f"{first}-{last}" if first != last else str(first) for first, last in self._ranges)
-        if not is_done:
+    def answer(self) -> WaitResult:
+        """Return the result so far. Results are counted only when all jobs have finished, because that takes time."""
+        selection = " ".join(f"{first}-{last}" if first != last else str(first) for first, last in self._ranges)
+        if self._left:
             counts = self._store.counts()
-            unfinished = sum(count for state, count in counts.items() if state not in _ENDS)
-            return {"done": False, "left": unfinished, "running": counts[JobState.RUNNING], "selection": words}
-        bad: list[JobState] = [state for state in _ENDS if state is not JobState.SUCCEEDED]
-        failed_count = sum(self._catalogue.count_in(self._ranges, state) for state in bad)
-        return {
-            "done": True,
-            "left": 0,
-            "running": 0,
-            "selection": words,
-            "succeeded": self._catalogue.count_in(self._ranges, JobState.SUCCEEDED),
-            "failed": self._failed(bad) if failed_count else [],
-            "failed_count": failed_count,
-        }
+            unfinished = sum(count for state, count in counts.items() if state not in FINISHED)
+            return WaitResult(done=False, left=unfinished, running=counts[JobState.RUNNING], selection=selection)
+        failed_count = sum(self._queries.count_in(self._ranges, state) for state in _UNSUCCESSFUL)
+        return WaitResult(
+            done=True,
+            left=0,
+            running=0,
+            selection=selection,
+            succeeded=self._queries.count_in(self._ranges, JobState.SUCCEEDED),
+            failed=self._unsuccessful() if failed_count else [],
+            failed_count=failed_count,
+        )
 
-    def _failed(self, bad: list[JobState]) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
+    def _unsuccessful(self) -> list[UnsuccessfulJob]:
+        found: list[UnsuccessfulJob] = []
         for first, last in self._ranges:
-            for job_id in self._catalogue.ids(first, last, bad):
+            for job_id in self._queries.ids(first, last, _UNSUCCESSFUL):
                 job = self._store.job(job_id)
-                if job is None or len(told) == _MOST_TOLD:
-                    return told
+                if job is None or len(found) == _MOST_LISTED:
+                    return found
                 outcome = job.outcome.kind if job.outcome is not None else None
-                told.append({"id": job_id, "state": str(job.state), "outcome": outcome, "reason": job.reason})
-        return told
+                found.append(UnsuccessfulJob(id=job_id, state=job.state, outcome=outcome, reason=job.reason))
+        return found
 
 
 class FinishSignal:
-    """Wakes those who wait when jobs finish, no more often than anybody needs."""
+    """Wakes waits when jobs finish, at most once every 10 ms."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self) -> None:
-        """Some have finished."""
+        """Announce that jobs have finished."""
         if self._waiters and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._wake)
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._wake)
 
     async def wait(self, waiting: JobWaits, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -91,6 +90,3 @@ class FinishSignal:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-_ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.REJECTED)

@@ -5,26 +5,29 @@ the machine is not sampled nothing is stored, which leaves a gap.
 """
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpuyard.control.step import Step
 from gpuyard.core.snapshot import Device, Host
+from gpuyard.daemon.api.codec import decode_query, encode
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.device_list import DeviceList, DeviceUsers
 from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Answer, Routes
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.daemon.server.router import Routes
+from gpuyard.errors import EnvironmentFault
+from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
+from gpuyard.schema.requests import DeviceHistoryQuery
 
 _log = logging.getLogger(__name__)
 MAX_POINTS = 300
 _SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
 # Many samples a second may arrive while jobs come and go; about one a second is stored.
 _EVERY_S = 0.9
-_DEVICE_COLUMNS = ("own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent", "power_w")
-_HOST_COLUMNS = ("cpu_percent", "memory_used_mb")
+_DEVICE_COLUMNS = DeviceSeries.__struct_fields__[1:]
+_HOST_COLUMNS = HostSeries.__struct_fields__[1:]
 _MAX_DEVICES = 256
 
 Values = tuple[float | None, ...]
@@ -51,7 +54,7 @@ class UsageSeries:
             for (total, count), value in zip(self._sums, row, strict=True)
         ]
 
-    def since(self, at: float) -> Answer:
+    def since(self, at: float) -> dict[str, Any]:
         points = [point for point in self._points() if point[0] > at][-MAX_POINTS:]
         columns: dict[str, list[float | None]] = {
             name: [row[place] for _, row in points] for place, name in enumerate(self._columns)
@@ -84,14 +87,14 @@ class HistorySpan:
             if device_id in self._devices:
                 self._devices[device_id].add(at, row)
 
-    def as_answer(self, now: float) -> Answer:
+    def as_answer(self, now: float) -> DeviceHistory:
         since = now - self.span_s
-        return {
-            "span_s": self.span_s,
-            "step_s": self.step_s,
-            "devices": {device_id: series.since(since) for device_id, series in self._devices.items()},
-            "host": self._host.since(since),
-        }
+        return DeviceHistory(
+            span_s=self.span_s,
+            step_s=self.step_s,
+            devices={device_id: DeviceSeries(**series.since(since)) for device_id, series in self._devices.items()},
+            host=HostSeries(**self._host.since(since)),
+        )
 
 
 class UsageHistory:
@@ -108,11 +111,9 @@ class UsageHistory:
         return {("GET", "/devices/history"): self._history}
 
     def _history(self, request: Request) -> Response:
-        name = request.query.get("span", "10m")
-        if name not in self._spans:
-            raise UserError(f"there is no history of '{name[:20]}'", hint=f"span is one of {', '.join(_SPANS_S)}")
+        name = decode_query(request, DeviceHistoryQuery).span
         if name not in self._bodies:
-            self._bodies[name] = json.dumps(self._spans[name].as_answer(self._scheduler.sampling.now())).encode()
+            self._bodies[name] = encode(self._spans[name].as_answer(self._scheduler.sampling.now()))
         return Response(body=self._bodies[name])
 
     def _after_step(self, _: Step) -> None:

@@ -6,7 +6,6 @@ The ledger and the processes are read in a thread: the ledger may be locked for 
 import asyncio
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from gpuyard.control.step import Step
 from gpuyard.core.lease import Lease
@@ -14,12 +13,13 @@ from gpuyard.core.memory.device_breakdown import Breakdown, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.snapshot_json import device_as_dict, iso_time, problem_as_dict
+from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.daemon.server.router import Routes
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import Measured, measure
+from gpuyard.schema.machine import DeviceRow, LeaseRow, MachineState, MemoryParts
 
 # While a client watches, the machine is sampled every second.
 _RECENT_S = 2.0
@@ -52,7 +52,7 @@ class DeviceList:
         self._scheduler = scheduler
         self._snapshot: Snapshot | None = None
         self._users: asyncio.Task[DeviceUsers] | None = None
-        self._answer: tuple[DeviceUsers, Answer] | None = None
+        self._answer: tuple[DeviceUsers, MachineState] | None = None
         scheduler.listeners.append(self._after_step)
 
     def routes(self) -> Routes:
@@ -76,7 +76,7 @@ class DeviceList:
         leases, measured = await asyncio.to_thread(_read_ledger, scheduler.ledger, snapshot)
         return DeviceUsers(snapshot=snapshot, leases=leases, measured=measured, jobs=jobs)
 
-    async def _devices(self, _: Request) -> Answer:
+    async def _devices(self, _: Request) -> MachineState:
         await self._scheduler.sampling.fresh(_RECENT_S)
         users = await self.users()
         if self._answer is None or self._answer[0] is not users:
@@ -89,51 +89,63 @@ def _read_ledger(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...],
     return leases, measure(snapshot, leases)
 
 
-def _as_answer(users: DeviceUsers) -> Answer:
+def _as_answer(users: DeviceUsers) -> MachineState:
     snapshot = users.snapshot
     usable = {device.id for device in snapshot.usable_devices()}
-    return {
-        "taken_at": iso_time(snapshot.taken_at),
-        "host": asdict(snapshot.host),
-        "problems": [problem_as_dict(problem) for problem in snapshot.problems],
-        "devices": [_as_device(users, device, is_usable=device.id in usable) for device in snapshot.devices],
-    }
+    return MachineState(
+        taken_at=iso_time(snapshot.taken_at),
+        host=snapshot.host,
+        problems=snapshot.problems,
+        devices=[_as_device(users, device, is_usable=device.id in usable) for device in snapshot.devices],
+    )
 
 
-def _as_device(users: DeviceUsers, device: Device, *, is_usable: bool) -> Answer:
-    shape = device_as_dict(device)
-    del shape["processes"]
-    return {
-        **shape,
-        "is_usable": is_usable,
-        "memory": _as_memory(users.breakdown(device)),
-        "leases": [_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
-    }
+def _as_device(users: DeviceUsers, device: Device, *, is_usable: bool) -> DeviceRow:
+    return DeviceRow(
+        id=device.id,
+        index=device.index,
+        vendor=device.vendor,
+        name=device.name,
+        parent=device.parent,
+        pci_bus_id=device.pci_bus_id,
+        memory_total_mb=device.memory_total_mb,
+        memory_used_mb=device.memory_used_mb,
+        memory_free_mb=device.memory_free_mb,
+        utilization_percent=device.utilization_percent,
+        power_draw_w=device.power_draw_w,
+        power_limit_w=device.power_limit_w,
+        temperature_c=device.temperature_c,
+        fault=device.fault,
+        healthy=device.healthy,
+        is_usable=is_usable,
+        memory=_as_memory(users.breakdown(device)),
+        leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
+    )
 
 
-def _as_memory(parts: Breakdown) -> Answer:
-    return {
-        "capacity_mb": parts.capacity_mb,
-        "own_mb": parts.own.charged_mb,
-        "own_used_mb": parts.own.used_mb,
-        "others_mb": parts.others.charged_mb,
-        "others_used_mb": parts.others.used_mb,
-        "foreign_mb": parts.foreign_mb,
-        "free_mb": parts.free_mb,
-    }
+def _as_memory(parts: Breakdown) -> MemoryParts:
+    return MemoryParts(
+        capacity_mb=parts.capacity_mb,
+        own_mb=parts.own.charged_mb,
+        own_used_mb=parts.own.used_mb,
+        others_mb=parts.others.charged_mb,
+        others_used_mb=parts.others.used_mb,
+        foreign_mb=parts.foreign_mb,
+        free_mb=parts.free_mb,
+    )
 
 
-def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> Answer:
+def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> LeaseRow:
     share, job_id = lease.on(device.id), users.jobs.get(lease.id)
-    return {
-        "id": lease.id,
-        "who": f"job {job_id}" if job_id is not None else lease.holder.label or describe_holder(lease.holder),
-        "user": lease.holder.user,
-        "pid": lease.holder.pid,
-        "job": job_id,
-        "is_own": job_id is not None,
-        "is_exclusive": share is not None and share.is_exclusive,
-        "reserved_mb": share.memory_mb if share is not None else None,
-        "measured_mb": users.measured.get((lease.id, device.id)),
-        "since": lease.since,
-    }
+    return LeaseRow(
+        id=lease.id,
+        who=f"job {job_id}" if job_id is not None else lease.holder.label or describe_holder(lease.holder),
+        user=lease.holder.user,
+        pid=lease.holder.pid,
+        job=job_id,
+        is_own=job_id is not None,
+        is_exclusive=share is not None and share.is_exclusive,
+        reserved_mb=share.memory_mb if share is not None else None,
+        measured_mb=users.measured.get((lease.id, device.id)),
+        since=lease.since,
+    )

@@ -1,23 +1,24 @@
 """The route `/timeline`: which job ran on which device and when, with one lane per device."""
 
-import json
-import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.parameters import read_number
+from gpuyard.daemon.api.codec import decode_query, encode
 from gpuyard.daemon.api.read_in_thread import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import UserError
+from gpuyard.schema.machine import JobTimeline, LaneRow, TimelineRun
+from gpuyard.schema.requests import TimelineQuery
 from gpuyard.store.past_runs import PastRun, runs_between
 
 _MAX_ENTRIES = 2000
@@ -39,12 +40,10 @@ class TimelineLane(Struct, frozen=True, kw_only=True):
 
 
 class TimelineEntry(Struct, frozen=True, kw_only=True):
-    """One attempt in one lane; `ends` is None while it runs."""
+    """One attempt in one lane; the numbers of its lane and row are filled in at the end."""
 
     lane: TimelineLane
-    begins: float
-    ends: float | None
-    details: Answer
+    run: TimelineRun
 
 
 class RunningAttempt(Struct, frozen=True, kw_only=True):
@@ -65,14 +64,12 @@ class Timeline:
         return {("GET", "/timeline"): self._timeline}
 
     async def _timeline(self, request: Request) -> Response:
-        span_s = parse_duration(request.query.get("span", "1h"))
+        query = decode_query(request, TimelineQuery)
+        span_s = parse_duration(query.span)
         if not 0 < span_s <= _MAX_SPAN_S:
             raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")
-        if "until" in request.query:
-            until = read_number(request.query["until"], 0.0)
-            if not math.isfinite(until):
-                raise UserError("until is not a time", hint="give it in seconds since 1970")
-            return await self._between(until - span_s, until)
+        if query.until is not None:
+            return await self._between(query.until - span_s, query.until)
         return await self._until_now(span_s)
 
     async def _until_now(self, span_s: float) -> Response:
@@ -111,64 +108,71 @@ def _render(
     for run in runs:
         if (run.job, run.attempt) not in seen:  # else it ended after `running` was read
             entries += _past_entries(run, snapshot)
-    return json.dumps({"from": since, "until": until, **_arrange(entries, snapshot, left_out)}).encode()
+    return encode(_arrange(entries, snapshot, left_out, since, until))
 
 
 def _running_entries(running: RunningAttempt, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     job, attempt = running.job, running.attempt
-    details: Answer = {
-        "job": job.id,
-        "attempt": attempt.number,
-        "name": job.spec.name,
-        "command": _shorten(" ".join(job.argv)),
-        "user": job.user,
-        "state": str(job.state),
-        "outcome": None,
-        "suspended": suspensions(running.moves, attempt.started_at, None),
-        "reserved_mb": attempt.reserved_mb,
-    }
+    row = TimelineRun(
+        job=job.id,
+        attempt=attempt.number,
+        name=job.spec.name,
+        command=_shorten(" ".join(job.argv)),
+        user=job.user,
+        since=attempt.started_at,
+        until=None,
+        state=str(job.state),
+        outcome=None,
+        suspended=suspensions(running.moves, attempt.started_at, None),
+        reserved_mb=attempt.reserved_mb,
+    )
     for lane in _lanes(attempt.devices, attempt.engine, snapshot):
-        yield TimelineEntry(lane=lane, begins=attempt.started_at, ends=None, details=details)
+        yield TimelineEntry(lane=lane, run=row)
 
 
 def _past_entries(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
     if run.engine and run.place is None:
         return  # it never started there
-    details: Answer = {
-        "job": run.job,
-        "attempt": run.attempt,
-        "name": run.name,
-        "command": _shorten(run.command),
-        "user": run.user,
-        "state": "ended",
-        "outcome": str(run.outcome),
-        "suspended": suspensions(run.moves, run.begins, run.ends),
-        "reserved_mb": run.reserved_mb,
-    }
+    row = TimelineRun(
+        job=run.job,
+        attempt=run.attempt,
+        name=run.name,
+        command=_shorten(run.command),
+        user=run.user,
+        since=run.begins,
+        until=run.ends,
+        state="ended",
+        outcome=run.outcome,
+        suspended=suspensions(run.moves, run.begins, run.ends),
+        reserved_mb=run.reserved_mb,
+    )
     for lane in _lanes(run.devices, run.engine, snapshot):
-        yield TimelineEntry(lane=lane, begins=run.begins, ends=run.ends, details=details)
+        yield TimelineEntry(lane=lane, run=row)
 
 
-def _arrange(entries: list[TimelineEntry], snapshot: Snapshot, left_out: int) -> Answer:
-    entries.sort(key=lambda entry: (entry.ends is None, entry.ends or entry.begins), reverse=True)
+def _arrange(
+    entries: list[TimelineEntry], snapshot: Snapshot, left_out: int, since: float, until: float
+) -> JobTimeline:
+    entries.sort(key=lambda entry: (entry.run.until is None, entry.run.until or entry.run.since), reverse=True)
     left_out += max(0, len(entries) - _MAX_ENTRIES)
     del entries[_MAX_ENTRIES:]
     lanes = _order_lanes(snapshot, (entry.lane for entry in entries))
     places = {lane: place for place, lane in enumerate(lanes)}
-    spans = [TimelineSpan(lane=places[each.lane], start=each.begins, end=each.ends) for each in entries]
+    spans = [TimelineSpan(lane=places[each.lane], start=each.run.since, end=each.run.until) for each in entries]
     rows = assign_rows(spans)
     counted = count_rows(spans, rows)
-    return {
-        "lanes": [
-            {"device": lane.device, "label": lane.label, "name": lane.name, "rows": counted.get(place, 1)}
+    return JobTimeline(
+        since=since,
+        until=until,
+        lanes=[
+            LaneRow(device=lane.device, label=lane.label, name=lane.name, rows=counted.get(place, 1))
             for place, lane in enumerate(lanes)
         ],
-        "stretches": [
-            {**each.details, "lane": span.lane, "row": row, "from": each.begins, "until": each.ends}
-            for each, span, row in zip(entries, spans, rows, strict=True)
+        stretches=[
+            replace(each.run, lane=span.lane, row=row) for each, span, row in zip(entries, spans, rows, strict=True)
         ],
-        "left_out": left_out,
-    }
+        left_out=left_out,
+    )
 
 
 def _order_lanes(snapshot: Snapshot, used: Iterable[TimelineLane]) -> list[TimelineLane]:

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+
+from msgspec import Struct
 
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 
-Answer = dict[str, Any]
+# A Struct of `gpuyard.schema`, which is encoded as JSON.
+Answer = Struct
 RouteAnswer = Answer | Response | ResponseStream
 # Called with the request and the numbers in its path.
 Route = Callable[..., RouteAnswer | Awaitable[RouteAnswer]]

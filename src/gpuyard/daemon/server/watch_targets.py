@@ -2,8 +2,8 @@
 
 from urllib.parse import parse_qsl, unquote
 
-from gpuyard.connect.fast_http import API
 from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.version import API
 
 EVENTS = "/events"
 

@@ -17,9 +17,9 @@ import re
 
 from msgspec import Struct
 
-from gpuyard.connect.fast_http import API
 from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.daemon.server.watch_targets import EVENTS, target_request, watched_targets
+from gpuyard.version import API
 
 PAGE = "/"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})

@@ -7,34 +7,25 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from gpuyard.config import load_config
-from gpuyard.daemon.api.parameters import read_body
+from gpuyard.daemon.api.codec import decode_body
 from gpuyard.daemon.server.connection import Handler, Server
 from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Answer, Routes
+from gpuyard.daemon.server.router import Routes
 from gpuyard.daemon.web.access_rules import AccessRules
 from gpuyard.daemon.web.listener import DEFAULT_PORT, BoundAddress, bind, bracketed, serve_page
 from gpuyard.daemon.web.page_server import PageServer
 from gpuyard.daemon.web.static_files import load_files
 from gpuyard.daemon.web.token_file import make_token, read_token
-from gpuyard.errors import GpuyardError, UserError
+from gpuyard.errors import GpuyardError
+from gpuyard.schema.machine import PageState, PageStopResult
+from gpuyard.schema.requests import PageRequest
 
 LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
-
-
-class PageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is not said stays as it is, or is as the configuration has it."""
-
-    address: str | None = None
-    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    read_only: bool | None = None
-    new_token: bool = False
 
 
 class _Open(Struct, frozen=True, kw_only=True):
@@ -54,7 +45,7 @@ class PageListener:
     def routes(self) -> Routes:
         return {
             ("GET", "/web"): lambda _: self._told(),
-            ("POST", "/web"): lambda request: self.open(_read_asked(request)),
+            ("POST", "/web"): lambda request: self.open(decode_body(request, PageRequest)),
             ("POST", "/web/stop"): self._stop,
         }
 
@@ -63,13 +54,13 @@ class PageListener:
         try:
             if load_config().page.enabled:
                 told = await self.open(PageRequest())
-                _log.info("the page is at %s:%s", told["address"], told["port"])
+                _log.info("the page is at %s:%s", told.address, told.port)
         except GpuyardError as error:
             notice = f"the page is not served: {error}"
             _log.error("%s", notice)
             tell(notice)
 
-    async def open(self, asked: PageRequest) -> Answer:
+    async def open(self, asked: PageRequest) -> PageState:
         async with self._opening:
             if self._open is None or not _is_content(asked, self._open):
                 await self._open_anew(_complete(asked, self._open))
@@ -103,29 +94,22 @@ class PageListener:
             is_read_only=bool(asked.read_only),
         )
 
-    def _stop(self, _: Request) -> Answer:
+    def _stop(self, _: Request) -> PageStopResult:
         was_open = self._open is not None
         self.close()
-        return {"stopped": was_open}
+        return PageStopResult(stopped=was_open)
 
-    def _told(self) -> Answer:
+    def _told(self) -> PageState:
         if self._open is None:
-            return {"url": None, "address": None, "port": None, "read_only": None, "notes": []}
+            return PageState()
         bound, terms = self._open.bound, self._open.front.terms
-        return {
-            "url": f"http://{bound.host}:{bound.port}/?token={terms.token}",
-            "address": bound.address,
-            "port": bound.port,
-            "read_only": terms.is_read_only,
-            "notes": _notes(self._open),
-        }
-
-
-def _read_asked(request: Request) -> PageRequest:
-    try:
-        return msgspec.convert(read_body(request), PageRequest)
-    except msgspec.ValidationError as error:
-        raise UserError(f"the page cannot be opened so: {error}") from error
+        return PageState(
+            url=f"http://{bound.host}:{bound.port}/?token={terms.token}",
+            address=bound.address,
+            port=bound.port,
+            read_only=terms.is_read_only,
+            notes=_notes(self._open),
+        )
 
 
 def _is_content(asked: PageRequest, there: _Open) -> bool:

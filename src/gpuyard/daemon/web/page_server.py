@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from gpuyard.connect.fast_http import API
 from gpuyard.daemon.server.connection import Handler, HttpAnswer
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream, StreamClient, error_response
 from gpuyard.daemon.web.access_rules import (
@@ -29,7 +28,9 @@ from gpuyard.daemon.web.access_rules import (
 from gpuyard.daemon.web.locked_page import locked_page, onward_page
 from gpuyard.daemon.web.static_files import INDEX, File, answer_file
 from gpuyard.daemon.web.token_bucket import Bucket
+from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
+from gpuyard.version import API
 
 MOST_STREAMS = 64
 _AT_ONCE, _EACH_S = 200, 100
@@ -84,8 +85,8 @@ class PageServer:
         return onward_page() if is_from_elsewhere(request) and "token" not in request.query else locked_page(401)
 
     def _session(self) -> Response:
-        told = {"read_only": self.terms.is_read_only, "user": user_name(os.getuid()), "host": socket.gethostname()}
-        return Response(body=msgspec.json.encode(told))
+        session = PageSession(read_only=self.terms.is_read_only, user=user_name(os.getuid()), host=socket.gethostname())
+        return Response(body=msgspec.json.encode(session))
 
     def _count_wrong_token(self) -> None:
         wait_s = self._wrong_tokens.take(self._clock())

@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import API, VERSION_FIELD, NoDaemon, connect, read_answer
+from gpuyard.connect.fast_http import VERSION_FIELD, NoDaemon, connect, read_answer
 from gpuyard.connect.retrying import has_crashed
 from gpuyard.errors import EnvironmentFault
+from gpuyard.version import API
 
 Answer = dict[str, Any]
 _ANSWER_S = 30.0

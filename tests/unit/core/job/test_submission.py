@@ -15,7 +15,7 @@ from gpuyard.core.job.submission import (
     ArrayElement,
     Submission,
     SubmissionRequest,
-    decode_asked,
+    decode_submission,
     parse_submission,
 )
 from gpuyard.core.lease import Need
@@ -146,8 +146,8 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"priority": "1000001"}, "--priority 1000001 is out of range"),
         ({"retries": "-1"}, "--retries -1 is out of range"),
         ({"time_limit": "soon"}, "'soon' is not a time"),
-        ({"time_limit": "0s"}, "--time-limit is no time at all"),
-        ({"duration": "0"}, "--duration is no time at all"),
+        ({"time_limit": "0s"}, "--time-limit must be longer than 0 s"),
+        ({"duration": "0"}, "--duration must be longer than 0 s"),
         ({"grace": "-1"}, "'-1' is not a time"),
         ({"on_reboot": "pray"}, "--on-reboot cannot be 'pray'"),
         ({"name": "two words"}, "--name takes a word without spaces, commas and equals signs"),
@@ -166,7 +166,7 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"concurrency": "2", "stagger": "soon"}, "'soon' is not a time"),
         ({"concurrency": "2", "run_ram": "lots"}, "'lots' is not a size"),
         ({"concurrency": "2", "array": "0-9"}, "a batch is no array"),
-        ({"stagger": "2s"}, "there is no option 'stagger'"),
+        ({"stagger": "2s"}, "--stagger is an option of a batch"),
     ],
 )
 def test_a_value_that_cannot_be_is_told_by_its_option(options: dict[str, Any], message: str) -> None:
@@ -320,7 +320,7 @@ def test_only_a_new_line_ends_a_command() -> None:
 
 
 def test_an_open_quote_is_told_with_its_line() -> None:
-    with pytest.raises(UserError, match="'run \"a' cannot be split into words"):
+    with pytest.raises(UserError, match="'run \"a' cannot be split into arguments"):
         listed('run "a')
 
 
@@ -389,7 +389,7 @@ def test_a_value_stands_as_it_is_even_if_it_looks_like_a_placeholder(values: dic
 
 def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
     body = json.dumps({"cwd": "/", "environment": {"X": "caf\udce9"}, "command": ["run", "\udcff"]}).encode()
-    spec = parse_submission(decode_asked(body)).spec
+    spec = parse_submission(decode_submission(body)).spec
     assert (spec.environment, spec.command) == ({"X": "caf\udce9"}, ("run", "\udcff"))
 
 
@@ -398,18 +398,18 @@ def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
     [b"", b"{", b"[]", b'{"cwd": 1}', b'{"cwd": "/", "environment": {}, "x": 1}', b"\xff", b"[" * 100_000, b"null"],
 )
 def test_what_is_no_submission_is_the_senders_mistake(body: bytes) -> None:
-    with pytest.raises(UserError, match="the submission cannot be understood"):
-        decode_asked(body)
+    with pytest.raises(UserError, match="the submission cannot be decoded"):
+        decode_submission(body)
 
 
 def test_a_crew_has_a_tag_and_room_for_one_at_least() -> None:
     asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
-    assert parse_submission(decode_asked(json.dumps(asked).encode())).spec.crew == TagSharing(most_per_device=2)
-    with pytest.raises(UserError, match="a crew is the jobs of a tag"):
-        parse_submission(decode_asked(json.dumps({**asked, "options": {}}).encode()))
+    assert parse_submission(decode_submission(json.dumps(asked).encode())).spec.crew == TagSharing(most_per_device=2)
+    with pytest.raises(UserError, match="a crew is a rule for the jobs of a tag"):
+        parse_submission(decode_submission(json.dumps({**asked, "options": {}}).encode()))
     for crew in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
-        with pytest.raises(UserError, match="the submission cannot be understood"):
-            decode_asked(json.dumps({**asked, "crew": crew}).encode())
+        with pytest.raises(UserError, match="the submission cannot be decoded"):
+            decode_submission(json.dumps({**asked, "crew": crew}).encode())
 
 
 # Batches
@@ -478,5 +478,5 @@ def test_only_a_batch_that_says_nothing_of_devices_does_without_where_there_are_
 def test_a_run_that_could_never_start_under_its_own_bound_is_refused() -> None:
     with pytest.raises(UserError, match=r"takes 8192 MB of a GPU .* no more than 8000 MB may be used") as caught:
         submit(concurrency="2", vram="8G", max_gpu_mem_mb="8000")
-    assert caught.value.hint == "allow more, or none would ever start"
+    assert caught.value.hint == "raise --max-gpu-mem-mb, or no run can ever start"
     assert submit(concurrency="2", vram="8000M", max_gpu_mem_mb="8000").spec.pace is not None

@@ -1,6 +1,7 @@
 """The usage history: means per step, in bounded memory."""
 
 from gpuyard.daemon.monitor.device_history import MAX_POINTS, HistorySpan, UsageSeries
+from gpuyard.schema.machine import HostSeries
 
 
 def test_the_samples_of_a_step_are_one_point_and_unknown_values_are_ignored() -> None:
@@ -16,10 +17,10 @@ def test_the_number_of_points_is_bounded() -> None:
     for second in range(2000):
         span.add(float(second), {"GPU-a": (1.0,) * 6}, (50.0, 100.0))
     answer = span.as_answer(2000.0)
-    at = answer["devices"]["GPU-a"]["at"]
+    at = answer.devices["GPU-a"].at
     assert MAX_POINTS - 1 <= len(at) <= MAX_POINTS
-    assert (at[-1], at[0] > 1400 - 2 * answer["step_s"]) == (1998.0, True)
-    assert set(answer["host"]["cpu_percent"]) == {50.0}
+    assert (at[-1], at[0] > 1400 - 2 * answer.step_s) == (1998.0, True)
+    assert set(answer.host.cpu_percent) == {50.0}
 
 
 def test_time_without_samples_is_a_gap_and_a_device_that_has_gone_keeps_its_past() -> None:
@@ -27,6 +28,6 @@ def test_time_without_samples_is_a_gap_and_a_device_that_has_gone_keeps_its_past
     span.add(1000.0, {"GPU-a": (1.0,) * 6}, (None, None))
     span.add(3000.0, {"GPU-b": (2.0,) * 6}, (None, None))
     answer = span.as_answer(3600.0)
-    assert answer["devices"]["GPU-a"]["at"] == [996.0]
-    assert answer["host"] == {"at": [996.0, 3000.0], "cpu_percent": [None, None], "memory_used_mb": [None, None]}
-    assert span.as_answer(4700.0)["devices"]["GPU-a"]["at"] == []
+    assert answer.devices["GPU-a"].at == [996.0]
+    assert answer.host == HostSeries(at=[996.0, 3000.0], cpu_percent=[None, None], memory_used_mb=[None, None])
+    assert span.as_answer(4700.0).devices["GPU-a"].at == []

@@ -2,32 +2,34 @@
 
 import pytest
 
-from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response
 from gpuyard.daemon.server.router import Router
 
 ROUTER = Router(
     {
-        ("GET", "/jobs"): lambda _: {"is": "jobs"},
-        ("POST", "/jobs/cancel"): lambda _: {"is": "cancel"},
-        ("GET", "/jobs/{id}"): lambda _, job_id: {"is": "job", "id": job_id},
-        ("GET", "/jobs/{id}/log/live"): lambda _, job_id: {"is": "live", "id": job_id},
+        ("GET", "/jobs"): lambda _: Response(body=b"jobs"),
+        ("POST", "/jobs/cancel"): lambda _: Response(body=b"cancel"),
+        ("GET", "/jobs/{id}"): lambda _, job_id: Response(body=b"job %d" % job_id),
+        ("GET", "/jobs/{id}/log/live"): lambda _, job_id: Response(body=b"live %d" % job_id),
     }
 )
 
 
-def ask(method: str, path: str) -> object:
-    return ROUTER.find(Request(method=method, path=path))()
+def ask(method: str, path: str) -> bytes:
+    answer = ROUTER.find(Request(method=method, path=path))()
+    assert isinstance(answer, Response)
+    return answer.body
 
 
 def test_a_path_may_have_a_number_in_it() -> None:
-    assert ask("GET", "/jobs") == {"is": "jobs"}
-    assert ask("GET", "/jobs/17") == {"is": "job", "id": 17}
-    assert ask("GET", "/jobs/17/log/live") == {"is": "live", "id": 17}
-    assert ask("POST", "/jobs/cancel") == {"is": "cancel"}
+    assert ask("GET", "/jobs") == b"jobs"
+    assert ask("GET", "/jobs/17") == b"job 17"
+    assert ask("GET", "/jobs/17/log/live") == b"live 17"
+    assert ask("POST", "/jobs/cancel") == b"cancel"
 
 
 def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
-    assert ask("HEAD", "/jobs/17") == {"is": "job", "id": 17}
+    assert ask("HEAD", "/jobs/17") == b"job 17"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Jobs: in a list, one with all there is to say, why it waits, what happened to it, what it wrote."""
+"""Answers about jobs: rows of a list, all details of one, why it waits, its history, its log."""
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from msgspec import Struct
 
 from gpuyard.core.cluster.export import ExportedJob
 from gpuyard.core.job.job import DependencyKind, OnPreempt, OnReboot, OutcomeKind, SuspendedBy
@@ -9,10 +11,12 @@ from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.daemon.schema.queue_answers import Iso, Standing
+from gpuyard.schema.queue import Iso, QueueState
 
 
-class JobRow(TypedDict):
+class JobRow(Struct, frozen=True, kw_only=True):
+    """One job in a list; docs/reference/json.md explains each key."""
+
     id: int
     name: str | None
     state: JobState
@@ -26,7 +30,7 @@ class JobRow(TypedDict):
     learns_memory: bool
     reserved_mb: float | None
     estimated_mb: float | None
-    devices: list[str]
+    devices: tuple[str, ...]
     gpu_indexes: list[int | None]
     attempt: int
     submitted_at: Iso
@@ -45,18 +49,24 @@ class JobRow(TypedDict):
     place: str | None
 
 
-class JobPage(Standing):
+class JobPage(QueueState, frozen=True, kw_only=True):
+    """`next` is the `after` of the next page, None on the last one. `total` is None while a submission is being
+    stored."""
+
     jobs: list[JobRow]
     next: int | None
     total: int | None
 
 
-class Other(TypedDict):
+class MemoryHolder(Struct, frozen=True, kw_only=True):
     who: str
     memory_mb: float | None
 
 
-class LackOfMemory(TypedDict):
+class MissingMemory(Struct, frozen=True, kw_only=True):
+    """An attempt that ran out of memory. `needed_mb` and `had_mb` concern one device, or RAM: what the attempt held
+    plus what it asked for, and what it held plus what was free."""
+
     where: ShortageKind
     says: str | None
     framework: str | None
@@ -66,13 +76,13 @@ class LackOfMemory(TypedDict):
     total_mb: float | None
     needed_mb: float | None
     had_mb: float | None
-    others: list[Other]
+    others: list[MemoryHolder]
 
 
-class AttemptRow(TypedDict):
+class AttemptRow(Struct, frozen=True, kw_only=True):
     number: int
     pid: int | None
-    devices: list[str]
+    devices: tuple[str, ...]
     lease: str | None
     started_at: Iso | None
     ended_at: Iso | None
@@ -85,25 +95,29 @@ class AttemptRow(TypedDict):
     peaks_mb: dict[str, float]
     ram_mb: float | None
     load_percent: float | None
-    curve: list[tuple[float, float]]
+    curve: tuple[tuple[float, float], ...]
     ran_s: float
     parked: SuspendedBy | None
     suspended_at: Iso | None
     suspended_s: float
-    lack: LackOfMemory | None
+    lack: MissingMemory | None
     engine: str
     place: str | None
     site_id: str | None
 
 
-class GrownNeed(TypedDict):
+class GrownNeed(Struct, frozen=True, kw_only=True):
+    """What a job gets after it ran out of memory `count` times."""
+
     count: int
     memory_mb: float | None
     ram_mb: float | None
     alone: bool
 
 
-class MemoryGiven(TypedDict):
+class NextMemory(Struct, frozen=True, kw_only=True):
+    """What the next run gets on each GPU, and on which basis."""
+
     basis: Literal["declared", "learned", "grown", "unknown"]
     given_mb: float | None
     alone: bool
@@ -111,26 +125,23 @@ class MemoryGiven(TypedDict):
     same_command: bool | None
 
 
-class AfterJob(TypedDict):
+class DependencyRow(Struct, frozen=True, kw_only=True):
     id: int
     kind: DependencyKind
     state: JobState
     met: bool
 
 
-class Told(TypedDict):
-    events: list[Event]
+class NotifyRow(Struct, frozen=True, kw_only=True):
+    """`target` is a URL's scheme or a command's first word; None stands for the targets of the configuration."""
+
+    events: tuple[Event, ...]
     target: str | None
 
 
-class Wish(TypedDict):
-    """Who is told of it, and of what; without a target, those that the configuration names."""
+class JobDetails(JobRow, frozen=True, kw_only=True):
+    """`environment` is None unless its values were asked for: they may be secrets."""
 
-    events: list[str]
-    target: str | None
-
-
-class JobInFull(JobRow):
     cwd: str
     stdin: str | None
     retries: int
@@ -146,38 +157,42 @@ class JobInFull(JobRow):
     preempts: bool
     on_preempt: OnPreempt
     cpus: int | None
-    engine_options: list[str]
-    notify: list[Told]
+    engine_options: tuple[str, ...]
+    notify: list[NotifyRow]
     growth: GrownNeed | None
-    after: list[AfterJob]
+    after: list[DependencyRow]
     attempts: list[AttemptRow]
-    memory: MemoryGiven | None
+    memory: NextMemory | None
     advice: list[str]
 
 
-class Why(TypedDict):
+class WaitExplanation(Struct, frozen=True, kw_only=True):
+    """Why a job does not start or continue, or how it ended. `ahead` is the number of similar jobs before it."""
+
     id: int
     state: JobState
     summary: str
     ahead: int | None
-    reasons: list[Reason]
+    reasons: tuple[Reason, ...]
     estimated_start: Iso | None
     estimate: str
 
 
-class StoryEvent(TypedDict):
+class HistoryEvent(Struct, frozen=True, kw_only=True):
     id: int
     at: Iso
     kind: str
     text: str | None
 
 
-class Story(TypedDict):
+class JobHistory(Struct, frozen=True, kw_only=True):
     id: int
-    events: list[StoryEvent]
+    events: list[HistoryEvent]
 
 
-class Log(TypedDict):
+class LogTail(Struct, frozen=True, kw_only=True):
+    """The end of an attempt's log. `is_cut`: there is text before it. `is_over`: nothing more will be written."""
+
     id: int
     attempt: int | None
     text: str
@@ -185,6 +200,18 @@ class Log(TypedDict):
     is_over: bool
 
 
-class Export(TypedDict):
+class LogEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of a followed log: new `text`, the number of the next `attempt`, `cut` where text was skipped because
+    the reader fell behind, `over` at the end, or an `error` that ends the stream."""
+
+    text: str | None = None
+    attempt: int | None = None
+    cut: bool = False
+    over: bool = False
+    error: str | None = None
+    hint: str | None = None
+
+
+class ExportPage(Struct, frozen=True, kw_only=True):
     jobs: list[ExportedJob]
     next: int | None

@@ -1,36 +1,41 @@
-"""Batches and their runs, the tasks of workspaces, and what was learned from all that ran."""
+"""Answers about batches and their runs, tasks of workspaces, and learned estimates."""
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from msgspec import Struct
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.daemon.schema.queue_answers import Counts, Iso
+from gpuyard.schema.queue import Iso
 
 
-class BatchRunning(TypedDict):
+class LiveRun(Struct, frozen=True, kw_only=True):
     id: int
     index: str | None
 
 
-class Batch(TypedDict):
+class BatchStatus(Struct, frozen=True, kw_only=True):
+    """`gate` is the load gate that holds the next run back, `held_by` the reason, and `device` the GPU it is about.
+    `waits_s` is the time that each gate has cost so far; `unknown` names what could not be measured."""
+
     id: int
     first: int
     last: int
     token: str | None
     count: int
     done: bool
-    counts: Counts
-    running: list[BatchRunning]
+    counts: dict[str, int]
+    running: list[LiveRun]
     gate: str | None
     held_by: str | None
     device: str | None
     device_index: int | None
     waits_s: dict[str, float]
-    unknown: list[str]
+    unknown: tuple[str, ...]
     now: Iso
 
 
-class BatchRun(TypedDict):
+class BatchRunRow(Struct, frozen=True, kw_only=True):
     id: int
     index: str | None
     seed: str | None
@@ -46,15 +51,17 @@ class BatchRun(TypedDict):
     ended_at: Iso | None
     seconds: float | None
     log: str | None
-    devices: list[str]
+    devices: tuple[str, ...]
 
 
-class BatchRuns(TypedDict):
-    runs: list[BatchRun]
+class BatchRunPage(Struct, frozen=True, kw_only=True):
+    runs: list[BatchRunRow]
     next: int | None
 
 
-class TaskRow(TypedDict):
+class TaskRow(Struct, frozen=True, kw_only=True):
+    """One task of a workspace: a job that runs one config."""
+
     id: int
     config: str
     workspace: str
@@ -67,7 +74,7 @@ class TaskRow(TypedDict):
     reason: str | None
     attempt: int
     priority: int
-    devices: list[str]
+    devices: tuple[str, ...]
     place: str | None
     gpu_indexes: list[int | None]
     submitted_at: Iso
@@ -81,7 +88,7 @@ class TaskRow(TypedDict):
     log: str | None
 
 
-class Tasks(TypedDict):
+class TaskList(Struct, frozen=True, kw_only=True):
     tag: str
     stopped: bool
     paused: bool
@@ -89,7 +96,9 @@ class Tasks(TypedDict):
     tasks: list[TaskRow]
 
 
-class Estimate(TypedDict):
+class EstimateRow(Struct, frozen=True, kw_only=True):
+    """What past runs of a command, or of a program with any arguments, have taught."""
+
     fingerprint: str
     label: str
     kind: Literal["command", "program"]
@@ -109,10 +118,12 @@ class Estimate(TypedDict):
     seen_at: Iso | None
 
 
-class Estimates(TypedDict):
-    estimates: list[Estimate]
+class EstimateList(Struct, frozen=True, kw_only=True):
+    """`more`: there are estimates beyond the limit."""
+
+    estimates: list[EstimateRow]
     more: bool
 
 
-class Forgotten(TypedDict):
+class ForgetResult(Struct, frozen=True, kw_only=True):
     forgotten: int

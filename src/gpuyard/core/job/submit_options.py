@@ -1,0 +1,126 @@
+"""The options of a submission, in one table of plain data.
+
+`gpuyard submit`, the HTTP body, `Client.submit`, `resubmit` and the form of the web page are made from it. It imports
+nothing, because the command line reads it in about a millisecond.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Kind = Literal["flag", "whole", "number", "size", "time", "choice", "text", "word", "texts", "ids"]
+
+
+class SubmitOption:
+    """One option: `--name METAVAR`, or a flag where the kind is "flag".
+
+    `kind` says how the value is parsed; `least` and `most` bound whole numbers and times. `default` is the value as a
+    user would type it, and `note` describes the default where it is not a single value. "texts" and "ids" may be given
+    several times. `label` is what the form of the web page calls it.
+
+    `is_local`: only this machine can fulfil it, and not another engine. `is_for_gpu`: meaningless without a GPU.
+    `makes_many`: one submission becomes many jobs. `is_for_batch`: only a batch takes it, and `gpuyard submit` does
+    not."""
+
+    __slots__ = (
+        "choices", "default", "help", "is_for_batch", "is_for_gpu", "is_local", "kind", "label", "least", "makes_many",
+        "metavar", "most", "name", "note",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - the columns of the table
+        self,
+        name: str,
+        kind: "Kind",
+        metavar: str | None,
+        help: str,  # noqa: A002 - as click and argparse call it
+        *,
+        default: str | None = None,
+        note: str | None = None,
+        least: int | None = None,
+        most: int | None = None,
+        choices: tuple[str, ...] = (),
+        label: str | None = None,
+        is_local: bool = False,
+        is_for_gpu: bool = False,
+        makes_many: bool = False,
+        is_for_batch: bool = False,
+    ) -> None:
+        self.name, self.kind, self.metavar, self.help = name, kind, metavar, help
+        self.default, self.note = default, note
+        self.least, self.most, self.choices, self.label = least, most, choices, label
+        self.is_local, self.is_for_gpu = is_local, is_for_gpu
+        self.makes_many, self.is_for_batch = makes_many, is_for_batch
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.kind in ("texts", "ids")
+
+    @property
+    def help_with_default(self) -> str:
+        default = self.note or self.default
+        return f"{self.help} [{default}]" if default else self.help
+
+
+_TABLE = (
+    SubmitOption("gpus", "whole", "N", "Number of GPUs; 0 for none.", default="1", least=0, most=1024, label="GPUs"),
+    SubmitOption("vram", "size", "SIZE", "Reserve this much memory on each GPU, such as 8G.",
+                 note="learned from past runs", label="Memory on each GPU", is_for_gpu=True),
+    SubmitOption("exclusive", "flag", None, "Use the GPU alone.", label="Use the GPU alone", is_for_gpu=True),
+    SubmitOption("ram", "size", "SIZE", "RAM that the job needs; it starts when this much is available."),
+    SubmitOption("cpus", "whole", "N", "Number of CPUs, for engines that count them.", least=1, most=100_000),
+    SubmitOption("engine", "word", "NAME", "Where it runs: local, slurm or ray.", note="local, or the configuration's"),
+    SubmitOption("engine-option", "texts", "TEXT", "Passed to the engine, such as --engine-option=--partition=big."),
+    SubmitOption("device", "text", "LIST", "Only these GPUs, such as 0,2 or a GPU's id.", is_local=True,
+                 is_for_gpu=True),
+    SubmitOption("vendor", "choice", "NAME", "Only GPUs of this vendor: nvidia, amd, intel or apple.",
+                 choices=("nvidia", "amd", "intel", "apple", "simulated"), is_for_gpu=True),
+    SubmitOption("gpu-name", "text", "TEXT", "Only GPUs whose name contains this, such as H100.", is_for_gpu=True),
+    SubmitOption("max-cpu", "number", "P", "Start at no more than P percent CPU use.", is_local=True),
+    SubmitOption("min-free-mem-mb", "number", "M", "Start with at least M MB of RAM available."),
+    SubmitOption("max-gpu", "number", "P", "Only GPUs at no more than P percent use.", is_local=True, is_for_gpu=True),
+    SubmitOption("max-gpu-mem-mb", "number", "M", "Only GPUs with at most M MB of memory used.", is_local=True,
+                 is_for_gpu=True),
+    SubmitOption("max-power-w", "number", "W", "Only GPUs that draw no more than W watts.", is_local=True,
+                 is_for_gpu=True),
+    SubmitOption("priority", "whole", "N", "Higher starts earlier.", note="0", least=-1_000_000, most=1_000_000,
+                 label="Priority"),
+    SubmitOption("preempt", "flag", None, "Preempt jobs of lower priority; the default priority is 100 then.",
+                 label="Urgent: preempt jobs of lower priority", is_local=True, is_for_gpu=True),
+    SubmitOption("on-preempt", "choice", "WHAT", "When it is preempted itself: suspend, requeue or never.",
+                 default="suspend", choices=("suspend", "requeue", "never")),
+    SubmitOption("after", "ids", "IDS", "Start after these jobs have succeeded, such as 17 or 17-20.", label="After"),
+    SubmitOption("after-any", "ids", "IDS", "Start after these jobs have finished in any way."),
+    SubmitOption("after-failed", "ids", "IDS", "Start after these jobs have failed."),
+    SubmitOption("retries", "whole", "N", "Retry this often after a failure; out of memory does not count.",
+                 default="0", least=0, most=1_000_000_000, label="Retries"),
+    SubmitOption("time-limit", "time", "TIME", "Stop it after this long, such as 4h or 30m.", label="Time limit"),
+    SubmitOption("grace", "time", "TIME", "Time between the signal to stop and the kill.", default="10s", least=0),
+    SubmitOption("duration", "time", "TIME", "Expected run time, for estimates of start times."),
+    SubmitOption("name", "word", "TEXT", "Its name in the queue, in one word.", note="its command", label="Name"),
+    SubmitOption("tag", "word", "TEXT", "Marks jobs that belong together: `gpuyard cancel tag=TEXT`.", label="Tag"),
+    SubmitOption("array", "text", "RANGE",
+                 "A job for each {index}: 0-99, 0-99:5 for every fifth, 0-99%8 for at most 8 at once.",
+                 label="Array", makes_many=True),
+    SubmitOption("sweep", "texts", "NAME=VALUES",
+                 "A job for each {NAME}: lr=1e-3,1e-4 or seed=0-4; repeat for all combinations.",
+                 label="Sweep", makes_many=True),
+    SubmitOption("env", "texts", "NAME=VALUE", "Set an environment variable.", label="Environment variables"),
+    SubmitOption("stdin", "text", "FILE", "Standard input.", note="empty"),
+    SubmitOption("on-reboot", "choice", "WHAT", "When the machine reboots meanwhile: requeue, hold or fail.",
+                 choices=("requeue", "hold", "fail")),
+    SubmitOption("notify", "texts", "[EVENTS=]TARGET",
+                 "Notify this command or URL: finished,failed,out-of-memory=TARGET."),
+    SubmitOption("hold", "flag", None, "Hold it until `gpuyard release`.", label="Hold it until it is released"),
+    SubmitOption("log-cap", "size", "SIZE", "Keep about this much of its output.", default="256M"),
+    SubmitOption("concurrency", "whole", "N", "At most this many runs at once; makes it a batch.", least=1,
+                 most=1_000_000_000, is_local=True, makes_many=True, is_for_batch=True),
+    SubmitOption("smoothing", "time", "TIME", "Average load over this time.", default="5s", least=0,
+                 is_for_batch=True),
+    SubmitOption("steady", "time", "TIME", "A gate opens after this time within its bounds.", default="3s", least=0,
+                 is_for_batch=True),
+    SubmitOption("stagger", "time", "TIME", "Time between two starts.", default="0s", least=0, is_for_batch=True),
+    SubmitOption("run-ram", "size", "SIZE", "RAM that one run needs.", is_for_batch=True),
+    SubmitOption("sample-log", "text", "FILE", "Write the measured load there.", is_for_batch=True),
+)  # fmt: skip
+
+SUBMIT_OPTIONS = {option.name: option for option in _TABLE}

@@ -1,0 +1,62 @@
+"""Decodes requests into Structs of `gpuyard.schema`, and encodes answers. UserError says which key is wrong."""
+
+import json
+import math
+import re
+from enum import EnumType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.daemon.server.http_parser import Request
+from gpuyard.errors import UserError
+
+T = TypeVar("T", bound=Struct)
+_AT_KEY = re.compile(r" - at `\$\.(\w+).*`$")
+
+
+def encode(answer: Struct) -> bytes:
+    """Encode an answer as JSON. Commands and variables may hold lone surrogates, for bytes that are not UTF-8: msgspec
+    rejects them, and `json` escapes them."""
+    try:
+        return msgspec.json.encode(answer)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(answer)).encode()
+
+
+def decode_query(request: Request, kind: type[T]) -> T:
+    return _convert(request.query, kind, "query")
+
+
+def decode_body(request: Request, kind: type[T]) -> T:
+    try:
+        body = json.loads(request.body or b"{}")
+        if b"\\u" in request.body:  # reject lone UTF-16 surrogates, which SQLite cannot store
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError("the request's body has a lone surrogate in it", hint="send it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the request's body is not JSON: {error}") from error
+    return _convert(body, kind, "body")
+
+
+def _convert(content: Any, kind: type[T], what: str) -> T:
+    try:
+        decoded = msgspec.convert(content, kind, strict=False)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        key = match[1] if (match := _AT_KEY.search(text)) else None
+        problem = _AT_KEY.sub("", text).replace("Invalid enum value", "cannot be")
+        message = f"the request's {what}: {problem[0].lower()}{problem[1:]}" if key is None else f"{key}: {problem}"
+        raise UserError(message, hint=_allowed_values(kind, key) or "see /openapi.json") from None
+    for key in kind.__struct_fields__:
+        if isinstance(value := getattr(decoded, key), float) and not math.isfinite(value):
+            raise UserError(f"{key}: {value} is not a finite number")
+    return decoded
+
+
+def _allowed_values(kind: type[Struct], key: str | None) -> str | None:
+    allowed = get_type_hints(kind).get(key or "")
+    values = list(allowed) if isinstance(allowed, EnumType) else get_args(allowed)
+    return f"it can be {', '.join(values)}" if values and all(isinstance(each, str) for each in values) else None

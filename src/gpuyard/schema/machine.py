@@ -1,0 +1,169 @@
+"""Answers about the machine: its devices and their usage over time, the timeline, the report, and the web page."""
+
+from msgspec import Struct, field
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.report.hourly import HourlyPicture
+from gpuyard.core.report.totals import ReportTotals
+from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy
+from gpuyard.core.snapshot import Host, Problem, Vendor
+from gpuyard.schema.queue import Iso
+
+Series = list[float | None]
+
+
+class MemoryParts(Struct, frozen=True, kw_only=True):
+    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the part of a charge that is
+    used."""
+
+    capacity_mb: float | None
+    own_mb: float | None
+    own_used_mb: float | None
+    others_mb: float | None
+    others_used_mb: float | None
+    foreign_mb: float | None
+    free_mb: float | None
+
+
+class LeaseRow(Struct, frozen=True, kw_only=True):
+    id: str
+    who: str
+    user: str
+    pid: int
+    job: int | None
+    is_own: bool
+    is_exclusive: bool
+    reserved_mb: float | None
+    measured_mb: float | None
+    since: float
+
+
+class DeviceRow(Struct, frozen=True, kw_only=True):
+    id: str
+    index: int | None
+    vendor: Vendor
+    name: str | None
+    parent: str | None
+    pci_bus_id: str | None
+    memory_total_mb: float | None
+    memory_used_mb: float | None
+    memory_free_mb: float | None
+    utilization_percent: float | None
+    power_draw_w: float | None
+    power_limit_w: float | None
+    temperature_c: float | None
+    fault: str | None
+    healthy: bool
+    is_usable: bool
+    memory: MemoryParts
+    leases: list[LeaseRow]
+
+
+class MachineState(Struct, frozen=True, kw_only=True):
+    taken_at: Iso | None
+    host: Host
+    problems: tuple[Problem, ...]
+    devices: list[DeviceRow]
+
+
+class DeviceSeries(Struct, frozen=True, kw_only=True):
+    """One value per time in `at`; None where nothing was measured."""
+
+    at: list[float]
+    own_mb: Series
+    others_mb: Series
+    foreign_mb: Series
+    used_mb: Series
+    utilization_percent: Series
+    power_w: Series
+
+
+class HostSeries(Struct, frozen=True, kw_only=True):
+    at: list[float]
+    cpu_percent: Series
+    memory_used_mb: Series
+
+
+class DeviceHistory(Struct, frozen=True, kw_only=True):
+    span_s: float
+    step_s: float
+    devices: dict[str, DeviceSeries]
+    host: HostSeries
+
+
+class LaneRow(Struct, frozen=True, kw_only=True):
+    """A device, the CPU, or an engine elsewhere; `rows` is the most jobs that ran there side by side."""
+
+    device: str | None
+    label: str
+    name: str | None
+    rows: int
+
+
+class TimelineRun(Struct, frozen=True, kw_only=True):
+    """One attempt in one lane. `state` is the job's while the attempt runs, else "ended"."""
+
+    job: int
+    attempt: int
+    name: str | None
+    command: str
+    user: str
+    lane: int = 0
+    row: int = 0
+    since: float = field(name="from")
+    until: float | None
+    state: str
+    outcome: OutcomeKind | None
+    suspended: list[tuple[float, float | None]]
+    reserved_mb: float | None
+
+
+class JobTimeline(Struct, frozen=True, kw_only=True):
+    """`left_out` is the number of runs beyond the limit."""
+
+    since: float = field(name="from")
+    until: float
+    lanes: list[LaneRow]
+    stretches: list[TimelineRun]
+    left_out: int
+
+
+class ReportGroup(ReportTotals, frozen=True, kw_only=True):
+    """Totals of one user, workspace or name. `group` is None for the row that sums up the remaining `groups`."""
+
+    group: str | None
+    groups: int
+
+
+class ReportAnswer(Struct, frozen=True, kw_only=True):
+    since: Iso
+    until: Iso
+    by: GroupBy
+    host: str | None
+    total: ReportTotals
+    groups: list[ReportGroup]
+    devices: tuple[DeviceUse, ...]
+    box: DeviceTimeUse
+    picture: HourlyPicture
+
+
+class PageState(Struct, frozen=True, kw_only=True):
+    """Where the web page is served; all None while it is not."""
+
+    url: str | None = None
+    address: str | None = None
+    port: int | None = None
+    read_only: bool | None = None
+    notes: list[str] = []
+
+
+class PageStopResult(Struct, frozen=True, kw_only=True):
+    """`stopped`: the page was being served."""
+
+    stopped: bool
+
+
+class PageSession(Struct, frozen=True, kw_only=True):
+    read_only: bool
+    user: str
+    host: str

@@ -1,0 +1,145 @@
+"""Every route of the API: what it does, which query and body it takes, and what it answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from gpuyard.schema import batches, jobs, machine, queue, requests, submit_body
+from gpuyard.version import API
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """`query`, `body` and `answer` are the Structs that are decoded and encoded. `name` is the verb of the command line
+    where there is one."""
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    answer: Any
+    body: Any = None
+    query: type[Struct] | None = None
+    media: str = JSON
+    is_of_page: bool = False  # not on the daemon's own socket
+
+    @property
+    def is_stream(self) -> bool:
+        return self.media == EVENTS
+
+
+def _get(  # noqa: PLR0913 - the columns of the table
+    name: str, path: str, summary: str, answer: Any, query: type[Struct] | None = None, *, media: str = JSON
+) -> Operation:
+    return Operation(name=name, method="GET", path=API + path, summary=summary, answer=answer, query=query, media=media)
+
+
+def _post(name: str, path: str, summary: str, answer: Any, body: Any = None) -> Operation:
+    return Operation(name=name, method="POST", path=API + path, summary=summary, answer=answer, body=body)
+
+
+def _change(verb: str, summary: str, body: Any = requests.ChangeRequest) -> Operation:
+    return _post(verb, f"/jobs/{verb}", summary, queue.ChangeSummary, body)
+
+
+_QUEUE = (
+    _get("status", "/status", "The state of the daemon and the queue.", queue.DaemonStatus),
+    _post("submit", "/submissions", "Submit one job or many.", queue.SubmitResult, submit_body.SubmissionBody),
+    _get(
+        "queue", "/jobs", "Jobs: running, waiting in queue order, then finished; or the newest first.", jobs.JobPage,
+        requests.JobsQuery,
+    ),
+    _get(
+        "wait", "/wait", "Answer when these jobs, or all, have finished, or when the timeout is over.",
+        queue.WaitResult, requests.WaitQuery,
+    ),
+    _post("pause", "/pause", "Start no more jobs.", queue.PauseResult),
+    _post("unpause", "/unpause", "Start jobs again.", queue.PauseResult),
+    _post("drain", "/drain", "Let running jobs finish, and start no more.", queue.PauseResult),
+    _post("clean", "/clean", "Remove old finished jobs and their logs.", queue.CleanResult, requests.CleanRequest),
+    _post("stop", "/stop", "Stop the daemon; jobs keep running.", queue.StopResult, requests.StopRequest),
+)  # fmt: skip
+
+_JOBS = (
+    _get("show", "/jobs/{id}", "All details of a job.", jobs.JobDetails, requests.ShowQuery),
+    _get("why", "/jobs/{id}/why", "Why a job does not start, and when it may.", jobs.WaitExplanation),
+    _get("history", "/jobs/{id}/history", "Everything that happened to a job.", jobs.JobHistory),
+    _get("logs", "/jobs/{id}/log", "The end of a job's log.", jobs.LogTail, requests.LogQuery),
+    _get(
+        "follow", "/jobs/{id}/log/live",
+        'A job\'s log as it is written: `{"text"}`, `{"attempt"}` when another one starts, `{"over"}` at the end.',
+        str, requests.LogQuery, media=EVENTS,
+    ),
+    _post(
+        "resubmit", "/jobs/{id}/resubmit", "Submit a job like this one, with changes.", queue.SubmitResult,
+        submit_body.ResubmitBody,
+    ),
+    _change("cancel", "Stop jobs, or remove them from the queue."),
+    _change("hold", "Keep jobs from starting until they are released."),
+    _change("release", "Let held jobs start."),
+    _change("retry", "Run finished jobs again."),
+    _change("suspend", "Move the device memory of jobs to RAM, and pause them."),
+    _change("resume", "Continue suspended jobs when their memory fits."),
+    _change("priority", "Set the priority: higher starts earlier.", requests.PriorityRequest),
+    _get(
+        "export", "/exports", "Jobs for another scheduler: all that wait, or these.", jobs.ExportPage,
+        requests.ExportQuery,
+    ),
+)  # fmt: skip
+
+_BATCHES = (
+    _get("batch", "/batches/{id}", "The state of a batch, by the id of its first job.", batches.BatchStatus),
+    _get("batch_runs", "/batches/{id}/runs", "The runs of a batch.", batches.BatchRunPage, requests.RunsQuery),
+    _get(
+        "tasks", "/tasks", "The tasks of a workspace's tag: the last job of each config.", batches.TaskList,
+        requests.TagQuery,
+    ),
+    _post("stop_tag", "/tags/stop", "Start no more jobs of a tag.", queue.TagState, requests.TagRequest),
+    _post("go_tag", "/tags/go", "Start jobs of a tag again.", queue.TagState, requests.TagRequest),
+    _get(
+        "estimates", "/estimates", "Estimates learned from past runs, the latest first.", batches.EstimateList,
+        requests.EstimatesQuery,
+    ),
+    _post(
+        "forget_estimates", "/estimates/forget", "Forget estimates.", batches.ForgetResult, requests.ForgetRequest
+    ),
+)  # fmt: skip
+
+_MACHINE = (
+    _get("devices", "/devices", "The devices, who uses their memory, and the host.", machine.MachineState),
+    _get(
+        "device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
+        machine.DeviceHistory, requests.DeviceHistoryQuery,
+    ),
+    _get("timeline", "/timeline", "What ran where, and when.", machine.JobTimeline, requests.TimelineQuery),
+    _get("report", "/report", "GPU-hours, waits, waste and failures.", machine.ReportAnswer, requests.ReportQuery),
+    _get(
+        "events", "/events", 'Answers whenever they change, each as `{"watch", "answer"}`.', str, requests.EventsQuery,
+        media=EVENTS,
+    ),
+    Operation(
+        name="metrics", method="GET", path="/metrics", summary="Prometheus metrics.", answer=str, media="text/plain"
+    ),
+    Operation(name="openapi", method="GET", path="/openapi.json", summary="This document.", answer=dict[str, Any]),
+)  # fmt: skip
+
+_PAGE = (
+    _get("web", "/web", "Whether the web page is served, and where.", machine.PageState),
+    _post("open_web", "/web", "Serve the web page.", machine.PageState, requests.PageRequest),
+    _post("stop_web", "/web/stop", "Stop serving the web page.", machine.PageStopResult),
+    Operation(
+        name="session",
+        method="GET",
+        path=f"{API}/session",
+        summary="Whose page it is, and whether it may change anything.",
+        answer=machine.PageSession,
+        is_of_page=True,
+    ),
+)
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    (each.method, each.path): each for each in (*_QUEUE, *_JOBS, *_BATCHES, *_MACHINE, *_PAGE)
+}

@@ -1,0 +1,111 @@
+"""Answers about the queue as a whole, and the results of submitting, changing and waiting for jobs."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.lifecycle import JobState
+
+# A time in coordinated universal time, such as 2026-11-15T04:04:12.623Z.
+Iso = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """What went wrong, and what to try next."""
+
+    error: str
+    hint: str | None = None
+
+
+class QueueState(Struct, frozen=True, kw_only=True):
+    """`counts` is the number of jobs in each state."""
+
+    paused: bool
+    draining: bool
+    counts: dict[str, int]
+
+
+class DaemonStatus(QueueState, frozen=True, kw_only=True):
+    """`managed`: a service manager or a terminal runs the daemon in the foreground. `under_way` counts live jobs,
+    without those that a user suspended; `viewers` the open event streams. `step_us` is the duration of the last
+    scheduling step in microseconds."""
+
+    pid: int
+    version: str
+    managed: bool
+    started_at: Iso
+    uptime_s: float
+    socket: str
+    state_dir: str
+    under_way: int
+    viewers: int
+    step_us: float | None
+    notices: list[str]
+
+
+class PauseResult(QueueState, frozen=True, kw_only=True):
+    """`running` counts live jobs, without those that a user suspended."""
+
+    running: int
+
+
+class StopResult(Struct, frozen=True, kw_only=True):
+    stopping: bool
+    running: int
+
+
+class SubmitResult(Struct, frozen=True, kw_only=True):
+    """`ids` is `"17"` or `"18-117"`."""
+
+    ids: str
+    first: int
+    last: int
+    count: int
+    notes: list[str]
+
+
+class UnchangedJob(Struct, frozen=True, kw_only=True):
+    id: int
+    reason: str
+
+
+class ChangeSummary(Struct, frozen=True, kw_only=True):
+    """`changed` lists ids such as `"17-20"`; `unchanged` has at most 100 jobs, `unchanged_count` the number of all."""
+
+    changed: str
+    count: int
+    unchanged: list[UnchangedJob]
+    unchanged_count: int
+
+
+class UnsuccessfulJob(Struct, frozen=True, kw_only=True):
+    id: int
+    state: JobState
+    outcome: OutcomeKind | None
+    reason: str | None
+
+
+class WaitResult(Struct, frozen=True, kw_only=True):
+    """`selection` names the jobs that are waited for. The last three are filled in once `done` is true; `failed` lists
+    at most 100 jobs."""
+
+    done: bool
+    left: int
+    running: int
+    selection: str
+    succeeded: int | None = None
+    failed: list[UnsuccessfulJob] = []
+    failed_count: int | None = None
+
+
+class CleanResult(Struct, frozen=True, kw_only=True):
+    """The number of jobs that were removed, and the size of their logs."""
+
+    jobs: int
+    bytes: int
+
+
+class TagState(Struct, frozen=True, kw_only=True):
+    tag: str
+    stopped: bool

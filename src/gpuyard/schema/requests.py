@@ -1,0 +1,164 @@
+"""The queries and bodies of requests, as the daemon decodes them.
+
+Patterns of texts are for the OpenAPI document only, and checked by whoever parses the text: msgspec 0.22 corrupts
+memory where a text with a pattern and a list are alternatives."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.report.usage_report import GroupBy
+
+_STATE = "|".join(JobState)
+_JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
+
+
+def _pattern(text: str) -> Meta:
+    return Meta(extra_json_schema={"pattern": text})
+
+
+Duration = Annotated[str, _pattern(r"^\d{1,9}(\.\d+)?(ms|s|m|h|d)?$")]
+Ids = Annotated[
+    str,
+    _pattern(rf"^[\s,]*(({_JOBS})([\s,]+|$))*$"),
+    Meta(description="which jobs: 17, 17-20, name=big, tag=night, all, separated by spaces"),
+]
+States = Annotated[
+    str,
+    _pattern(rf"^(({_STATE})(,|$))*$"),
+    Meta(description="only jobs in one of these states, such as failed,cancelled"),
+]
+Search = Annotated[str, Meta(description="only jobs with this text in their name, tag or command, or with this id")]
+Tag = Annotated[str, Meta(description="only jobs with this tag")]
+User = Annotated[str, Meta(description="only jobs of this user")]
+Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
+After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
+AttemptNumber = Annotated[int, Meta(ge=1, le=999_999_999, description="of this attempt; default: the last one")]
+Tail = Annotated[int, Meta(ge=0, le=999_999_999, description="the most bytes of the end to return")]
+
+
+# Queries
+
+
+class JobsQuery(Struct, frozen=True, kw_only=True):
+    ids: Ids = ""
+    state: States = ""
+    search: Search = ""
+    tag: Tag = ""
+    user: User = ""
+    all: Annotated[bool, Meta(description="with all finished jobs, not only the last ones")] = False
+    order: Annotated[
+        Literal["queue", "newest"], Meta(description="in the order in which they will start, or the newest first")
+    ] = "queue"
+    limit: Limit = 50
+    after: After = 0
+
+
+class WaitQuery(Struct, frozen=True, kw_only=True):
+    ids: Ids = ""
+    timeout: Annotated[float, Meta(ge=0, description="answer after this many seconds at the latest, at most 30")] = 30.0
+
+
+class ShowQuery(Struct, frozen=True, kw_only=True):
+    environment: Annotated[bool, Meta(description="with the values of its variables, which may be secrets")] = False
+
+
+class LogQuery(Struct, frozen=True, kw_only=True):
+    attempt: AttemptNumber | None = None
+    tail: Tail = 65_536
+
+
+class ExportQuery(Struct, frozen=True, kw_only=True):
+    ids: Ids = ""
+    after: After = 0
+
+
+class RunsQuery(Struct, frozen=True, kw_only=True):
+    limit: Limit = 1000
+    after: After = 0
+
+
+class TagQuery(Struct, frozen=True, kw_only=True):
+    tag: Annotated[str, Meta(min_length=1, description="the workspace's tag")]
+
+
+class EstimatesQuery(Struct, frozen=True, kw_only=True):
+    limit: Limit = 50
+
+
+class DeviceHistoryQuery(Struct, frozen=True, kw_only=True):
+    span: Annotated[Literal["10m", "1h", "24h"], Meta(description="how far back")] = "10m"
+
+
+class TimelineQuery(Struct, frozen=True, kw_only=True):
+    span: Annotated[Duration, Meta(description="how far back, such as 1h")] = "1h"
+    until: Annotated[float, Meta(ge=0, description="seconds since 1970; default: now")] | None = None
+
+
+class ReportQuery(Struct, frozen=True, kw_only=True):
+    since: Annotated[Duration, Meta(description="how far back, such as 7d")] = "7d"
+    by: Annotated[GroupBy, Meta(description="what the rows are")] = GroupBy.USER
+
+
+class EventsQuery(Struct, frozen=True, kw_only=True):
+    watch: Annotated[str, Meta(description="GET routes to watch, such as /status /jobs?state=running")]
+
+
+# Bodies
+
+
+class JobMatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All jobs for which each given key holds."""
+
+    state: States = ""
+    search: Search = ""
+    tag: Tag = ""
+    user: User = ""
+
+
+class ChangeRequest(Struct, frozen=True, kw_only=True):
+    """The jobs with these `ids`, or all that match `where`."""
+
+    ids: Ids | int | list[int | Ids] | None = None
+    where: JobMatch | None = None
+
+
+class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+
+
+class CleanRequest(Struct, frozen=True, kw_only=True):
+    """The jobs that ended at least this long ago, in seconds or such as "30d"."""
+
+    older_than_s: Annotated[float, Meta(extra_json_schema={"minimum": 0})] | Duration
+
+
+class TagRequest(Struct, frozen=True, kw_only=True):
+    tag: Annotated[str, Meta(min_length=1)]
+
+
+class ForgetRequest(Struct, frozen=True, kw_only=True):
+    """The estimates whose fingerprint starts with one of `words`, or whose command contains all `words`, joined by
+    spaces; or `all` estimates."""
+
+    words: list[str] = []
+    all: bool = False
+
+
+class StopRequest(Struct, frozen=True, kw_only=True):
+    """With a `pid`, only the daemon with this pid stops. With `restart`, its exit status makes a service manager start
+    the next one. `reason` is written to the log."""
+
+    pid: int | None = None
+    restart: bool = False
+    reason: str = "asked for"
+
+
+class PageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays as it is, or is taken from the configuration."""
+
+    address: str | None = None
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    read_only: bool | None = None
+    new_token: bool = False
