@@ -265,7 +265,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
         (["batch", "--count", "1", "--max-gpu", "nan", "--", "true"], "--max-gpu nan is not a percentage"),
         (["batch", "--count", "1", "--max-gpu", "much", "--", "true"], "--max-gpu takes a number"),
         (["batch", "--count", "1", "--min-free-mem-mb", "-1", "--", "true"], "--min-free-mem-mb -1 is out of range"),
-        (["batch", "--count", "1", "--run-vram", "0", "--", "true"], "--run-vram 0 is nothing"),
+        (["batch", "--count", "1", "--run-vram", "0", "--", "true"], "--run-vram is 0"),
         (["batch", "--count", "1", "--run-ram", "big", "--", "true"], "'big' is not a size"),
         (["batch", "--count", "1", "--run-vram", "9G", "--max-gpu-mem-mb", "8000", "--", "true"], "9216 MB"),
         (["batch", "--count", "1", "--run-vram", "9G", "--gpus", "0", "--", "true"], "--gpus 0 asks for no GPU"),

@@ -39,7 +39,7 @@ def wait_for(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 
 
 def test_nobody_holds_anything_on_a_fresh_machine() -> None:
-    assert run().stdout == "Nobody holds a lease.\n"
+    assert run().stdout == "No leases.\n"
     shape = report()
     assert (shape["leases"], shape["waiting"], shape["foreign"]) == ([], [], [])
 

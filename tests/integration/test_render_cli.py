@@ -167,7 +167,7 @@ def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> No
         (["manifest.jsonl", "--renderer", "renderers:load"], "is called as load(scene, frames, label, out_dir)"),
         (["manifest.jsonl", "--renderer", "renderers:render", "--loader", "nowhere:f"], "there is no module 'nowhere'"),
         (["none.json", "--renderer", "renderers:render"], "there is no manifest none.json"),
-        (["manifest.jsonl", "--renderer", "renderers:render", "--vram-budget", "0"], "--vram-budget is nothing"),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--vram-budget", "0"], "--vram-budget is 0"),
         (
             ["manifest.jsonl", "--renderer", "renderers:render", "--ram-budget", "9" * 400],
             "--ram-budget is too much",

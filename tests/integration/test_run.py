@@ -146,7 +146,7 @@ def test_a_program_that_cannot_run_is_told_before_waiting(start: Start, tmp_path
     ("--gpus 0 --vram 1G -- true", "--gpus 0 asks for no GPU"),
     ("--vram 25G -- true", "more than the GPUs have"),
     ("--vram much -- true", "'much' is not a size"),
-    ("--vram 0 -- true", "--vram is nothing"),
+    ("--vram 0 -- true", "--vram is 0"),
     ("--wait soon -- true", "'soon' is not a time"),
     ("--no-such-option -- true", "--no-such-option"),
 ])  # fmt: skip

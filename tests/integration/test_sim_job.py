@@ -22,7 +22,7 @@ def sim_job(*options: str) -> "subprocess.CompletedProcess[str]":
 def test_work_has_a_checksum_that_tells_of_all_of_it() -> None:
     first, again, more = sim_job("--work", "3"), sim_job("--work", "3"), sim_job("--work", "4")
     assert first.returncode == 0
-    assert first.stdout.splitlines()[1].startswith("3 pieces, checksum ")
+    assert first.stdout.splitlines()[1].startswith("3 units, checksum ")
     assert first.stdout == again.stdout
     assert first.stdout.splitlines()[1].split()[-1] != more.stdout.splitlines()[1].split()[-1]
 

@@ -82,8 +82,8 @@ def test_the_picture_is_drawn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name one trace, or draw one with --mix"),
-        (("trace.csv", "--mix", "lucid"), "name one trace, or draw one with --mix"),
+        ((), "give a trace, or generate one with --mix"),
+        (("trace.csv", "--mix", "lucid"), "give a trace, or generate one with --mix"),
         (("--mix", "imagenet"), "there is no mix 'imagenet'"),
         (("trace.csv", "--policy", "lifo"), "there is no policy 'lifo'"),
         (("trace.csv", "--devices", "1x2GB"), "none of the 4 jobs could run on 1x2GB"),

@@ -66,7 +66,7 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
     assert (told.returncode, told.stderr) == (0, "")
     assert "first: jobs run or wait (1 held); wait for them, or end them" in told.stdout
     assert "Nothing was removed. `gpuyard uninstall --yes` removes these files." in told.stdout
-    assert told.stdout.endswith(f"The package itself is removed with: {find_installation().remove}\n")
+    assert told.stdout.endswith(f"To remove the package itself: {find_installation().remove}\n")
     dry = json.loads(run("uninstall", "--dry-run", "--json").stdout)
     assert (dry["removed"], dry["stays"], dry["then"]) == (False, [], find_installation().remove)
     assert sum(place["files"] for place in dry["places"]) >= len(before)
@@ -83,7 +83,7 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
     assert run("cancel", "all").returncode == 0
     gone = run("uninstall", "--yes")
     assert (gone.returncode, gone.stderr) == (0, "")
-    assert gone.stdout.endswith(f"now remove the package itself: {find_installation().remove}\n")
+    assert gone.stdout.endswith(f"To remove the package itself: {find_installation().remove}\n")
     until(lambda: is_gone(pid), "the end of the daemon's process, after that of its lock")
     assert files_in(user) == []
     assert not state_of(user).exists()
@@ -132,7 +132,7 @@ def test_the_unit_is_stopped_before_its_file_is_removed(
 def test_both_options_at_once_are_a_mistake(user: Path) -> None:
     told = run("uninstall", "--yes", "--dry-run")
     assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == "gpuyard: --dry-run and --yes are opposites\n  give one of them\n"
+    assert told.stderr == "gpuyard: --dry-run and --yes contradict each other\n  give one of them\n"
 
 
 def test_the_home_folder_is_refused(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def test_top_says_what_it_needs_and_starts_once_that_is_there(
     status, said = without.end()
     without.close()
     assert status == 1
-    assert "`gpuyard top` needs textual, which comes with gpuyard's extra `top`" in said
+    assert "`gpuyard top` needs textual, which gpuyard's extra `top` installs" in said
     assert "[top]'" in said
 
     lend(tmp_path, needed_by(["textual"]))

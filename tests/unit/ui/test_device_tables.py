@@ -1,13 +1,10 @@
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.views.device_tables import Extras, device_label, snapshot_view
+from gpuyard.ui.views.device_tables import Extras, Frame, device_label, snapshot_lines
 
 CARD = Device(
     id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Yard", memory_total_mb=24576.0, memory_used_mb=12288.0,
@@ -20,19 +17,17 @@ HOST = Host(name="box", cpu_count=8.0, cpu_percent=5.0, memory_total_mb=65536.0,
 def shown(
     *devices: Device,
     width: int = 80,
-    encoding: str = "utf-8",
+    height: int | None = None,
+    is_unicode: bool = True,
     problems: tuple[Problem, ...] = (),
     extras: Extras = Extras(),  # noqa: B008
 ) -> str:
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    out = Console(file=file, width=width, highlight=False)
     snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
-    out.print(snapshot_view(snapshot, out, extras))
-    file.seek(0)
-    return file.read()
+    lines = snapshot_lines(snapshot, Frame(width=width, height=height, is_unicode=is_unicode), extras)
+    return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def test_a_row_has_all_figures_within_80_columns() -> None:
+def test_all_figures_fit_into_80_columns() -> None:
     text = shown(CARD)
     for figure in ("NVIDIA Yard", "12/24 GB", "37%", "202/350 W", "61°C"):
         assert figure in text
@@ -50,7 +45,7 @@ def test_half_full_is_half_a_bar() -> None:
     assert abs(row.count("█") - row.count("░")) <= 1 < row.count("█")
 
 
-def test_a_little_is_not_nothing_and_nearly_full_is_not_full() -> None:
+def test_a_bar_is_empty_or_full_only_if_the_memory_is() -> None:
     little = Device(id="a", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=1.0)
     much = Device(id="b", vendor=Vendor.AMD, memory_total_mb=1000.0, memory_used_mb=999.0)
     first, second = shown(little, much).splitlines()[-2:]
@@ -58,8 +53,8 @@ def test_a_little_is_not_nothing_and_nearly_full_is_not_full() -> None:
     assert second.count("░") == 1
 
 
-def test_a_terminal_without_unicode_gets_plain_letters() -> None:
-    text = shown(CARD, encoding="ascii", extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}))
+def test_without_unicode_the_lines_are_ascii() -> None:
+    text = shown(CARD, is_unicode=False, extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}))
     assert text.isascii()
     assert "#" * 3 in text
 
@@ -82,23 +77,23 @@ def test_an_unhealthy_device_says_so() -> None:
     assert "! GPU-b: Yard: GPU is lost" in text
 
 
-@pytest.mark.parametrize(("expected", "told"), [((), False), ((Vendor.AMD,), True)])
-def test_a_missing_tool_is_told_only_where_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, told: bool) -> None:
+@pytest.mark.parametrize(("expected", "is_shown"), [((), False), ((Vendor.AMD,), True)])
+def test_a_missing_tool_is_shown_only_if_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, is_shown: bool) -> None:
     missing = Problem(source="amd-smi", kind="missing", message="not installed", vendor=Vendor.AMD)
-    assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is told
+    assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is is_shown
 
 
-def test_without_devices_it_says_where_to_look() -> None:
+def test_without_devices_it_names_gpuyard_doctor() -> None:
     assert "gpuyard doctor" in shown()
 
 
 @given(name=st.text(max_size=60), width=st.integers(1, 200))
-def test_no_name_and_no_width_breaks_it(name: str, width: int) -> None:
-    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, extras=Extras(history={}, people={}))
+def test_any_name_and_any_width_can_be_shown(name: str, width: int) -> None:
+    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, extras=Extras(history={}, processes={}))
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 60])
-def test_in_little_room_the_least_needed_columns_go_and_the_others_stay_whole(width: int) -> None:
+def test_narrow_terminals_drop_the_least_needed_columns(width: int) -> None:
     lines = shown(CARD, width=width, extras=Extras(history={})).splitlines()[-2:]
     assert max(map(len, lines)) <= width
     assert lines[1].startswith("0  ")
@@ -107,10 +102,10 @@ def test_in_little_room_the_least_needed_columns_go_and_the_others_stay_whole(wi
     assert "procs" not in lines[0]
 
 
-def test_who_uses_a_device_is_listed_greediest_first() -> None:
+def test_processes_are_listed_by_memory() -> None:
     processes = (Process(pid=7, memory_mb=1024.0), Process(pid=8, memory_mb=10240.0, name="Xorg"), Process(pid=9))
     card = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, processes=processes)
-    lines = shown(card, extras=Extras(people={7: ProcessInfo(user="ada", command="python train.py")})).splitlines()
+    lines = shown(card, extras=Extras(processes={7: ProcessInfo(user="ada", command="python train.py")})).splitlines()
     assert [line.split() for line in lines[-3:]] == [
         ["0", "8", "-", "10", "GB", "Xorg"],
         ["0", "7", "ada", "1", "GB", "python", "train.py"],
@@ -120,19 +115,19 @@ def test_who_uses_a_device_is_listed_greediest_first() -> None:
 
 def test_more_rows_than_fit_are_counted() -> None:
     cards = [Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, index=n) for n in range(40)]
-    lines = shown(*cards, extras=Extras(people={}, height=24)).splitlines()
+    lines = shown(*cards, height=24, extras=Extras(processes={})).splitlines()
     assert len(lines) <= 24
-    assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: the window is too low"
+    assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: enlarge the window to see them"
 
 
-def test_processes_are_counted_where_they_do_not_fit() -> None:
+def test_processes_that_do_not_fit_are_counted() -> None:
     card = Device(id="a", vendor=Vendor.AMD, processes=tuple(Process(pid=n) for n in range(40)))
-    lines = shown(card, extras=Extras(people={}, height=24)).splitlines()
+    lines = shown(card, height=24, extras=Extras(processes={})).splitlines()
     assert len(lines) <= 24
     assert "more processes" in lines[-1]
 
 
-def test_problems_stand_above_the_table_where_they_are_seen() -> None:
+def test_problems_are_above_the_table() -> None:
     problem = Problem(source="nvml", kind="timeout", message="no answer")
     assert shown(CARD, problems=(problem,)).splitlines()[1] == "! nvml: no answer"
     assert "No GPU answered in time." in shown(problems=(problem,))

@@ -1,19 +1,18 @@
 """A report on a terminal and as a page: what people read, and that names are text whatever they are."""
 
-import io
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from gpuyard.core.report.hourly import HOUR_S, TimeWindow
 from gpuyard.core.report.usage_report import PastAttempt, Reporter
 from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.ui.views.device_tables import Frame
 from gpuyard.ui.views.report_html import report_page
-from gpuyard.ui.views.report_terminal import report_view
+from gpuyard.ui.views.report_terminal import report_lines
 
 UNTIL = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
 DAYS = ("Mon  9", "Tue 10", "Wed 11", "Thu 12", "Fri 13", "Sat 14", "Sun 15", "Mon 16")
@@ -52,10 +51,8 @@ def some() -> dict[str, Any]:
 
 
 def shown(report: dict[str, Any], columns: int = 80, *, is_unicode: bool = True) -> str:
-    out = Console(file=io.StringIO(), width=columns, highlight=False)
-    out.print(report_view(report, columns, is_unicode=is_unicode))
-    assert isinstance(out.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+    lines = report_lines(report, Frame(width=columns, is_unicode=is_unicode))
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 class Page(HTMLParser):

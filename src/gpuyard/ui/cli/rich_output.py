@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuyard.core.snapshot import Snapshot
+    from gpuyard.ui.views.device_tables import Frame
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +50,14 @@ def console() -> "Console":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return Console(highlight=False, soft_wrap=False)
+
+
+def frame() -> "Frame":
+    """Return the frame of standard output for views that are lines."""
+    from gpuyard.ui.cli.terminal import is_unicode, terminal_size
+    from gpuyard.ui.views.device_tables import Frame
+
+    return Frame(width=terminal_size()[0], is_unicode=is_unicode())
 
 
 def pids_of(snapshot: "Snapshot") -> set[int]:

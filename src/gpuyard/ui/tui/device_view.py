@@ -6,12 +6,11 @@ from typing import Any
 from msgspec import Struct
 from rich.text import Text
 
-from gpuyard.core.units import UNKNOWN
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.memory_bar import draw, figures, memory_of
 from gpuyard.ui.tui.sparkline import SparklineSeries, sparkline
-from gpuyard.ui.views.device_tables import figure_text, memory_text
+from gpuyard.ui.views.device_tables import figure_text, memory_text, power_text
 
 Device = Mapping[str, Any]
 _BETWEEN = 3
@@ -102,9 +101,8 @@ def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
 
 def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     draw_w, limit_w = device.get("power_draw_w"), device.get("power_limit_w")
-    said = UNKNOWN if draw_w is None else f"{draw_w:.0f}"
-    told = "" if draw_w is None and limit_w is None else said if limit_w is None else f"{said}/{limit_w:.0f}"
-    text = Text(f"{told} W".rjust(_POWER) if told else " " * _POWER)
+    is_known = draw_w is not None or limit_w is not None
+    text = Text((power_text(draw_w, limit_w) if is_known else "").rjust(_POWER))
     if frame.spark:
         values = past.power.last(frame.spark, frame.now)
         most = limit_w or max((value for value in values if value is not None), default=1.0)

@@ -1,81 +1,95 @@
-"""Leases as people see them: who holds what, who waits and why, and who uses a device without a lease."""
+"""The ledger as lines for people: leases, waiting tickets and why they wait, and processes without a lease."""
 
 import time
 from collections.abc import Mapping, Sequence
-
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device
-from gpuyard.core.units import UNKNOWN, format_duration, format_size
+from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.views.device_tables import device_label, text_table
+from gpuyard.ui.cli.text_table import Column
+from gpuyard.ui.views.device_tables import Frame, device_label, table_lines
 
-Idle = Mapping[tuple[str, int], float]
+if TYPE_CHECKING:
+    from gpuyard.ui.cli.text_table import Line
+
+_LEASES = (
+    Column("lease"),
+    Column("gpus"),
+    Column("user"),
+    Column("pid", is_right=True),
+    Column("since", is_right=True),
+    Column("reserved", is_right=True),
+    Column("measured", is_right=True),
+    Column("label", is_long=True),
+)
+_FOREIGN = (
+    Column("without a lease"),
+    Column("pid", is_right=True),
+    Column("user"),
+    Column("memory", is_right=True),
+    Column("idle", is_right=True),
+    Column("command", is_long=True),
+)
 
 
-def standing_view(
-    standing: LedgerStatus, out: Console, people: Mapping[int, ProcessInfo], idle: Idle
-) -> RenderableType:
-    parts: list[RenderableType] = []
-    if standing.leases:
-        parts.append(text_table([_lease_row(lease, standing) for lease in standing.leases], out))
-    else:
-        parts.append(Text("Nobody holds a lease."))
-    parts += [Text(_waiting_line(waiting, standing)) for waiting in standing.waiting]
+def lease_lines(
+    status: LedgerStatus,
+    frame: Frame,
+    processes: Mapping[int, ProcessInfo],
+    idle_s: Mapping[tuple[str, int], float],
+) -> "list[Line]":
+    """Return the lines; `idle_s` is how long each process has left its device idle, by device id and pid."""
+    lines: list[Line] = [(("No leases.", None),)]
+    if status.leases:
+        lines = table_lines(_LEASES, [_lease_row(lease, status) for lease in status.leases], frame)
+    lines += [((_waiting_line(waiting, status), None),) for waiting in status.waiting]
     rows = [
-        {
-            "without a lease": _label(stranger.device_id, standing.snapshot.devices),
-            "pid": str(stranger.process.pid),
-            "user": people.get(stranger.process.pid, ProcessInfo()).user or UNKNOWN,
-            "memory": format_size(stranger.process.memory_mb),
-            "idle": format_duration(idle.get((stranger.device_id, stranger.process.pid))),
-            "command": people.get(stranger.process.pid, ProcessInfo()).command or stranger.process.name or UNKNOWN,
-        }
-        for stranger in standing.strangers
+        [
+            _label(use.device_id, status.snapshot.devices),
+            str(use.process.pid),
+            processes.get(use.process.pid, ProcessInfo()).user or UNKNOWN,
+            format_size(use.process.memory_mb),
+            format_duration(idle_s.get((use.device_id, use.process.pid))),
+            processes.get(use.process.pid, ProcessInfo()).command or use.process.name or UNKNOWN,
+        ]
+        for use in status.strangers
     ]
-    if rows:
-        parts += [Text(""), text_table(rows, out)]
-    return Group(*parts)
+    return [*lines, (), *table_lines(_FOREIGN, rows, frame)] if rows else lines
 
 
-def need_text(need: Need) -> str:
-    devices = f"{need.devices} GPU{'' if need.devices == 1 else 's'}"
+def _need_text(need: Need) -> str:
+    devices = format_count(need.devices, "GPU")
     if need.memory_mb is None:
         return devices
     return f"{devices} with {format_size(need.memory_mb)}{' free' if need.is_exclusive else ''}"
 
 
-def _lease_row(lease: Lease, standing: LedgerStatus) -> dict[str, str]:
-    measured = [standing.measured.get((lease.id, share.device_id)) for share in lease.shares]
-    reserved = [share.memory_mb for share in lease.shares]
+def _lease_row(lease: Lease, status: LedgerStatus) -> list[str]:
     is_exclusive = any(share.is_exclusive for share in lease.shares)
-    return {
-        "lease": lease.id,
-        "gpus": ",".join(_label(share.device_id, standing.snapshot.devices) for share in lease.shares),
-        "user": lease.holder.user,
-        "pid": str(lease.holder.pid),
-        "since": format_duration(time.time() - lease.since),
-        "reserved": "alone" if is_exclusive else format_size(_total(reserved)),
-        "measured": format_size(_total(measured)),
-        "label": lease.holder.label or UNKNOWN,
-    }
+    return [
+        lease.id,
+        ",".join(_label(share.device_id, status.snapshot.devices) for share in lease.shares),
+        lease.holder.user,
+        str(lease.holder.pid),
+        format_duration(time.time() - lease.since),
+        "alone" if is_exclusive else format_size(_total([share.memory_mb for share in lease.shares])),
+        format_size(_total([status.measured.get((lease.id, share.device_id)) for share in lease.shares])),
+        lease.holder.label or UNKNOWN,
+    ]
 
 
-def _waiting_line(waiting: WaitingTicket, standing: LedgerStatus) -> str:
-    ticket = waiting.ticket
-    label = f" ({ticket.holder.label})" if ticket.holder.label else ""
-    why = "; ".join(
-        f"{_label(reason.device_id, standing.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
+def _waiting_line(waiting: WaitingTicket, status: LedgerStatus) -> str:
+    holder = waiting.ticket.holder
+    label = f" ({holder.label})" if holder.label else ""
+    reasons = "; ".join(
+        f"{_label(reason.device_id, status.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
         for reason in waiting.reasons
     )
-    waited = format_duration(time.time() - ticket.since)
-    asked = need_text(ticket.need)
-    return (
-        f"waiting {waited}: {ticket.holder.user}, pid {ticket.holder.pid}{label} for {asked}: {why or 'about to start'}"
-    )
+    waited, need = format_duration(time.time() - waiting.ticket.since), _need_text(waiting.ticket.need)
+    return f"waiting {waited}: {holder.user}, pid {holder.pid}{label} for {need}: {reasons or 'about to start'}"
 
 
 def _label(device_id: str | None, devices: Sequence[Device]) -> str:
@@ -84,5 +98,6 @@ def _label(device_id: str | None, devices: Sequence[Device]) -> str:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
+    """Return the sum, or None if a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

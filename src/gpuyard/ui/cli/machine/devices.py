@@ -1,18 +1,19 @@
-"""`gpuyard devices`: what is there, and how busy it is."""
+"""`gpuyard devices`: every GPU and the host, and their load."""
 
 import click
 
-from gpuyard.ui.cli.rich_output import console, deadline_option, json_option, pids_of, print_json
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of, print_json
+from gpuyard.ui.cli.terminal import say_lines
 
 
 @click.command("devices")
 @json_option
 @deadline_option
 def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
-    """Show every GPU and the host, and how busy they are."""
-    from gpuyard.probes.local_machine import snapshot as look
+    """Show every GPU and the host, and their load."""
+    from gpuyard.probes.local_machine import snapshot as take_snapshot
 
-    snapshot = look(deadline_s)
+    snapshot = take_snapshot(deadline_s)
     if as_json:
         from gpuyard.core.snapshot_json import snapshot_as_dict
 
@@ -20,8 +21,7 @@ def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
         return
     from gpuyard.probes.common.pci_gpus import vendors_on_pci
     from gpuyard.probes.common.process_info import describe_processes
-    from gpuyard.ui.views.device_tables import Extras, snapshot_view
+    from gpuyard.ui.views.device_tables import Extras, snapshot_lines
 
-    out = console()
-    extras = Extras(expected=vendors_on_pci(), people=describe_processes(pids_of(snapshot)))
-    out.print(snapshot_view(snapshot, out, extras))
+    extras = Extras(expected=vendors_on_pci(), processes=describe_processes(pids_of(snapshot)))
+    say_lines(snapshot_lines(snapshot, frame(), extras))

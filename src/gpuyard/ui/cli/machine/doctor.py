@@ -1,15 +1,19 @@
-"""`gpuyard doctor`: which probes work, which do not, and what to do about it; and the replay of saved outputs."""
+"""`gpuyard doctor`: which probes and engines work, and how to fix those that do not; replay of saved outputs."""
 
 import os
 import platform
+import textwrap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from gpuyard import __version__
+from gpuyard.core.units import format_count
 from gpuyard.errors import ProbeError, UserError
 from gpuyard.probes.replay_output import TOOLS
-from gpuyard.ui.cli.rich_output import console, deadline_option, json_option, print_json
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, print_json
+from gpuyard.ui.cli.terminal import paint, say, say_lines, terminal_size
+from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
 
 if TYPE_CHECKING:
     from gpuyard.core.snapshot import Vendor
@@ -22,9 +26,9 @@ if TYPE_CHECKING:
 @deadline_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
-    """Say which probes and engines work, which do not, and what to do about it.
+    """Check which probes and engines work, and say how to fix those that do not.
 
-    Exit status 1 where a GPU is plugged in that no probe can read, one is unhealthy, or an engine cannot be loaded.
+    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, or an engine cannot be loaded.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -50,7 +54,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
 @json_option
 @click.pass_context
 def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: FBT001
-    """Parse a saved output of TOOL as the probe would.
+    """Parse a saved output of TOOL as the probe does.
 
     \b
     TOOL is one of: nvidia-smi-xml nvidia-smi-csv nvidia-smi-apps rocm-smi amd-smi radeontop intel_gpu_top xpu-smi
@@ -67,14 +71,13 @@ def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool)
 
         print_json(snapshot_as_dict(snapshot))
         return
-    from gpuyard.ui.views.device_tables import snapshot_view
+    from gpuyard.ui.views.device_tables import snapshot_lines
 
-    out = console()
-    out.print(snapshot_view(snapshot, out))
+    say_lines(snapshot_lines(snapshot, frame()))
 
 
 def _advice(checks: "list[Checkup]", plugged: "dict[str, Vendor]") -> list[str]:
-    """What a person should do something about; nothing where all is well."""
+    """Return the problems that need a fix; an empty list if all is well."""
     readable = {check.vendor for check in checks if check.devices}
     advice = []
     for bus_id, vendor in plugged.items():
@@ -121,37 +124,48 @@ def _report(
 
 
 def _print_report(checks: "list[Checkup]", engines: "list[Checked]", advice: list[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    out = console()
-    out.print(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    say(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, value in _settings().items():
-        out.print(f"{name}={value}")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("vendor", "probe", "result"):
-        table.add_column(heading, no_wrap=heading != "result", overflow="fold")
-    last = None
-    for check in checks:
-        table.add_row(str(check.vendor) if check.vendor != last else "", check.probe, _result(check))
-        last = check.vendor
-    for number, engine in enumerate(engines):
-        style = "green" if engine.problem is None else "dim" if engine.is_absent else "yellow"
-        table.add_row("engines" if not number else "", engine.name, Text(engine.problem or "can be used", style=style))
-    out.print(table)
+        say(f"{name}={value}")
+    rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
+    rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]
+    _print_results(rows)
     for line in advice:
-        out.print(Text.assemble(("! ", "bold yellow"), line))
+        say(f"{paint('!', 'yellow')} {line}")
     if not advice:
         found = any(check.devices for check in checks)
-        out.print("Nothing is wrong." if found else "No GPU is plugged in, and nothing is wrong with that.")
+        say("No problems found." if found else "No problems found. No GPU is plugged in.")
 
 
-def _result(check: "Checkup") -> Any:
-    from rich.text import Text
+def _print_results(rows: list[tuple[str, str, str, str]]) -> None:
+    """Print vendor, probe and result of each row, the result wrapped to the terminal; repeated vendors are blank."""
+    vendors = [row[0] for row in rows]
+    names = [
+        ("" if vendor == before else vendor, row[1])
+        for vendor, before, row in zip(vendors, ["", *vendors], rows, strict=False)
+    ]
+    heading, *lines = lay_out((Column("vendor"), Column("probe")), names, None)
+    say(paint(join_cells([*heading, "result"]), "dim"))
+    margin = len(GAP.join(heading)) + len(GAP)
+    width = terminal_size()[0]
+    for cells, (_, _, result, style) in zip(lines, rows, strict=True):
+        first, *others = [result] if width is None else textwrap.wrap(result, max(20, width - margin)) or [""]
+        say(f"{GAP.join(cells)}{GAP}{paint(first, style)}")
+        for line in others:
+            say(f"{' ' * margin}{paint(line, style)}")
 
+
+def _probe_result(check: "Checkup") -> tuple[str, str]:
+    """Return the result and its style."""
     notes = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in check.problems]
     if check.devices is not None:
-        count = f"{len(check.devices)} device{'' if len(check.devices) == 1 else 's'}"
-        return Text.assemble(("works", "green"), "; ".join([f": {count} in {check.seconds * 1000:.1f} ms", *notes]))
+        works = f"works: {format_count(len(check.devices), 'device')} in {check.seconds * 1000:.1f} ms"
+        return "; ".join([works, *notes]), "green"
     is_absent = all(problem.kind == "missing" for problem in check.problems)
-    return Text("; ".join(notes), style="dim" if is_absent else "yellow")
+    return "; ".join(notes), "dim" if is_absent else "yellow"
+
+
+def _engine_result(engine: "Checked") -> tuple[str, str]:
+    if engine.problem is None:
+        return "works", "green"
+    return engine.problem, "dim" if engine.is_absent else "yellow"

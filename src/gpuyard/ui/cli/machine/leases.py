@@ -1,4 +1,4 @@
-"""`gpuyard leases`: who holds what, who waits and why, and who uses a device without a lease."""
+"""`gpuyard leases`: who holds GPUs, who waits and why, and which processes use them without a lease."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.rich_output import console, deadline_option, json_option, print_json
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, print_json
+from gpuyard.ui.cli.terminal import say_lines
 
 if TYPE_CHECKING:
     from gpuyard.leases.ledger import Ledger
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @deadline_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
-    """Show who holds which GPUs, who waits and why, and who uses them without a lease."""
+    """Show who holds GPUs, who waits and why, and which processes use them without a lease."""
     if ctx.invoked_subcommand is not None:
         return
     from gpuyard.config import load_config
@@ -30,41 +31,40 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     from gpuyard.probes.local_machine import snapshot
 
     ledger = open_ledger()
-    seen = snapshot(deadline_s)
-    standing = read_ledger_status(ledger, seen, load_config().queue.max_foreign_load_percent)
-    people = describe_processes({stranger.process.pid for stranger in standing.strangers})
-    idle = idle_seconds(seen)
+    machine = snapshot(deadline_s)
+    status = read_ledger_status(ledger, machine, load_config().queue.max_foreign_load_percent)
+    processes = describe_processes({use.process.pid for use in status.strangers})
+    idle_s = idle_seconds(machine)
     if as_json:
-        print_json(_as_dict(ledger, standing, people, idle))
+        print_json(_as_dict(ledger, status, processes, idle_s))
         return
-    from gpuyard.ui.views.lease_tables import standing_view
+    from gpuyard.ui.views.lease_tables import lease_lines
 
-    out = console()
-    out.print(standing_view(standing, out, people, idle))
+    say_lines(lease_lines(status, frame(), processes, idle_s))
 
 
 @command.command("release")
 @click.argument("lease_id", metavar="ID")
 def release_command(lease_id: str) -> None:
-    """End a lease of your own, never another user's.
+    """Release a lease of your own, never another user's.
 
-    Its GPUs can be taken by others from then on. A program that still runs is not ended: it goes on without a lease.
+    Others can use its GPUs from then on. A program that still runs is not stopped: it continues without a lease.
     """
     from gpuyard.leases.ledger import open_ledger
 
     open_ledger().end(lease_id)
-    click.echo(f"{lease_id} is released")
+    click.echo(f"released {lease_id}")
 
 
 @command.command("init-shared")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--group", metavar="NAME", help="Only for the users of this group. [all users]")
+@click.option("--group", metavar="NAME", help="Only for users of this group. [all users]")
 def init_shared_command(folder: Path, group: str | None) -> None:
     """Make a lease directory that several users share.
 
-    Everybody sees all leases there, and can remove only their own: the directory is sticky. All of them name it with
-    GPUYARD_LOCK_DIR=DIR, or in their config.toml. Its owner could remove the leases of others, so let it be somebody
-    whom all trust, or root.
+    All users see all leases in it, and can remove only their own: the directory is sticky. Each user sets
+    GPUYARD_LOCK_DIR=DIR, or names it in config.toml. The owner of the directory can remove leases of other users, so
+    it should be root or a trusted user.
     """
     import grp
 
@@ -77,15 +77,15 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     made = make_shared_directory(folder.absolute(), number)
     shut = find_closed_parent(made)
     if shut is not None:
-        click.echo(f"! other users cannot get into {shut}: choose a place such as /var/lib/gpuyard", err=True)
-    click.echo(f"{made} is ready. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
+        click.echo(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard", err=True)
+    click.echo(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
 
 
 def _as_dict(
     ledger: "Ledger",
-    standing: "LedgerStatus",
-    people: "dict[int, ProcessInfo]",
-    idle: dict[tuple[str, int], float],
+    status: "LedgerStatus",
+    processes: "dict[int, ProcessInfo]",
+    idle_s: dict[tuple[str, int], float],
 ) -> dict[str, Any]:
     from msgspec import to_builtins
 
@@ -104,12 +104,12 @@ def _as_dict(
                         "device_id": share.device_id,
                         "reserved_mb": share.memory_mb,
                         "exclusive": share.is_exclusive,
-                        "measured_mb": standing.measured.get((lease.id, share.device_id)),
+                        "measured_mb": status.measured.get((lease.id, share.device_id)),
                     }
                     for share in lease.shares
                 ],
             }
-            for lease in standing.leases
+            for lease in status.leases
         ],
         "waiting": [
             {
@@ -120,16 +120,16 @@ def _as_dict(
                 "need": to_builtins(waiting.ticket.need),
                 "reasons": [to_builtins(reason) for reason in waiting.reasons],
             }
-            for waiting in standing.waiting
+            for waiting in status.waiting
         ],
         "foreign": [
             {
-                "device_id": stranger.device_id,
-                "pid": stranger.process.pid,
-                "memory_mb": stranger.process.memory_mb,
-                **to_builtins(people.get(stranger.process.pid, ProcessInfo())),
-                "idle_s": idle.get((stranger.device_id, stranger.process.pid)),
+                "device_id": use.device_id,
+                "pid": use.process.pid,
+                "memory_mb": use.process.memory_mb,
+                **to_builtins(processes.get(use.process.pid, ProcessInfo())),
+                "idle_s": idle_s.get((use.device_id, use.process.pid)),
             }
-            for stranger in standing.strangers
+            for use in status.strangers
         ],
     }

@@ -1,4 +1,4 @@
-"""`gpuyard run`: a program on GPUs of its own, as soon as they can be had."""
+"""`gpuyard run`: runs a program on its own GPUs as soon as they are free."""
 
 import contextlib
 import math
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gpuyard.core.snapshot import Device, Snapshot
     from gpuyard.leases.ledger import HeldLease
 
-# Other processes' memory and load come and go without notice; leases are noticed at once.
-_LOOK_AGAIN_S = 1.0
+# Ends of leases are noticed at once; memory and load of other processes only when polled.
+_POLL_S = 1.0
 _PERCENT = click.FloatRange(0, 100)
 _AMOUNT = click.FloatRange(min=0)
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
-    """What was typed."""
+    """The options of the command line, and the program."""
 
     gpus: int
     vram_mb: float | None
@@ -47,45 +47,45 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--gpus", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="How many GPUs; 0 for none, only the bounds on CPU and RAM.")  # fmt: skip
+              help="Number of GPUs; 0 for none, only the limits on CPU and RAM.")  # fmt: skip
 @click.option("--vram", "vram_mb", type=parse_size, metavar="SIZE",
-              help="Share GPUs, reserving this much memory on each. [a GPU alone, as good as empty]")  # fmt: skip
-@click.option("--exclusive", is_flag=True, help="With --vram: be alone, where that much is free.")
-@click.option("--device", metavar="LIST", help="Only of these, such as 0,2 or a GPU's id.")
-@click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start at no more than P percent CPU use.")
-@click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start with at least M MB of RAM available.")
-@click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at no more than P percent use.")
-@click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with at most M MB of memory used.")
-@click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw no more than W watts.")
-@seconds("wait", None, 0.0, "Give up after this time. [wait for ever]")
-@click.option("--label", metavar="TEXT", help="What others see who wait for it. [the program's name]")
+              help="Share GPUs, reserving this much memory on each. [an idle GPU alone]")  # fmt: skip
+@click.option("--exclusive", is_flag=True, help="With --vram: alone on a GPU with that much free memory.")
+@click.option("--device", metavar="LIST", help="Only these GPUs, such as 0,2 or a GPU's id.")
+@click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start only at up to P percent CPU use.")
+@click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start only with at least M MB of RAM available.")
+@click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at up to P percent use.")
+@click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with up to M MB of memory used.")
+@click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw up to W watts.")
+@seconds("wait", None, 0.0, "Give up after this time. [no limit]")
+@click.option("--label", metavar="TEXT", help="Label that users see who wait for these GPUs. [the program's name]")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(**typed: Any) -> int:
-    """Run a program on GPUs of its own, as soon as they can be had.
+    """Run a program on its own GPUs as soon as they are free.
 
-    It exits with the program's status (128 and the signal's number where a signal ended it), 1 where the GPUs could
-    not be had in time, 126 or 127 where the program cannot be run. The GPUs stay taken until everything that the
-    program started has ended, even if gpuyard itself is killed.
+    Exits with the program's status (128 plus the signal number if a signal ended it), 1 if the GPUs were not free in
+    time, 126 or 127 if the program cannot be executed. The GPUs stay reserved until every process that the program
+    started has ended, even if gpuyard itself is killed.
     """
     from gpuyard.engines.foreground import ForegroundProgram, run_program, signals_for_the_main_thread
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local_machine import snapshot
     from gpuyard.wait_for_devices import enclosing_lease
 
-    asked = _RunOptions(**typed)
-    _check(asked)
-    path, status = _find_program(asked.program[0])
+    options = _RunOptions(**typed)
+    _check(options)
+    path, status = _find_program(options.program[0])
     if status:
         return status
     with signals_for_the_main_thread():
         seen = snapshot()
-    need = _need(asked, seen)
+    need = _need(options, seen)
     around = enclosing_lease(open_ledger(), need)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
-        os.execve(path, asked.program, _environment(around, seen))  # noqa: S606 - others keep the lease around us
-    held = _wait(asked, need, seen)
-    program = ForegroundProgram(path=path, arguments=asked.program, environment=_environment(held.lease, seen))
+        os.execve(path, options.program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
+    held = _wait(options, need, seen)
+    program = ForegroundProgram(path=path, arguments=options.program, environment=_environment(held.lease, seen))
     return run_program(program, held.path, held.descriptor)
 
 
@@ -99,17 +99,17 @@ def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
     return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
 
 
-def _check(asked: _RunOptions) -> None:
-    if not asked.program:
+def _check(options: _RunOptions) -> None:
+    if not options.program:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
-    if asked.vram_mb is not None and asked.vram_mb <= 0:
-        raise UserError("--vram is nothing", hint="give it at least 1M, or leave it out for a GPU of its own")
-    if asked.gpus == 0 and (asked.vram_mb is not None or asked.exclusive or asked.device is not None):
-        raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
+    if options.vram_mb is not None and options.vram_mb <= 0:
+        raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
+    if options.gpus == 0 and (options.vram_mb is not None or options.exclusive or options.device is not None):
+        raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
 
 
 def _find_program(name: str) -> tuple[str, int]:
-    """Its path, or the status that shells give: before a long wait, not after it."""
+    """Return the path, or the exit status that shells use. Called before the wait for GPUs, which may be long."""
     from gpuyard.engines.foreground import CANNOT_EXECUTE, NOT_FOUND
 
     found = shutil.which(name)
@@ -122,64 +122,64 @@ def _find_program(name: str) -> tuple[str, int]:
     return "", CANNOT_EXECUTE if is_there else NOT_FOUND
 
 
-def _need(asked: _RunOptions, seen: "Snapshot") -> "Need":
+def _need(options: _RunOptions, seen: "Snapshot") -> "Need":
     from gpuyard.core.device_names import check_possible
     from gpuyard.core.lease import Need
     from gpuyard.scripting.gpu_info import banned_devices
 
     banned = banned_devices(seen)
-    only = [device for device in _candidates(asked, seen) if device.id not in banned]
-    if asked.gpus and not only and asked.device is None:
-        raise EnvironmentFault("there is no GPU to use", hint="`gpuyard doctor` says why; --gpus 0 does without")
-    check_possible(asked.gpus, asked.vram_mb, only)
+    only = [device for device in _candidates(options, seen) if device.id not in banned]
+    if options.gpus and not only and options.device is None:
+        raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
+    check_possible(options.gpus, options.vram_mb, only)
     return Need(
-        devices=asked.gpus,
-        memory_mb=asked.vram_mb,
-        is_exclusive=asked.exclusive or asked.vram_mb is None,
+        devices=options.gpus,
+        memory_mb=options.vram_mb,
+        is_exclusive=options.exclusive or options.vram_mb is None,
         only=tuple(device.id for device in only),
         banned=banned,
-        max_utilization_percent=asked.max_gpu,
-        max_power_w=asked.max_power_w,
-        max_memory_used_mb=asked.max_gpu_mem_mb,
-        max_cpu_percent=asked.max_cpu,
-        min_host_memory_mb=asked.min_free_mem_mb,
+        max_utilization_percent=options.max_gpu,
+        max_power_w=options.max_power_w,
+        max_memory_used_mb=options.max_gpu_mem_mb,
+        max_cpu_percent=options.max_cpu,
+        min_host_memory_mb=options.min_free_mem_mb,
     )
 
 
-def _candidates(asked: _RunOptions, seen: "Snapshot") -> list["Device"]:
-    """Those named; else those that a CUDA_VISIBLE_DEVICES from outside lets us use."""
+def _candidates(options: _RunOptions, seen: "Snapshot") -> list["Device"]:
+    """Return the GPUs of --device, or those that CUDA_VISIBLE_DEVICES of the calling shell allows."""
     from gpuyard.core.device_names import find_devices
     from gpuyard.visible_devices import visible_devices
 
-    if asked.gpus == 0:
+    if options.gpus == 0:
         return []
-    if asked.device is None:
+    if options.device is None:
         return visible_devices(seen)
-    names = [name.strip() for name in asked.device.split(",") if name.strip()]
+    names = [name.strip() for name in options.device.split(",") if name.strip()]
     if not names:
         raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
     return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
 
 
-def _wait(asked: _RunOptions, need: "Need", seen: "Snapshot") -> "HeldLease":
+def _wait(options: _RunOptions, need: "Need", seen: "Snapshot") -> "HeldLease":
     from gpuyard.config import load_config
     from gpuyard.leases.ledger import open_ledger
     from gpuyard.probes.local_machine import snapshot
     from gpuyard.wait_for_devices import Acquisition
 
-    label = asked.label or os.path.basename(asked.program[0])
+    label = options.label or os.path.basename(options.program[0])
     bound = load_config().queue.max_foreign_load_percent
     acquisition = Acquisition(open_ledger(), snapshot, need, label=label, max_foreign_load_percent=bound)
     line = _WaitingLine(need, seen)
     try:
-        wait_s = math.inf if asked.wait_s is None else asked.wait_s
-        return acquisition.wait(wait_s, _LOOK_AGAIN_S, line.show)
+        wait_s = math.inf if options.wait_s is None else options.wait_s
+        return acquisition.wait(wait_s, _POLL_S, line.show)
     finally:
         line.clear()
 
 
 class _WaitingLine:
-    """What is waited for and who holds it, in one line: in place on a terminal, anew in a pipe when that changes."""
+    """One line that says what is missing and who holds it: updated in place on a terminal, a new line in a pipe."""
 
     def __init__(self, need: "Need", seen: "Snapshot") -> None:
         self._need = need
@@ -188,14 +188,14 @@ class _WaitingLine:
         self._shown: object = None
 
     def show(self, reasons: tuple[Reason, ...]) -> None:
-        telling = relevant_reasons(self._need, reasons)
-        line = f"gpuyard: {describe_wait(self._need, telling, self._names)}"
+        shown = relevant_reasons(self._need, reasons)
+        line = f"gpuyard: {describe_wait(self._need, shown, self._names)}"
         if self._in_place:
             width = max(20, shutil.get_terminal_size().columns)
             self._print(line, f"\r{line[: width - 1]}\x1b[K")
         else:
-            # Figures change at each look; that alone is not worth another line in a log.
-            what = [(reason.kind, reason.device_id, frozenset(reason.holders)) for reason in telling]
+            # Figures change at each poll; that alone is not worth a new line in a log.
+            what = [(reason.kind, reason.device_id, frozenset(reason.holders)) for reason in shown]
             self._print(what, f"{line}\n")
 
     def clear(self) -> None:
@@ -205,5 +205,5 @@ class _WaitingLine:
     def _print(self, what: object, text: str) -> None:
         if what != self._shown:
             self._shown = what
-            with contextlib.suppress(OSError):  # nobody reads it any more, and the program may still be wanted
+            with contextlib.suppress(OSError):  # stderr is closed; the program may still be useful
                 click.echo(text, nl=False, err=True)

@@ -1,4 +1,4 @@
-"""`gpuyard sim-job`: a real process that uses a simulated device."""
+"""`gpuyard sim-job`: a real process that uses a simulated GPU."""
 
 import os
 import sys
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from gpuyard.probes.simulated_devices import SimulatedUse
 
 _STEP_S = 0.1
-_PIECE_S = 0.01
+_UNIT_S = 0.01
 
 
 def _parse_growth(text: str) -> tuple[float, float]:
     size, _, moment = text.partition("@")
     if not size or not moment:
-        raise UserError(f"'{text}' does not say how much and when", hint="write it as 2G@3s")
+        raise UserError(f"'{text}' is not a size and a time", hint="write it as 2G@3s")
     return parse_duration(moment), parse_size(size)
 
 
 @click.command("sim-job")
 @click.option(
-    "--vram", "vram_mb", type=parse_size, default="1G", metavar="SIZE", help="Memory to take, such as 8G. [1G]"
+    "--vram", "vram_mb", type=parse_size, default="1G", metavar="SIZE", help="Memory to allocate, such as 8G. [1G]"
 )
 @click.option("--load", "load_percent", type=click.FloatRange(0, 100), default=0.0, metavar="PERCENT",
-              help="How busy to keep the device.")  # fmt: skip
-@seconds("seconds", "5s", 0.0, "How long to run in all.")
-@seconds("ramp", "0s", 0.0, "Take the memory step by step over this time.")
+              help="Utilisation of the device.")  # fmt: skip
+@seconds("seconds", "5s", 0.0, "Total run time.")
+@seconds("ramp", "0s", 0.0, "Allocate the memory step by step over this time.")
 @click.option("--then", "growth", type=_parse_growth, multiple=True, metavar="SIZE@TIME",
-              help="Take so much more so long after the start, such as 2G@3s; as often as you like.")  # fmt: skip
-@click.option("--work", "pieces", type=click.IntRange(min=1), metavar="N",
-              help="Do N pieces of work of 10 ms instead of --seconds, and print their checksum.")  # fmt: skip
+              help="Allocate SIZE more TIME after the start, such as 2G@3s. May be repeated.")  # fmt: skip
+@click.option("--work", "units", type=click.IntRange(min=1), metavar="N",
+              help="Do N units of work of 10 ms instead of --seconds, and print their checksum.")  # fmt: skip
 @click.option("--device", "device", metavar="INDEX|ID",
               help="Which device. [the first that CUDA_VISIBLE_DEVICES shows]")  # fmt: skip
 def command(  # noqa: PLR0913 - an option each
     *, vram_mb: float, load_percent: float, seconds_s: float, ramp_s: float, growth: tuple[tuple[float, float], ...],
-    pieces: int | None, device: str | None,
+    units: int | None, device: str | None,
 ) -> int:  # fmt: skip
     """Use a simulated GPU for a while, as a job would.
 
-    It needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does,
-    and exits with 1. However it ends, what it took is free again at once.
+    Needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does, and
+    exits with 1. Its memory is free again as soon as the process ends, for whatever reason.
     """
     from gpuyard.errors import SimulatedOutOfMemory
     from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
@@ -56,16 +56,16 @@ def command(  # noqa: PLR0913 - an option each
     visible = visible_device_ids(devices, environment)
     if not visible:
         known = ", ".join(f"{d.index} ({d.id})" for d in devices.devices)
-        raise UserError("no such simulated device is visible", hint=f"there are: {known}")
+        raise UserError("no such simulated device is visible", hint=f"devices: {known}")
     try:
         with SimulatedUse(devices) as usage:
             usage.set_load(visible[0], load_percent)
             job = _Job(usage, visible[0], growth)
             job.take(vram_mb, ramp_s)
-            if pieces is None:
+            if units is None:
                 job.wait(seconds_s)
             else:
-                job.work(pieces)
+                job.work(units)
     except SimulatedOutOfMemory as error:
         click.echo(f"torch.OutOfMemoryError: {error}", err=True)
         return 1
@@ -93,20 +93,20 @@ class _Job:
             self._grow()
         self._sleep_until(seconds_s)
 
-    def work(self, pieces: int) -> None:
-        """It goes on where it was, however long it was suspended: the checksum tells of every piece, in order."""
+    def work(self, units: int) -> None:
+        """Work through all units; the checksum proves that each ran once and in order, also across a suspension."""
         import zlib
 
         checksum = 0
-        for piece in range(pieces):
+        for unit in range(units):
             self._grow()
             self._usage.work()
-            time.sleep(_PIECE_S)
-            checksum = zlib.crc32(b"%d" % piece, checksum)
-        click.echo(f"{pieces} pieces, checksum {checksum:08x}")
+            time.sleep(_UNIT_S)
+            checksum = zlib.crc32(b"%d" % unit, checksum)
+        click.echo(f"{units} units, checksum {checksum:08x}")
 
     def _grow(self) -> None:
-        """Takes all whose time has come."""
+        """Allocate the memory of every --then whose time has come."""
         while self._growth and self._started + self._growth[0][0] <= time.monotonic():
             self._usage.allocate(self._device_id, self._growth.pop(0)[1])
 

@@ -1,4 +1,4 @@
-"""`gpuyard simulate`: what the queue would make of a trace, under one policy or another."""
+"""`gpuyard simulate`: compares scheduling policies on a trace of jobs, in simulated time."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,28 +15,34 @@ if TYPE_CHECKING:
     from gpuyard.simulator.schedule_metrics import PolicyMetrics
 
 
-def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
 
 
 @click.command("simulate")
 @click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--mix", callback=_words, metavar="NAMES", help="Draw a random trace instead: lucid, carma or both.")
-@click.option("--jobs", type=click.IntRange(1), default=400, show_default=True, help="How many jobs to draw.")
+@click.option(
+    "--mix", callback=_split_names, metavar="NAMES", help="Generate a random trace instead: lucid, carma or both."
+)
+@click.option("--jobs", type=click.IntRange(1), default=400, show_default=True, help="Number of jobs to generate.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Jobs per hour. [twice what `fifo` could do]")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed draws the same trace.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed generates the same trace.")
 @click.option("--devices", default="4x24GB", show_default=True, metavar="SPEC", help="Such as 1x80GB,2x24GB.")
 @click.option(
-    "--policy", "policies", callback=_words, default="fifo,declared,gpuyard", show_default=True, metavar="NAMES",
-    help="What to compare.",
+    "--policy", "policies", callback=_split_names, default="fifo,declared,gpuyard", show_default=True, metavar="NAMES",
+    help="Policies to compare.",
 )  # fmt: skip
-@click.option("--passes", type=click.IntRange(1), default=2, show_default=True, help="How often the trace is run.")
-@click.option("--quantum", type=click.FloatRange(0), help="Seconds that one step may sum up. [by the size]")
-@click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="GPUYARD_TRACES",
-              help="The folder of measured programs and pairs. [GPUYARD_TRACES]")  # fmt: skip
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the trace that was run.")
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last pass: FILE.svg or .png."
+    "--passes", type=click.IntRange(1), default=2, show_default=True, help="Number of times to run the trace."
+)
+@click.option(
+    "--quantum", type=click.FloatRange(0), help="Longest simulated step in seconds. [depends on the number of jobs]"
+)
+@click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="GPUYARD_TRACES",
+              help="Directory of measured programs and pairs. [GPUYARD_TRACES]")  # fmt: skip
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the trace to this file.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last pass to FILE.svg or FILE.png."
 )
 @json_option
 def command(  # noqa: PLR0913, PLR0917 - the options
@@ -56,10 +62,10 @@ def command(  # noqa: PLR0913, PLR0917 - the options
 ) -> None:
     """Run a trace of jobs through the queue in simulated time, and compare policies.
 
-    TRACE is a CSV file of jobs; docs/how-to/compare-policies.md says what is in it.
+    TRACE is a CSV file of jobs; docs/how-to/compare-policies.md describes its format.
     """
     if (trace is None) == (not mix):
-        raise UserError("name one trace, or draw one with --mix", hint="such as gpuyard simulate --mix lucid")
+        raise UserError("give a trace, or generate one with --mix", hint="such as gpuyard simulate --mix lucid")
     from gpuyard.simulator.compare_policies import ComparisonRequest, compare
 
     if picture is not None:
@@ -90,6 +96,7 @@ def command(  # noqa: PLR0913, PLR0917 - the options
 
 def _print(compared: "Compared") -> None:
     from gpuyard.core.units import format_duration
+    from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
 
     bound = compared.bound
     click.echo(f"{len(compared.jobs):,} jobs on {compared.devices}")
@@ -100,11 +107,9 @@ def _print(compared: "Compared") -> None:
         click.echo(f"left out: {compared.never_ran:,} pods that used no GPU or never ran")
     click.echo(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}\n")
     rows = [_row(figures) for figures in compared.figures]
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *others in lines:
-        cells = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
-        click.echo("  ".join(cells))
+    columns = [Column(heading.strip(), is_right=heading != "policy") for heading in rows[0]]
+    for cells in lay_out(columns, [list(row.values()) for row in rows], None):
+        click.echo(join_cells(cells))
 
 
 def _row(figures: "PolicyMetrics") -> dict[str, str]:
@@ -126,7 +131,7 @@ def _row(figures: "PolicyMetrics") -> dict[str, str]:
 
 
 def _short(seconds: float) -> str:
-    """In one unit, so that thirteen columns fit on a narrow screen."""
+    """Return the duration in one unit, so that thirteen columns fit a narrow terminal."""
     for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "m")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f}{unit}"
@@ -136,12 +141,12 @@ def _short(seconds: float) -> str:
 def _save(compared: "Compared", path: Path) -> None:
     from gpuyard.simulator.trace_file import write_trace
 
-    with _opened(path) as file:
+    with _open_output(path) as file:
         write_trace(compared.jobs, file)
 
 
 def _check_ending(path: Path) -> None:
-    """Before a long simulation rather than after it."""
+    """Raise for an unsupported picture format before the simulation, which may take long."""
     ending = path.suffix.lower()
     if ending not in {".svg", ".png"}:
         raise UserError(f"a picture is drawn as SVG or PNG, not as '{path.name}'", hint="name it FILE.svg")
@@ -157,13 +162,13 @@ def _draw(compared: "Compared", path: Path) -> None:
     title = f"{len(compared.jobs):,} jobs on {compared.devices}, done in {format_duration(best)}"
     svg = draw_timeline(compared.last, title)
     if path.suffix.lower() == ".svg":
-        with _opened(path) as file:
+        with _open_output(path) as file:
             file.write(svg)
         return
     import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path))
 
 
-def _opened(path: Path) -> TextIO:
+def _open_output(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8", newline="")
     except OSError as error:

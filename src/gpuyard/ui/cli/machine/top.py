@@ -1,4 +1,4 @@
-"""`gpuyard top`: the GPUs, the queue and a job's log, live in the terminal."""
+"""`gpuyard top`: GPUs, queue and a job's log live in the terminal."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def command() -> None:
     """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
 
-    ? in it shows the keys, q leaves it. It needs the extra `top` of the package: the package textual.
+    ? shows the keys, q quits. Needs the package textual, which the extra `top` of gpuyard installs.
     """
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
@@ -29,7 +29,7 @@ def command() -> None:
         from gpuyard.installation import find_installation
 
         raise EnvironmentFault(
-            "`gpuyard top` needs textual, which comes with gpuyard's extra `top`",
+            "`gpuyard top` needs textual, which gpuyard's extra `top` installs",
             hint=f"install it with: {find_installation().with_extra('top')}",
         ) from error
     _show(Top)
@@ -40,7 +40,7 @@ def _show(make: "type[Top]") -> None:
     from gpuyard.ui.tui.glyphs import has_colour, letters_for
 
     with connect(start=True) as daemon:
-        daemon.request("GET", "/status")  # an older daemon is restarted, or told of, while there is no screen yet
+        daemon.request("GET", "/status")  # restarts or reports an older daemon before the screen opens
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
     make(letters_for(os.environ, sys.stdout.encoding or "")).run()

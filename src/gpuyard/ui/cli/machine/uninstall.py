@@ -1,4 +1,4 @@
-"""`gpuyard uninstall`: lists every place that holds files of this user's gpuyard, and removes them."""
+"""`gpuyard uninstall`: lists all files of this user's gpuyard, and removes them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +19,18 @@ _NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, repo
 
 
 @click.command("uninstall")
-@click.option("--dry-run", is_flag=True, help="Only list what would be removed; so does no option at all.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed. [default]")
 @click.option("--yes", is_flag=True, help="Stop the daemon and remove what is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
 @click.pass_context
 def command(context: click.Context, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """List every place that holds files of your gpuyard, and remove them.
+    """List all files of your gpuyard, and remove them.
 
-    The queue, logs, configuration, leases, the page's token, a systemd unit and completions: all that is yours alone.
-    Workspaces and outputs stay. Nothing is removed while jobs run or wait. The last line says how to remove the
-    package itself.
+    These are the queue, logs, configuration, leases, the page's token, a systemd unit and completions. Workspaces and
+    outputs stay. Nothing is removed while jobs run or wait. The last line says how to remove the package itself.
     """
     if dry_run and yes:
-        raise UserError("--dry-run and --yes are opposites", hint="give one of them")
+        raise UserError("--dry-run and --yes contradict each other", hint="give one of them")
     from gpuyard.recipes.uninstall.find_files import find
     from gpuyard.recipes.uninstall.remove_files import measure
 
@@ -47,19 +46,19 @@ def _list(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", *
 
     in_use = find_blockers()
     if as_json:
-        told = [{"text": each.text, "advice": each.advice} for each in in_use]
-        say_json({**_as_json(found, sizes), "removed": False, "in_use": told, "problems": []})
+        problems = [{"text": each.text, "advice": each.advice} for each in in_use]
+        say_json({**_as_json(found, sizes), "removed": False, "in_use": problems, "problems": []})
         return
     if sizes:
         _say_places(sizes)
     else:
-        say("there are no files of your gpuyard")
+        say("no files found")
     _say_stays(found)
     for each in in_use:
         say(f"first: {each.text}; {each.advice}")
     if sizes:
         say("Nothing was removed. `gpuyard uninstall --yes` removes these files.")
-    say(f"The package itself is removed with: {_last_line()}")
+    say(f"To remove the package itself: {_last_line()}")
 
 
 def _remove(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", *, as_json: bool) -> int:
@@ -68,8 +67,8 @@ def _remove(found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]",
     last = _last_line()
     problems = uninstall()
     if as_json:
-        told = [{"path": each.path, "why": each.why} for each in problems]
-        say_json({**_as_json(found, sizes), "removed": True, "in_use": [], "problems": told})
+        left = [{"path": each.path, "why": each.why} for each in problems]
+        say_json({**_as_json(found, sizes), "removed": True, "in_use": [], "problems": left})
     else:
         _say_removed(found, sizes, problems, last)
     return 1 if problems else 0
@@ -79,12 +78,12 @@ def _say_removed(
     found: "FoundFiles", sizes: "Sequence[tuple[InstalledFiles, Size]]", problems: "Sequence[RemovalProblem]", last: str
 ) -> None:
     files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
-    some = "" if not problems else "; but not all of them"
+    some = "; some files could not be removed" if problems else ""
     say(f"removed {format_count(files, 'file')}, {format_bytes(size)}{some}")
     for each in problems:
         note(f"gpuyard: {each.path}: {each.why}")
     _say_stays(found)
-    say(f"now remove the package itself: {last}")
+    say(f"To remove the package itself: {last}")
 
 
 def _say_places(sizes: "Sequence[tuple[InstalledFiles, Size]]") -> None:

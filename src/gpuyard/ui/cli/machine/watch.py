@@ -1,4 +1,4 @@
-"""`gpuyard watch`: follows the machine; a live table on a terminal, plain lines in a pipe, rows in a log."""
+"""`gpuyard watch`: GPUs and host live; a table on a terminal, plain lines in a pipe, rows in a log file."""
 
 import os
 import signal
@@ -19,15 +19,15 @@ _HISTORY = 24
 
 
 @click.command("watch")
-@seconds("interval", "1s", 0.05, "How long from one sample to the next.")
+@seconds("interval", "1s", 0.05, "Time between samples.")
 @click.option("--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.csv|FILE.jsonl",
-              help="Also append each sample to this file; it is rotated at 32 MB.")  # fmt: skip
+              help="Also append each sample to this file; rotated at 32 MB.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N samples.")
 @deadline_option
 def command(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> None:
-    """Follow the GPUs and the host live, and log them. Ctrl-C ends it."""
+    """Show the GPUs and the host live, and log them. Ctrl-C ends it."""
     samples = _samples(interval_s, log_path, count, deadline_s)
-    # What ends us must not leave the terminal without its cursor.
+    # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
@@ -35,7 +35,7 @@ def command(interval_s: float, log_path: Path | None, count: int | None, deadlin
         else:
             _print_lines(samples)
     except KeyboardInterrupt:
-        pass  # the way to end a watch
+        pass  # Ctrl-C is the normal end
 
 
 def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> "Iterator[Sample]":
@@ -60,7 +60,7 @@ def _show_live(samples: "Iterator[Sample]") -> None:
 
     from gpuyard.probes.common.pci_gpus import vendors_on_pci
     from gpuyard.probes.common.process_info import describe_processes
-    from gpuyard.ui.views.device_tables import Extras, snapshot_view
+    from gpuyard.ui.views.device_tables import Extras, Frame, snapshot_lines
     from gpuyard.ui.views.live_display import LiveDisplay
 
     out = console()
@@ -71,21 +71,22 @@ def _show_live(samples: "Iterator[Sample]") -> None:
             for device in sample.snapshot.devices:
                 past = history.get(device.id, [])[1 - _HISTORY :]
                 history[device.id] = [*past, device.utilization_percent]
-            people = describe_processes(pids_of(sample.snapshot))
-            extras = Extras(expected=expected, history=history, people=people, height=out.height)
-            shown.draw(snapshot_view(sample.snapshot, out, extras))
+            processes = describe_processes(pids_of(sample.snapshot))
+            extras = Extras(expected=expected, history=history, processes=processes)
+            frame = Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
+            shown.draw_lines(snapshot_lines(sample.snapshot, frame, extras))
 
 
 def _print_lines(samples: "Iterator[Sample]") -> None:
     from gpuyard.core.snapshot_json import iso_time
     from gpuyard.probes.common.pci_gpus import vendors_on_pci
-    from gpuyard.ui.views.device_tables import device_label, host_line, worth_telling
+    from gpuyard.ui.views.device_tables import device_label, host_line, relevant_problems
 
     expected = vendors_on_pci()
     for sample in samples:
         snapshot = sample.snapshot
         time = iso_time(snapshot.taken_at)
-        for problem in worth_telling(snapshot, expected):
+        for problem in relevant_problems(snapshot, expected):
             if problem in sample.new_problems:
                 click.echo(f"! {problem}", err=True)
         click.echo(f"{time}  {host_line(snapshot.host)}")
@@ -105,7 +106,7 @@ def _device_line(sample: "Sample", device_id: str) -> str:
         f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
         f"use {figure_text(device.utilization_percent, '%')}",
         f"smoothed {figure_text(sample.loads.get(device_id), '%')}",
-        f"power {power_text(device)}",
+        f"power {power_text(device.power_draw_w, device.power_limit_w)}",
         f"temp {figure_text(device.temperature_c, 'C')}",
         f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
     ]

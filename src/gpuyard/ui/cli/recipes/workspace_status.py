@@ -12,12 +12,10 @@ from gpuyard.connect.retrying import RetryingClient
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.rich_output import console
-from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, terminal_size
-from gpuyard.ui.views.workspace_table import Line, TableSize, changes_of, picture_of, summary_of
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, say, say_lines, terminal_size
+from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, summary_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from gpuyard.recipes.workspace.settings import LoadedSettings
 
 _LOOK_EVERY_S = 1.0
@@ -27,8 +25,7 @@ def show(loaded: "LoadedSettings") -> None:
     """All of it, however long: what matters most is at the end."""
     with RetryingClient() as queue:
         standing = read_sweep_status(loaded, queue)
-    for line in picture_of(standing, _frame(terminal_size()[0])):
-        say("".join(paint(text, style) if text.strip() else text for text, style in line))
+    say_lines(picture_of(standing, _frame(terminal_size()[0])))
 
 
 def shown_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
@@ -87,15 +84,8 @@ def _show_in_place(standings: Iterator[SweepStatus]) -> SweepStatus:
         for standing in standings:
             # The last one stays on the screen, and may be longer than that is high.
             lines = None if standing.is_over else out.height
-            shown.draw(_rendered(picture_of(standing, replace(frame, columns=out.width, lines=lines))))
+            shown.draw_lines(picture_of(standing, replace(frame, columns=out.width, lines=lines)))
     return standing
-
-
-def _rendered(lines: list[Line]) -> "RenderableType":
-    from rich.text import Text
-
-    texts = (Text.assemble(*((text, style or "") for text, style in line)) for line in lines)
-    return Text("\n", no_wrap=True, overflow="crop").join(texts)
 
 
 def _print_changes(standings: Iterator[SweepStatus]) -> SweepStatus:

@@ -2,7 +2,7 @@
 
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.terminal import is_unicode, say, say_json
+from gpuyard.ui.cli.terminal import say, say_json, say_lines
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
 TYPE_CHECKING = False
@@ -45,11 +45,10 @@ def run(typed: Typed) -> int:
 
 
 def _show(answer: "dict[str, Any]") -> None:
-    from gpuyard.ui.cli.rich_output import console
-    from gpuyard.ui.views.report_terminal import report_view
+    from gpuyard.ui.cli.rich_output import frame
+    from gpuyard.ui.views.report_terminal import report_lines
 
-    out = console()
-    out.print(report_view(answer, out.width, is_unicode=is_unicode()))
+    say_lines(report_lines(answer, frame()))
 
 
 def _write(path: str, answer: "dict[str, Any]") -> None:
