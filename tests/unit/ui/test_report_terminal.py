@@ -27,7 +27,7 @@ def answer(*attempts: PastAttempt, days: int = 7, devices: int = 2) -> dict[str,
     for each in attempts:
         reporter.add(each)
     shape = msgspec.to_builtins(reporter.report())
-    groups = [{**group["figures"], **group} for group in shape["groups"]]
+    groups = [{**group["totals"], **group} for group in shape["groups"]]
     since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in (window.since, window.until))
     return {**shape, "groups": groups, "by": "user", "host": "box", "since": since, "until": until}
 
