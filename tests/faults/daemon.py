@@ -247,8 +247,8 @@ FAULTS = (
     Fault(
         id="daemon-notification-tells-its-secret",
         file=f"{_DAEMON}/notify/send_message.py",
-        old="        said = redact(last, self.target) if is_url(self.target) else last\n",
-        new="        said = last\n",
+        old="        shown = redact(last, self.target) if is_url(self.target) else last\n",
+        new="        shown = last\n",
         breaks="The daemon's log shows the secret of a notification's URL.",
         near=(
             f"{_TESTS}/test_notifying.py::test_a_service_that_fails_twice_is_told_of_without_its_secrets",

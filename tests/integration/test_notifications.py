@@ -96,7 +96,7 @@ def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(
     ]
     shown = run("show", str(job_id)).stdout
     assert "notify: as configured on failed; json://… on finished, failed, out-of-memory\n" in shown
-    assert "nobody is told" in yard.send("true", gpus=0, notify=["failed"])["notes"][0]
+    assert "no notification will be sent" in yard.send("true", gpus=0, notify=["failed"])["notes"][0]
 
     configure(yard, on=["finished"], to=[one.command])
     until(lambda: yard.wait(yard.submit("true", gpus=0)) and one.all, "the new configuration's first message")
@@ -119,7 +119,7 @@ def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
     daemon = yard.daemon
     yard.stop()
     assert daemon is not None
-    left = sum(map(int, re.findall(r"not sent before the end of the daemon: (\d+)", daemon.log)))
+    left = sum(map(int, re.findall(r"(\d+) notifications were not sent", daemon.log)))
     counted = sum(int(each["title"].split()[0]) if each["title"][0].isdigit() else 1 for each in mine.all)
     assert counted + left == 50
     assert len(mine.all) == 3

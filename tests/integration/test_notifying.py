@@ -78,9 +78,9 @@ def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(m
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("echo first; echo; echo last words >&2; exit 3", "it ended with status 3: last words"),
-        ("kill -9 $$", "it was ended by signal 9"),
-        ("\udfff", "it cannot be started"),
+        ("echo first; echo; echo last words >&2; exit 3", "exit status 3: last words"),
+        ("kill -9 $$", "killed by signal 9"),
+        ("\udfff", "cannot be started"),
     ],
 )
 def test_a_command_that_fails_is_told_of_with_its_last_line(command: str, problem: str) -> None:
@@ -101,7 +101,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     problem = None
     while not lines(pids):  # on a busy machine it may not even come so far
         problem = send(command, MESSAGE, limit_s=0.5).problem
-    assert problem == "it had not ended after 0.5 s: so far"
+    assert problem == "timed out after 0.5 s: so far"
     for pid in pids.read_text().split():
         until(lambda pid=int(pid): is_gone(pid), "its end")  # type: ignore[misc]
 
@@ -130,7 +130,7 @@ def test_one_target_that_hangs_holds_up_no_other_nor_the_end(tmp_path: Path) -> 
 def test_what_comes_together_is_told_together_and_what_cannot_be_kept_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "_MOST_WAITING", 3)
+    monkeypatch.setattr(working, "_MAX_WAITING", 3)
     told = tmp_path / "told"
     with working_for() as (worker, _):
         worker.put([(f"cat >> {told}", failure(job_id)) for job_id in range(5, 15)])
@@ -148,7 +148,7 @@ def test_a_command_that_fails_is_a_line_in_the_log_and_the_next_is_sent_all_the_
             worker.put([(command, failure())])
             until(lambda count=count: len(_said(caplog)) == count, "the line in the log")  # type: ignore[misc]
     assert len(lines(told)) == 2
-    assert _said(caplog)[0] == "a notification by a command was not sent: it ended with status 1: no luck"
+    assert _said(caplog)[0] == "a notification to a command was not sent: exit status 1: no luck"
     assert notices == []
 
 
@@ -161,7 +161,7 @@ def test_what_waits_for_its_turn_at_the_end_is_counted_in_the_log(
         worker.put([(f"cat >> {told}", failure())])
         until(lambda: lines(told), "the first")
         worker.put([(f"cat >> {told}", failure(1)), (f"cat >> {told}", failure(2))])
-    assert _said(caplog) == ["not sent before the end of the daemon: 2 of the notifications"]
+    assert _said(caplog) == ["2 notifications were not sent before the daemon stopped"]
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -213,7 +213,7 @@ def test_a_url_is_sent_to_by_apprise_and_is_in_no_list_of_processes(service: tup
     seen, url = service
     assert send(url, MESSAGE).problem is None
     assert [(body["title"], body["message"]) for body in seen.bodies] == [(MESSAGE.title, MESSAGE.body)]
-    assert b"apprise_child" in seen.command_lines
+    assert b"apprise_process" in seen.command_lines
     assert b"hidden-path" not in seen.command_lines
 
 
@@ -222,10 +222,10 @@ def test_a_service_that_fails_is_tried_once_more(
 ) -> None:
     seen, url = service
     seen.answers = [500]
-    with working_for(again_after_s=0.0) as (worker, _):
+    with working_for(retry_after_s=0.0) as (worker, _):
         worker.put([(url, failure())])
         until(lambda: len(seen.bodies) == 2, "the second time")
-        until(lambda: not worker._under_way, "its end")
+        until(lambda: not worker._in_flight, "its end")
     assert seen.bodies[0]["title"] == seen.bodies[1]["title"] == "Job 17 failed on lab"
     assert _said(caplog) == []
 
@@ -235,12 +235,12 @@ def test_a_service_that_fails_twice_is_told_of_without_its_secrets(
 ) -> None:
     seen, url = service
     seen.answers = [500, 500]
-    with working_for(again_after_s=0.0) as (worker, _):
+    with working_for(retry_after_s=0.0) as (worker, _):
         worker.put([(url, failure())])
         until(lambda: _said(caplog), "the line in the log")
     assert len(seen.bodies) == 2
     (said,) = _said(caplog)
-    assert said.startswith("a notification by json://… was not sent: it ended with status 1: ")
+    assert said.startswith("a notification to json://… was not sent: exit status 1: ")
     assert not any(secret in said for secret in ("ada", "pass-phrase", "hidden-path"))
 
 
@@ -253,7 +253,7 @@ def test_what_a_service_says_of_its_address_is_not_repeated() -> None:
 @pytest.mark.parametrize("url", ["no-such-service://hidden-part", " slack://hidden-part"])
 def test_a_url_that_apprise_cannot_read_is_told_of_without_its_secrets(url: str) -> None:
     problem = str(send(url, MESSAGE).problem)
-    assert "Apprise cannot read this URL" in problem
+    assert "Apprise does not understand this URL" in problem
     assert "hidden-part" not in problem
 
 
@@ -278,7 +278,7 @@ def test_notify_test_says_what_came_of_each_target(own_home: Path) -> None:
     (own_home / "config.toml").write_text(f'[notify]\nto = ["cat > {own_home}/told", "echo no luck; false"]\n')
     result = run("notify", "test")
     assert (result.returncode, result.stderr) == (1, "")
-    assert result.stdout == "cat: sent\necho: it ended with status 1: no luck\n"
+    assert result.stdout == "cat: sent\necho: exit status 1: no luck\n"
     assert "gpuyard" in (own_home / "told").read_text()
     result = run("notify", "test", "--json", f"cat > {own_home}/other")
     assert (result.returncode, json.loads(result.stdout)) == (0, {"sent": [{"target": "cat", "problem": None}]})

@@ -13,7 +13,7 @@ from gpuyard.core.job.submission import Submission, SubmissionRequest, decode_su
 from gpuyard.daemon.api.codec import decode_body
 from gpuyard.daemon.api.list_jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop, banned_devices
-from gpuyard.daemon.notify.setup_warnings import cautions
+from gpuyard.daemon.notify.setup_warnings import setup_warnings
 from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Routes
@@ -75,7 +75,7 @@ class SubmissionHandler:
         scheduler.wake()
         job = scheduler.store.job(first)
         notes = ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
-        notes += cautions(submission.spec)
+        notes += setup_warnings(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"

@@ -1,5 +1,7 @@
-"""Sends one message through Apprise: JSON with `url`, `title` and `body` on standard input; what went wrong is the last
-line of what it says. Nothing but its parent hears that, which takes the URL's secrets out of it."""
+"""Send one message through Apprise. Reads `url`, `title` and `body` as JSON from standard input.
+
+The last line of output is the error. It may contain secrets of the URL, which the parent process removes.
+"""
 
 import json
 import logging
@@ -9,15 +11,15 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    asked = json.load(sys.stdin)
+    message = json.load(sys.stdin)
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
     import apprise
 
     service = apprise.Apprise()
-    if not service.add(asked["url"]):
-        _log.error("Apprise cannot read this URL")
+    if not service.add(message["url"]):
+        _log.error("Apprise does not understand this URL")
         return 1
-    is_sent = service.notify(body=asked["body"], title=asked["title"], body_format=apprise.NotifyFormat.TEXT)
+    is_sent = service.notify(body=message["body"], title=message["title"], body_format=apprise.NotifyFormat.TEXT)
     return 0 if is_sent else 1
 
 

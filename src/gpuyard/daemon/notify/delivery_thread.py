@@ -1,7 +1,7 @@
-"""The thread in which messages wait for their turn and are sent, so that nothing of it holds up the queue.
+"""The thread that queues and sends notifications, so that a slow target never delays the scheduler.
 
-What it is given lies in an inbox of bounded size; what is over is dropped, and counted for each target, which is told
-the count. Each target has one message under way at most, so one that hangs holds up no other.
+The inbox is bounded: notifications above the limit are dropped, and the next message to their target gives the count.
+Each target has at most one message in flight, so a target that hangs delays no other.
 """
 
 import logging
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.rate_limit import Outbox
 from gpuyard.core.notify.subscriptions import is_url, redacted_target
-from gpuyard.daemon.notify.send_message import LIMIT_S, LOOK_EVERY_S, Result, Sending, apprise_missing, has_apprise
+from gpuyard.daemon.notify.send_message import LIMIT_S, POLL_EVERY_S, Result, Sending, apprise_missing, has_apprise
 
 _log = logging.getLogger(__name__)
-_MOST_WAITING = 10_000
-_MOST_UNDER_WAY = 8
-_AGAIN_AFTER_S = 10.0
-_AT_THE_END_S = 1.0
+_MAX_WAITING = 10_000
+_MAX_IN_FLIGHT = 8
+_RETRY_AFTER_S = 10.0
+_LAST_CHANCE_S = 1.0
 _JOIN_S = 5.0
 
 
@@ -31,134 +31,134 @@ class DeliveryThread:
         on_notice: Callable[[str], None],
         *,
         limit_s: float = LIMIT_S,
-        again_after_s: float = _AGAIN_AFTER_S,
+        retry_after_s: float = _RETRY_AFTER_S,
     ) -> None:
         self.per_minute = per_minute
         self._host = host
         self._on_notice = on_notice
         self._limit_s = limit_s
-        self._again_after_s = again_after_s
-        self._news = threading.Condition()
+        self._retry_after_s = retry_after_s
+        self._wake = threading.Condition()
         self._inbox: deque[tuple[str, Occurrence]] = deque()
         self._dropped: Counter[str] = Counter()
-        self._is_over = False
+        self._is_closed = False
         self._thread: threading.Thread | None = None
         self._outboxes: dict[str, Outbox] = {}
-        self._under_way: dict[str, Sending] = {}
-        self._tried: dict[str, Message] = {}
-        self._lacks_apprise = False
+        self._in_flight: dict[str, Sending] = {}
+        self._retried: dict[str, Message] = {}
+        self._has_reported_apprise = False
 
     def put(self, addressed: Sequence[tuple[str, Occurrence]]) -> None:
-        """Never waits. What comes together is told together, where one target has several of them."""
-        with self._news:
+        """Queue notifications without waiting. Those for one target in one call become one message."""
+        with self._wake:
             for target, occurrence in addressed:
-                if len(self._inbox) < _MOST_WAITING:
+                if len(self._inbox) < _MAX_WAITING:
                     self._inbox.append((target, occurrence))
                 else:
                     self._dropped[target] += 1
-            self._news.notify()
+            self._wake.notify()
         if self._thread is None:
             self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="gpuyard-notifying", daemon=True)
+        thread = threading.Thread(target=self._run, name="gpuyard-notify", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # too many processes; with the next message it is tried again
-            _log.warning("notifications wait: %s", error)
+        except RuntimeError as error:  # too many threads; the next call tries again
+            _log.warning("notifications are delayed: %s", error)
         else:
             self._thread = thread
 
     def close(self) -> None:
-        """Whatever is under way has a moment to end."""
-        with self._news:
-            self._is_over = True
-            self._news.notify()
+        """End the thread. Messages in flight have `_LAST_CHANCE_S` to complete."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
     def check_apprise(self, targets: Sequence[str]) -> bool:
-        """Whether they can be sent to; where they cannot for want of Apprise, that is told once."""
+        """Return False, and report it once, if a target needs Apprise and Apprise is not installed."""
         if not any(map(is_url, targets)) or has_apprise():
             return True
-        if not self._lacks_apprise:
-            self._lacks_apprise = True
+        if not self._has_reported_apprise:
+            self._has_reported_apprise = True
             notice = apprise_missing()
             _log.warning(notice)
             self._on_notice(notice)
         return False
 
-    # In the thread
+    # The thread
 
     def _run(self) -> None:
-        while not self._is_over:
-            self._turn()
+        while not self._is_closed:
+            self._send_due()
             self._wait()
-        self._turn()
-        deadline = time.monotonic() + _AT_THE_END_S
-        while self._under_way and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
-            self._see_what_ended()
-        self._give_up()
+        self._send_due()
+        deadline = time.monotonic() + _LAST_CHANCE_S
+        while self._in_flight and time.monotonic() < deadline:
+            time.sleep(POLL_EVERY_S)
+            self._collect_results()
+        self._drop_rest()
 
-    def _turn(self) -> None:
-        self._sort()
-        self._see_what_ended()
-        self._begin()
+    def _send_due(self) -> None:
+        self._empty_inbox()
+        self._collect_results()
+        self._start_sending()
 
     def _wait(self) -> None:
         dues = (
-            each.due_at(self.per_minute) for target, each in self._outboxes.items() if target not in self._under_way
+            each.due_at(self.per_minute) for target, each in self._outboxes.items() if target not in self._in_flight
         )
         due_at = min((due for due in dues if due is not None), default=None)
-        waits = [LOOK_EVERY_S] if self._under_way else []
+        waits = [POLL_EVERY_S] if self._in_flight else []
         waits += [max(0.0, due_at - time.monotonic())] if due_at is not None and not self._is_full() else []
-        with self._news:
-            if not self._inbox and not self._dropped and not self._is_over:
-                self._news.wait(min(waits) if waits else None)
+        with self._wake:
+            if not self._inbox and not self._dropped and not self._is_closed:
+                self._wake.wait(min(waits) if waits else None)
 
-    def _sort(self) -> None:
-        with self._news:
-            came, self._inbox = self._inbox, deque()
+    def _empty_inbox(self) -> None:
+        with self._wake:
+            arrived, self._inbox = self._inbox, deque()
             dropped, self._dropped = self._dropped, Counter()
-        for target, occurrence in came:
+        for target, occurrence in arrived:
             self._outboxes.setdefault(target, Outbox()).add(occurrence)
         for target, count in dropped.items():
             self._outboxes.setdefault(target, Outbox()).add_dropped(count)
 
     def _is_full(self) -> bool:
-        return len(self._under_way) >= _MOST_UNDER_WAY
+        return len(self._in_flight) >= _MAX_IN_FLIGHT
 
-    def _begin(self) -> None:
+    def _start_sending(self) -> None:
         now = time.monotonic()
         for target, outbox in list(self._outboxes.items()):
-            if outbox.is_over(now) and target not in self._under_way:
+            if outbox.is_over(now) and target not in self._in_flight:
                 del self._outboxes[target]
-            elif target not in self._under_way and not self._is_full():
+            elif target not in self._in_flight and not self._is_full():
                 message = outbox.take(now, self.per_minute, self._host)
                 if message is not None and self.check_apprise([target]):
-                    self._under_way[target] = Sending(target, message, self._limit_s)
+                    self._in_flight[target] = Sending(target, message, self._limit_s)
 
-    def _see_what_ended(self) -> None:
-        for target, sending in list(self._under_way.items()):
+    def _collect_results(self) -> None:
+        for target, sending in list(self._in_flight.items()):
             result = sending.poll()
             if result is not None:
-                del self._under_way[target]
-                self._judge(target, sending.message, result)
+                del self._in_flight[target]
+                self._handle_result(target, sending.message, result)
 
-    def _judge(self, target: str, message: Message, result: Result) -> None:
-        was_tried = self._tried.pop(target, None) is message
+    def _handle_result(self, target: str, message: Message, result: Result) -> None:
+        was_retried = self._retried.pop(target, None) is message
         if result.problem is None:
             return
-        if is_url(target) and not was_tried:
-            self._tried[target] = message
-            self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._again_after_s)
+        if is_url(target) and not was_retried:
+            self._retried[target] = message
+            self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._retry_after_s)
             return
-        _log.warning("a notification by %s was not sent: %s", redacted_target(target), result.problem)
+        _log.warning("a notification to %s was not sent: %s", redacted_target(target), result.problem)
 
-    def _give_up(self) -> None:
-        left = sum(map(len, self._outboxes.values())) + len(self._under_way)
-        for sending in self._under_way.values():
+    def _drop_rest(self) -> None:
+        left = sum(map(len, self._outboxes.values())) + len(self._in_flight)
+        for sending in self._in_flight.values():
             sending.end()
         if left:
-            _log.warning("not sent before the end of the daemon: %d of the notifications", left)
+            _log.warning("%d notifications were not sent before the daemon stopped", left)

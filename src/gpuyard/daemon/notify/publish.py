@@ -1,7 +1,7 @@
-"""Hears what happens in the queue and on the GPUs, and gives the worker what somebody wants to be told of.
+"""Pick the events of the queue and the GPUs that have subscribers, and pass them to the delivery thread.
 
-It is called in the daemon's loop, after each step, so it only looks up who wants what. While somebody wants to hear of
-free GPUs, the machine is looked at every few seconds, though nothing else may happen.
+The publisher runs in the daemon's loop after each step, so it only looks up subscribers. While `gpu-free` is configured
+it samples the machine every few seconds, even if nothing else happens.
 """
 
 import asyncio
@@ -23,67 +23,67 @@ from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import convert_sqlite_errors
 
 _log = logging.getLogger(__name__)
-_LOOK_EVERY_S, _LOOK_SOONEST_S = 10.0, 0.5
+_MAX_SAMPLE_S, _MIN_SAMPLE_S = 10.0, 0.5
 
 
 class EventPublisher:
     def __init__(self, scheduler: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
         self._scheduler = scheduler
         self._leases = leases
-        self._notify = load_config().notify
-        self._worker = DeliveryThread(socket.gethostname(), self._notify.per_minute, scheduler.notices.append)
-        self._ended: Counter[JobState] = Counter()
+        self._config = load_config().notify
+        self._delivery = DeliveryThread(socket.gethostname(), self._config.per_minute, scheduler.notices.append)
+        self._finished_states: Counter[JobState] = Counter()
         self._freed = FreedDevices()
-        self._watch: asyncio.Task[None] | None = None
-        scheduler.listeners.append(self._hear)
-        scheduler.config_listeners.append(self._follow)
-        self._heed()
+        self._gpu_watch: asyncio.Task[None] | None = None
+        scheduler.listeners.append(self._after_step)
+        scheduler.config_listeners.append(self._reload_config)
+        self._apply_config()
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        self._worker.close()
+        if self._gpu_watch is not None:
+            self._gpu_watch.cancel()
+        self._delivery.close()
 
-    def _follow(self) -> None:
-        self._notify = load_config().notify
-        self._heed()
+    def _reload_config(self) -> None:
+        self._config = load_config().notify
+        self._apply_config()
 
-    def _heed(self) -> None:
-        self._worker.per_minute = self._notify.per_minute
-        self._worker.check_apprise(self._notify.to)
+    def _apply_config(self) -> None:
+        self._delivery.per_minute = self._config.per_minute
+        self._delivery.check_apprise(self._config.to)
         is_wanted = self._is_configured(Event.GPU_FREE)
-        if is_wanted and self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._look_for_free())
-        elif not is_wanted and self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if is_wanted and self._gpu_watch is None:
+            self._gpu_watch = asyncio.get_running_loop().create_task(self._watch_gpus())
+        elif not is_wanted and self._gpu_watch is not None:
+            self._gpu_watch.cancel()
+            self._gpu_watch = None
 
     def _is_configured(self, event: Event) -> bool:
-        return event in self._notify.on and bool(self._notify.to)
+        return event in self._config.on and bool(self._config.to)
 
-    def _hear(self, step: Step) -> None:
+    def _after_step(self, step: Step) -> None:
         if not step.events:
             return
-        if self._watch is not None:
+        if self._gpu_watch is not None:
             self._note_use(step.events)
-        heeded = (news for news in step.events if self._notify.to or news.job.spec.notify)
-        occurrences = [found for news in heeded if (found := occurrence_of(news)) is not None]
+        wanted = (event for event in step.events if self._config.to or event.job.spec.notify)
+        occurrences = [found for event in wanted if (found := occurrence_of(event)) is not None]
         if self._is_configured(Event.QUEUE_EMPTY):
-            occurrences += self._emptied(step.events)
-        self._announce(occurrences)
+            occurrences += self._queue_emptied(step.events)
+        self._publish(occurrences)
 
-    def _announce(self, occurrences: Iterable[Occurrence]) -> None:
-        on, to = self._notify.on, self._notify.to
+    def _publish(self, occurrences: Iterable[Occurrence]) -> None:
+        on, to = self._config.on, self._config.to
         addressed = [(target, each) for each in occurrences for target in targets_of(each, on, to)]
         if addressed:
-            self._worker.put(addressed)
+            self._delivery.put(addressed)
 
-    def _emptied(self, step: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
-        ended = [news for news in step if news.kind is PublishedEventKind.FINISHED]
-        self._ended.update(news.job.state for news in ended)
-        if ended and self._is_empty():
-            text, self._ended = queue_summary(self._ended), Counter()
-            yield Occurrence(event=Event.QUEUE_EMPTY, at=ended[-1].at, text=text)
+    def _queue_emptied(self, events: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
+        finished = [event for event in events if event.kind is PublishedEventKind.FINISHED]
+        self._finished_states.update(event.job.state for event in finished)
+        if finished and self._is_empty():
+            text, self._finished_states = queue_summary(self._finished_states), Counter()
+            yield Occurrence(event=Event.QUEUE_EMPTY, at=finished[-1].at, text=text)
 
     def _is_empty(self) -> bool:
         try:
@@ -91,29 +91,29 @@ class EventPublisher:
                 return not any(
                     count for state, count in self._scheduler.store.counts().items() if state not in FINISHED
                 )
-        except StoreFault:  # the next step tells of it
+        except StoreFault:  # the next step reports it
             return False
 
     # GPUs
 
-    def _note_use(self, step: Iterable[PublishedEvent]) -> None:
+    def _note_use(self, events: Iterable[PublishedEvent]) -> None:
         now = asyncio.get_running_loop().time()
-        for news in step:
-            if news.attempt is not None and not news.attempt.engine:
-                self._freed.note_use(news.attempt.devices, now)
+        for event in events:
+            if event.attempt is not None and not event.attempt.engine:
+                self._freed.note_use(event.attempt.devices, now)
 
-    async def _look_for_free(self) -> None:
-        trouble = ""
+    async def _watch_gpus(self) -> None:
+        problem = ""
         while True:
-            await asyncio.sleep(min(_LOOK_EVERY_S, max(_LOOK_SOONEST_S, self._notify.gpu_free_s / 3)))
-            look = await asyncio.shield(self._scheduler.sampling.request())
+            await asyncio.sleep(min(_MAX_SAMPLE_S, max(_MIN_SAMPLE_S, self._config.gpu_free_s / 3)))
+            sample = await asyncio.shield(self._scheduler.sampling.request())
             try:
                 leases = await asyncio.to_thread(self._leases)
             except EnvironmentFault as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("which GPUs are free cannot be told: %s", error)
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("free GPUs cannot be reported: %s", error)
                 continue
             now, at = asyncio.get_running_loop().time(), self._scheduler.sampling.now()
-            freed = self._freed.update(look.snapshot, leases, now, self._notify.gpu_free_s)
-            self._announce(Occurrence(event=Event.GPU_FREE, at=at, text=label_of(device)) for device in freed)
+            freed = self._freed.update(sample.snapshot, leases, now, self._config.gpu_free_s)
+            self._publish(Occurrence(event=Event.GPU_FREE, at=at, text=label_of(device)) for device in freed)

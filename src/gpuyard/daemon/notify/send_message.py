@@ -1,7 +1,7 @@
-"""One message to one target: a child process of its own, which has so long and no longer.
+"""Send one message to one target, in a child process with a time limit (default: 30 s).
 
-A command gets its figures as variables and the body as standard input, so nothing that a job is called is ever read by
-a shell. A URL goes to Apprise in a child, through its standard input: arguments can be seen by everybody.
+A command gets the values as environment variables and the body on standard input, so a shell never parses the name of a
+job. A URL goes to Apprise in a child, on standard input: all users of the machine can see command lines.
 """
 
 import contextlib
@@ -20,25 +20,25 @@ from gpuyard.core.notify.subscriptions import is_url, redact
 from gpuyard.installation import find_installation
 
 LIMIT_S = 30.0
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
 _APPRISE = (sys.executable, "-P", "-m", "gpuyard.daemon.notify.apprise_process")
-# By this the processes of a job are known; the daemon may have been started by one.
-_NOT_FOR_CHILDREN = ("GPUYARD_QUEUE", "GPUYARD_LEASE", "GPUYARD_ATTEMPT")
-_KEPT_BYTES = 4096
-_CHUNKS = 64
+# These mark the processes of a job; the daemon may have been started from one.
+_JOB_VARIABLES = ("GPUYARD_QUEUE", "GPUYARD_LEASE", "GPUYARD_ATTEMPT")
+_MAX_OUTPUT_BYTES = 4096
+_MAX_READS = 64
 _REAP_S = 0.5
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What came of it; `problem` where it was not sent, without any secret of a URL."""
+    """`problem` is why the message was not sent, without secrets of the URL; None if it was sent."""
 
     problem: str | None = None
 
 
 def apprise_missing() -> str:
-    """The words for it, with the line that installs it."""
+    """Return the warning, with the command that installs Apprise."""
     how = find_installation().with_extra("notify")
-    return f"notifications to URLs are not sent: Apprise is not installed; `{how}` installs it"
+    return f"notifications to URLs need Apprise, which is not installed; install it with `{how}`"
 
 
 def has_apprise() -> bool:
@@ -46,54 +46,54 @@ def has_apprise() -> bool:
 
 
 def send(target: str, message: Message, limit_s: float = LIMIT_S) -> Result:
-    """In the foreground."""
+    """Send and wait for the result."""
     if is_url(target) and not has_apprise():
         return Result(problem=apprise_missing())
     sending = Sending(target, message, limit_s)
     try:
         while (result := sending.poll()) is None:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
         return result
     finally:
         sending.end()
 
 
 class Sending:
-    """One that is under way, or could not even begin; whoever has it asks it now and then."""
+    """A message in flight. The caller polls it until it returns a result."""
 
     def __init__(self, target: str, message: Message, limit_s: float = LIMIT_S) -> None:
         self.target = target
         self.message = message
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
-        self._said = b""
+        self._output = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self._trouble: str | None = None
+        self._problem: str | None = None
         try:
             self._process = _spawn(target, message)
-            self._hand_over(_as_url(target, message) if is_url(target) else f"{message.body}\n".encode())
+            self._write(_apprise_input(target, message) if is_url(target) else f"{message.body}\n".encode())
         except (OSError, ValueError) as error:  # a target that cannot be encoded is a ValueError
-            self._trouble = f"it cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
+            self._problem = f"cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
 
     def poll(self) -> Result | None:
-        """`None` while it is under way."""
+        """Return None while the message is in flight. Ends the child when its time is up."""
         process = self._process
-        if process is None or self._trouble is not None:
+        if process is None or self._problem is not None:
             self.end()
-            return Result(problem=self._trouble)
+            return Result(problem=self._problem)
         status = process.poll()
-        self._listen(process)
+        self._read_output(process)
         if status is None and time.monotonic() < self._deadline:
             return None
         if status is None:
             self.end()
-            return Result(problem=self._with_last_line(f"it had not ended after {self._limit_s:g} s"))
+            return Result(problem=self._with_last_line(f"timed out after {self._limit_s:g} s"))
         self._close(process)
-        how = f"it ended with status {status}" if status > 0 else f"it was ended by signal {-status}"
+        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
         return Result(problem=None if status == 0 else self._with_last_line(how))
 
     def end(self) -> None:
-        """Where it has not ended by itself, with all that it has started."""
+        """Kill the child and the processes that it has started, unless it has ended."""
         process = self._process
         if process is None:
             return
@@ -104,22 +104,22 @@ class Sending:
                 process.wait(_REAP_S)
         self._close(process)
 
-    def _hand_over(self, content: bytes) -> None:
-        """At once or not at all: a pipe has room for it, and one that does not read holds nobody up."""
+    def _write(self, content: bytes) -> None:
+        """Write without blocking: the content fits into the pipe, and a child need not read it."""
         assert self._process is not None
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it need not read
+        with contextlib.suppress(BrokenPipeError):  # the child does not read
             os.write(self._process.stdin.fileno(), content)
         self._process.stdin.close()
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Keeps the end of what it has said; one that says more than is listened to has to wait."""
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
+        """Keep the end of the output. A child that writes faster than this reads has to wait."""
         assert process.stdout is not None
         with contextlib.suppress(BlockingIOError):
-            for _ in range(_CHUNKS):
+            for _ in range(_MAX_READS):
                 chunk = os.read(process.stdout.fileno(), 65536)
-                self._said = (self._said + chunk)[-_KEPT_BYTES:]
+                self._output = (self._output + chunk)[-_MAX_OUTPUT_BYTES:]
                 if not chunk:
                     return
 
@@ -129,15 +129,15 @@ class Sending:
                 pipe.close()
 
     def _with_last_line(self, how: str) -> str:
-        lines = self._said.decode("utf-8", "replace").splitlines()
+        lines = self._output.decode("utf-8", "replace").splitlines()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         last = "".join(letter if letter.isprintable() else "?" for letter in last)
-        said = redact(last, self.target) if is_url(self.target) else last
-        return f"{how}: {said[:200]}" if said else how
+        shown = redact(last, self.target) if is_url(self.target) else last
+        return f"{how}: {shown[:200]}" if shown else how
 
 
 def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
+    inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
     process = subprocess.Popen(
         _APPRISE if is_url(target) else ("/bin/sh", "-c", target),
         stdin=subprocess.PIPE,
@@ -164,5 +164,5 @@ def _variables(message: Message) -> dict[str, str]:
     }
 
 
-def _as_url(url: str, message: Message) -> bytes:
+def _apprise_input(url: str, message: Message) -> bytes:
     return json.dumps({"url": url.strip(), "title": message.title, "body": message.body}).encode()

@@ -1,4 +1,4 @@
-"""What a person should know who has just asked to be told of a job, and would never hear of it."""
+"""Warnings at submission about notifications that could not be delivered."""
 
 from gpuyard.config import load_config
 from gpuyard.core.job.job import JobSpec
@@ -7,21 +7,21 @@ from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.errors import UserError
 
 
-def cautions(spec: JobSpec) -> list[str]:
+def setup_warnings(spec: JobSpec) -> list[str]:
     if not spec.notify:
         return []
-    configured = _configured()
-    targets = [target for wish in spec.notify for target in (configured if wish.target is None else (wish.target,))]
-    found = []
-    if any(wish.target is None for wish in spec.notify) and not configured:
-        found.append("--notify names no target, and the configuration's [notify] has none: nobody is told")
+    configured = _configured_targets()
+    targets = [target for each in spec.notify for target in (configured if each.target is None else (each.target,))]
+    warnings = []
+    if any(each.target is None for each in spec.notify) and not configured:
+        warnings.append("--notify has no target and [notify] in config.toml has none: no notification will be sent")
     if any(map(is_url, targets)) and not has_apprise():
-        found.append(apprise_missing())
-    return found
+        warnings.append(apprise_missing())
+    return warnings
 
 
-def _configured() -> tuple[str, ...]:
+def _configured_targets() -> tuple[str, ...]:
     try:
         return load_config().notify.to
-    except UserError:  # the daemon goes on with what it said before, and has told of it
+    except UserError:  # the daemon keeps the settings it read before and has logged the error
         return ()
