@@ -50,7 +50,7 @@ def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
 def _covers(share: Share, need: Need) -> bool:
     if share.is_exclusive:
         return True
-    return not need.is_exclusive and (share.memory_mb or 0.0) >= (need.memory_mb or 0.0)
+    return not need.is_exclusive and (share.memory_mb or 0.0) >= (need.required_mb or 0.0)
 
 
 class Acquisition:

@@ -24,7 +24,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
@@ -40,9 +40,9 @@ LONGEST_HOLD_S, LONGEST_WAIT_S = 0.02, 120.0
 NEEDS = (
     Need(),
     Need(devices=2),
-    Need(memory_mb=16 * 1024.0, is_exclusive=False),
-    Need(memory_mb=8 * 1024.0, is_exclusive=False),
-    Need(memory_mb=6 * 1024.0, is_exclusive=False, devices=2),
+    Need(memory=FixedMemory(16 * 1024.0)),
+    Need(memory=FixedMemory(8 * 1024.0)),
+    Need(memory=FixedMemory(6 * 1024.0), devices=2),
 )
 
 
@@ -100,7 +100,7 @@ def take_and_give_back(ledger: Ledger, devices: SimulatedDevices, diary: Diary, 
     diary.write("grant", number, ids, time.monotonic() - (time.time() - lease.lease.since))
     with SimulatedUse(devices) as usage:
         for device_id in ids:
-            usage.allocate(device_id, need.memory_mb or CARD_MB)
+            usage.allocate(device_id, need.required_mb or CARD_MB)
         time.sleep(dice.uniform(0, LONGEST_HOLD_S))
     diary.write("release", number)
     lease.release()
@@ -193,7 +193,7 @@ def assert_nobody_meets(histories: Sequence[Held]) -> None:
             here.add(place) if begins else here.remove(place)
             needs = [NEEDS[histories[one].need] for one in here]
             assert len(needs) < 2 or not any(need.is_exclusive for need in needs), "an exclusive lease is not alone"
-            assert sum(need.memory_mb or 0.0 for need in needs) <= CARD_MB, "more was promised than there is"
+            assert sum(need.required_mb or 0.0 for need in needs) <= CARD_MB, "more was promised than there is"
 
 
 def times(one: Held) -> tuple[tuple[float, bool], tuple[float, bool]]:

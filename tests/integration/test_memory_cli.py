@@ -152,7 +152,7 @@ def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
 def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard, gate: Path) -> None:
     declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
     finish_when_seen(card, declared, 1024, gate)
-    said = "--vram said 20 GB, and it used 1 GB at most: leave it out, and it is learned"
+    said = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
     assert f"\nnote: {said}\n" in show(declared)
     assert said in run("history", str(declared)).stdout
     script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"

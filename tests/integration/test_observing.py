@@ -10,7 +10,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
@@ -38,7 +38,7 @@ def program(lease_id: str | None) -> Iterator[int]:
 def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
     database, _ = open_database(None)
     store = JobStore(database)
-    spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(), learns_memory=True)
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(memory=UnknownMemory()))
     like = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)
     lane = Lane(id=0, priority=0, user="me", tag="", need=Need())
     with store.transaction():

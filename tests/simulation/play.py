@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpuyard.control.step import Step
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import open_database
 from tests.simulation.clients import Clients, Operation, operations
@@ -307,7 +307,7 @@ class Play:
         for number in range(self._script.others):
             devices = random.choice((1, 1, len(self.world.device_ids)))
             shared = random.choice((None, 2048.0, 6000.0))
-            need = Need(devices=devices, memory_mb=shared, is_exclusive=shared is None)
+            need = Need(devices=devices, memory=WholeDevice() if shared is None else FixedMemory(shared))
             other = Other(
                 name=f"other {number}",
                 need=need,

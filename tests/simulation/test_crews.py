@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.core.lease import FixedMemory
 from gpuyard.core.scheduling import need_variants
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
@@ -103,7 +104,7 @@ def test_crews_keep_their_rule_wherever_the_daemon_is_killed(first: int) -> None
 
 
 def test_a_crew_that_crowds_a_device_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(need_variants, "spread_need", lambda need, *_: [replace(need, memory_mb=1.0, part=None)])
+    monkeypatch.setattr(need_variants, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
     assert any(is_crowded(seed) for seed in range(20))
 
 

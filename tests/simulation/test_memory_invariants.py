@@ -12,7 +12,7 @@ from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job import retry
 from gpuyard.core.job.lifecycle import JobEvent
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.core.memory import sizing
 from tests.simulation.test_stories import complaints
 
@@ -40,7 +40,7 @@ def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Need(memory_mb=0.0, is_exclusive=False)
+    free = Need(memory=FixedMemory(0.0))
     monkeypatch.setattr(
         suspend_jobs,
         "resume_need",

@@ -20,7 +20,7 @@ def _forget_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchGates, "tell", lambda self, plan, look, now: None)
+    monkeypatch.setattr(BatchGates, "record", lambda self, plan, sample, now: None)
 
 
 def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from gpuyard.core.job.crash_recovery import after_loss
 from gpuyard.core.job.job import Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
+from gpuyard.core.lease import PartOfDevice
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -156,8 +157,8 @@ class ClusterDispatch:
         assert job is not None
         spec, estimates = job.spec, self._transitions.estimates
         need = estimates.need_elsewhere(job)
-        if spec.crew is not None and need.memory_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
-            need = replace(need, part=1.0 / spec.crew.most_per_device, is_exclusive=False)
+        if spec.crew is not None and need.required_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
+            need = replace(need, memory=PartOfDevice(1.0 / spec.crew.most_per_device))
         learned_mb = estimates.ram_mb(job)
         if need.min_host_memory_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB

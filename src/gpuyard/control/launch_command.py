@@ -71,7 +71,7 @@ def attempt_of(  # noqa: PLR0913 - all that is known when it begins
     terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
     reserved_mb = shares[0].memory_mb if shares else None
     if terms is not None and not terms.need.is_exclusive:
-        reserved_mb = terms.need.memory_mb
+        reserved_mb = terms.need.required_mb
     return Attempt(
         job_id=job.id,
         number=prepared.attempt,

@@ -89,7 +89,7 @@ class LearnedEstimates:
         for fingerprint, is_exact in ((known.exact, True), (known.program, False)):
             before = self._profile(fingerprint) or _blank(job, is_exact=is_exact)
             self._learned[fingerprint] = learn(before, run)
-        said = declaration_advice(job.spec.need.memory_mb, attempt.usage)
+        said = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if said is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", said)
 

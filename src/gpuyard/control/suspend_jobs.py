@@ -15,7 +15,7 @@ from gpuyard.control.step import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
-from gpuyard.core.lease import Claim, Lease, Need
+from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, WholeDevice
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -244,17 +244,13 @@ def resume_need(live: Live) -> Need:
     """On the devices it had, alone where it was; what it holds has to be free there, or the driver could never bring it
     back. Of one that was never measured nobody knows how much that is."""
     job, attempt = live.job, live.attempt
-    was_alone = attempt.reserved_mb is None or (job.spec.need.is_exclusive and not job.spec.learns_memory)
+    was_alone = attempt.reserved_mb is None or isinstance(job.spec.need.memory, WholeDevice)
     # A first run reserved all that was free, which may never be free again.
     took_rest = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
     held = max((*_held_mb(attempt).values(), 0.0 if took_rest else attempt.reserved_mb or 0.0))
-    return Need(
-        devices=len(attempt.devices),
-        memory_mb=held or None,
-        is_exclusive=was_alone,
-        takes_rest=took_rest and not was_alone,
-        only=attempt.devices,
-    )
+    shared = RestOfDevice(held) if took_rest else FixedMemory(held)
+    memory = WholeDevice(held or None) if was_alone else shared
+    return Need(devices=len(attempt.devices), memory=memory, only=attempt.devices)
 
 
 def _held_mb(attempt: Attempt) -> dict[str, float]:

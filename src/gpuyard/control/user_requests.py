@@ -20,7 +20,7 @@ from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, S
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import ArrayElement, Submission
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
@@ -322,7 +322,7 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
         only = None if submission.devices is None else _named(submission, snapshot)
         return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
     if submission.devices_are_optional and not snapshot.usable_devices():
-        without = replace(submission.spec, need=Need(devices=0), learns_memory=False, sees_all_devices=True)
+        without = replace(submission.spec, need=Need(devices=0), sees_all_devices=True)
         return replace(submission, spec=without)
     need = replace(need, only=_named(submission, snapshot))
     suitable = [
@@ -333,9 +333,10 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     if not snapshot.usable_devices():
         word = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
         raise UserError("there is no GPU to use", hint=f"`gpuyard doctor` says why; {word} does without")
-    if submission.spec.pace is not None and all(capacity(device) is None for device in suitable):
-        need = replace(need, memory_mb=None, is_exclusive=True)  # what nobody can measure is not shared
-    check_possible(need.devices, need.memory_mb, suitable)
+    has_sizes = any(capacity(device) is not None for device in suitable)
+    if submission.spec.pace is not None and isinstance(need.memory, FixedMemory) and not has_sizes:
+        need = replace(need, memory=WholeDevice())  # a device of unknown size cannot be shared
+    check_possible(need.devices, need.required_mb, suitable)
     return replace(submission, spec=replace(submission.spec, need=replace(need, banned=banned)))
 
 

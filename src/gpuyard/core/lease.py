@@ -1,30 +1,80 @@
 """Needs, claims, leases and tickets: the devices that work asks for, and the devices that it is granted."""
 
+from typing import ClassVar, TypeAlias
+
 from msgspec import Struct
 
 from gpuyard.core.snapshot import Vendor
 
 
+class FixedMemory(Struct, frozen=True, tag="fixed"):
+    """Share each device, and reserve this much of its memory: declared by the user, or learned from past runs."""
+
+    mb: float
+    is_exclusive: ClassVar[bool] = False
+
+    @property
+    def required_mb(self) -> float:
+        return self.mb
+
+
+class RestOfDevice(Struct, frozen=True, tag="rest"):
+    """Share each device, and reserve all of its free memory, at least `least_mb`: for a first run of unknown use."""
+
+    least_mb: float
+    is_exclusive: ClassVar[bool] = False
+
+    @property
+    def required_mb(self) -> float:
+        return self.least_mb
+
+
+class PartOfDevice(Struct, frozen=True, tag="part"):
+    """Share each device with jobs of the same tag, and reserve a part of it: for a first run of unknown use.
+
+    Placement gets it as FixedMemory, once the free memory of a device is known (`tag_sharing`).
+    """
+
+    part: float
+    is_exclusive: ClassVar[bool] = False
+    required_mb: ClassVar[None] = None
+
+
+class WholeDevice(Struct, frozen=True, tag="whole"):
+    """No other lease on the device. `free_mb` must be free there beside foreign processes; None: nearly all of it."""
+
+    free_mb: float | None = None
+    is_exclusive: ClassVar[bool] = True
+
+    @property
+    def required_mb(self) -> float | None:
+        return self.free_mb
+
+
+class UnknownMemory(Struct, frozen=True, tag="unknown"):
+    """Left open by the user. `sizing.size_need` replaces it before each start; until then it counts as exclusive."""
+
+    is_exclusive: ClassVar[bool] = True
+    required_mb: ClassVar[None] = None
+
+
+MemoryNeed: TypeAlias = FixedMemory | RestOfDevice | PartOfDevice | WholeDevice | UnknownMemory
+
+
 class Need(Struct, frozen=True, kw_only=True):
-    """The devices that a piece of work asks for: how many, exclusive or shared, and under which conditions.
+    """The devices that a piece of work asks for: how many, how much memory of each, and under which conditions.
 
     A limit that is None does not apply. A limit whose figure no probe can read counts as met.
 
-    memory_mb: on each device, what a shared lease reserves, or what must be free for an exclusive one.
     load_percent: how busy the work is known to keep a device.
-    part: the part of a device to reserve where the needed memory is unknown.
-    takes_rest: reserve all free memory, at least `memory_mb`, because the memory that the work will use is unknown.
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
     """
 
     devices: int = 1
-    memory_mb: float | None = None
+    memory: MemoryNeed = WholeDevice()
     load_percent: float | None = None
-    part: float | None = None
-    is_exclusive: bool = True
-    takes_rest: bool = False
     ignores_load: bool = False
     ignores_foreign_load: bool = False
     only: tuple[str, ...] | None = None
@@ -37,6 +87,15 @@ class Need(Struct, frozen=True, kw_only=True):
     max_cpu_percent: float | None = None
     min_host_memory_mb: float | None = None
     ignores_health: bool = False
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self.memory.is_exclusive
+
+    @property
+    def required_mb(self) -> float | None:
+        """Memory that must be free on each device; None where the need does not say."""
+        return self.memory.required_mb
 
     @property
     def limits_device_load(self) -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import banned_ids, find_devices
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.probes.local_machine import snapshot
@@ -88,7 +88,7 @@ def find_free_gpus(
         if requested is not None and device.id not in requested:
             continue
         need = Need(
-            memory_mb=memory_free_threshold_gb * 1024,
+            memory=WholeDevice(memory_free_threshold_gb * 1024),
             only=(device.id,),
             banned=banned,
             max_power_w=power_threshold_w,

@@ -20,7 +20,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import FixedMemory, Lease, MemoryNeed, Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
@@ -180,14 +180,18 @@ class GPUScheduler:
         check_possible(self._num_gpus, None if self._ignores_health else self._memory_mb, only)
         return Need(
             devices=self._num_gpus,
-            memory_mb=None if self._ignores_health and self._is_exclusive else self._memory_mb,
-            is_exclusive=self._is_exclusive,
+            memory=self._memory_need(),
             only=tuple(device.id for device in only),
             banned=banned,
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
         )
+
+    def _memory_need(self) -> MemoryNeed:
+        if not self._is_exclusive:
+            return FixedMemory(self._memory_mb)
+        return WholeDevice(None if self._ignores_health else self._memory_mb)
 
     def _candidates(self, here: Snapshot) -> list[Device]:
         """Return the devices to choose from; CUDA has to see them in this process."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard import config
 from gpuyard.control.step import Rules
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
@@ -26,23 +26,31 @@ _KNOBS = ("load", "settle", "jobs", "first")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """`need_of` is told the size of the largest device; one that `learns` finds out by itself what jobs need."""
+    """`need_of` returns the need of a job, given the size of the largest device."""
 
     name: str
     need_of: Callable[[TraceJob, float], Need]
-    learns: bool = False
     rules: Rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
+
+    @property
+    def learns(self) -> bool:
+        """Whether memory is learned from earlier runs."""
+        return self.need_of is _learned
 
 
 def _alone(job: TraceJob, _: float) -> Need:
     return Need(devices=job.gpus)
 
 
+def _learned(job: TraceJob, _: float) -> Need:
+    return Need(devices=job.gpus, memory=UnknownMemory() if job.gpus else WholeDevice())
+
+
 def _as_declared(job: TraceJob, card_mb: float) -> Need:
     """Who would declare more than there is, and knows better, declares all there is."""
     if job.declared_mb is None:
         return Need(devices=job.gpus)
-    return Need(devices=job.gpus, memory_mb=min(card_mb, job.declared_mb), is_exclusive=False)
+    return Need(devices=job.gpus, memory=FixedMemory(min(card_mb, job.declared_mb)))
 
 
 def _by_default() -> Rules:
@@ -62,7 +70,7 @@ POLICIES = {
     for policy in (
         Policy(name="fifo", need_of=_alone),
         Policy(name="declared", need_of=_as_declared),
-        Policy(name="gpuyard", need_of=_alone, learns=True, rules=_by_default()),
+        Policy(name="gpuyard", need_of=_learned, rules=_by_default()),
     )
 }
 

@@ -177,7 +177,6 @@ def _spec(job: TraceJob, policy: Policy, card_mb: float) -> JobSpec:
         cwd="/",
         environment={},
         need=policy.need_of(job, card_mb),
-        learns_memory=policy.learns,
         preempts=job.is_urgent,
     )
 

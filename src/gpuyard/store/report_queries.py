@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import MemoryNeed, WholeDevice
 from gpuyard.core.report.timeline_rows import suspensions
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 
@@ -38,12 +39,11 @@ CROSS JOIN jobs ON jobs.id = wanted.job
 
 class _Need(Struct, frozen=True):
     devices: int = 1
-    is_exclusive: bool = True
+    memory: MemoryNeed = WholeDevice()
 
 
 class _LaneNeed(Struct, frozen=True):
     need: _Need
-    sizes_each: bool = False
 
 
 class _Shortage(Struct, frozen=True):
@@ -95,7 +95,7 @@ class _AttemptReader:
             devices=held,
             gpus=lane.need.devices if engine else len(held),
             reserved_mb=reserved_mb,
-            is_alone=reserved_mb is None or (lane.need.is_exclusive and not lane.sizes_each),
+            is_alone=reserved_mb is None or isinstance(lane.need.memory, WholeDevice),
             peaks_mb=_read_peaks(peaks) if peaks else {},
             outcome=None if ended is None else ended.kind,
             status=None if ended is None else ended.status,

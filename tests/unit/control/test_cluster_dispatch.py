@@ -11,6 +11,7 @@ from gpuyard.core.cluster.offer import Amount, Offer
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.core.lease import FixedMemory, PartOfDevice
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
@@ -146,7 +147,7 @@ def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(yar
     launch = yard.engine.given[job_id]
     terms = launch.terms
     assert terms is not None
-    assert (terms.need.devices, terms.need.memory_mb, terms.need.is_exclusive) == (1, 8192.0, False)
+    assert (terms.need.devices, terms.need.memory) == (1, FixedMemory(8192.0))
     assert (terms.cpus, terms.ram_mb, terms.limit_s) == (4, 2048.0, 60.0)
     assert (terms.priority, terms.name, terms.options) == (3, "x", ("-q a",))
     assert launch.environment["GPUYARD_JOB_ID"] == str(job_id)
@@ -167,8 +168,7 @@ def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(ya
     yard.step()
     terms = yard.engine.given[job_id].terms
     assert terms is not None
-    assert terms.need.part == pytest.approx(1 / 3)
-    assert not terms.need.is_exclusive
+    assert terms.need.memory == PartOfDevice(1 / 3)
 
 
 # How it stands there

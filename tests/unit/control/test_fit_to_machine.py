@@ -7,6 +7,7 @@ import pytest
 from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.core.lease import FixedMemory, WholeDevice
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.errors import UserError
 from tests.unit.core.scheduling.test_placement import GB, card
@@ -51,9 +52,9 @@ def test_a_single_job_is_refused_where_there_are_no_devices() -> None:
 
 def test_runs_do_not_share_devices_of_which_nobody_can_tell_how_full_they_are() -> None:
     spec = fitted(BLIND, concurrency="2", vram="2G")
-    assert (spec.need.memory_mb, spec.need.is_exclusive) == (None, True)
+    assert spec.need.memory == WholeDevice()
     seen = fitted(BLIND, card(1), concurrency="2", vram="2G")
-    assert (seen.need.memory_mb, seen.need.is_exclusive) == (2 * GB, False)
+    assert seen.need.memory == FixedMemory(2 * GB)
 
 
 def test_a_run_that_no_device_could_hold_is_refused() -> None:

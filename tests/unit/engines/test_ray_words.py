@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import (
     DEFAULT_ADDRESS,
     Capacity,
@@ -147,7 +147,7 @@ def test_jobs_of_others_are_not_ours(other: str | None) -> None:
 
 
 def test_an_element_asks_for_what_its_terms_say() -> None:
-    share = Need(memory_mb=6000.0, is_exclusive=False)
+    share = Need(memory=FixedMemory(6000.0))
     asked = submission_of(parcel_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
     assert asked["submission_id"] == "gpuyard-f00d-3"
     assert asked["metadata"] == {"gpuyard": "f00d", "name": "a job"}

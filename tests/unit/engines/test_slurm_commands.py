@@ -5,12 +5,12 @@ import subprocess
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
 
-SHARED = Need(is_exclusive=False, memory_mb=5000.0)
+SHARED = Need(memory=FixedMemory(5000.0))
 SHARDS = SlurmSettings(shard_mb=1024.0, card_mb=24000.0)
 
 
@@ -169,14 +169,14 @@ class TestGpus:
         ("need", "gres"),
         [
             (SHARED, "shard:5"),
-            (Need(is_exclusive=False, memory_mb=0.0), "shard:1"),
-            (Need(is_exclusive=False, part=0.5), "shard:12"),
-            (Need(is_exclusive=False, memory_mb=100.0, model="a100"), "shard:a100:1"),
-            (Need(is_exclusive=False), "gpu:1"),
-            (Need(is_exclusive=False, memory_mb=24000.0), "gpu:1"),
-            (Need(is_exclusive=False, memory_mb=5000.0, takes_rest=True), "gpu:1"),
-            (Need(memory_mb=5000.0), "gpu:1"),
-            (Need(devices=2, is_exclusive=False, memory_mb=5000.0), "gpu:2"),
+            (Need(memory=FixedMemory(0.0)), "shard:1"),
+            (Need(memory=PartOfDevice(0.5)), "shard:12"),
+            (Need(memory=FixedMemory(100.0), model="a100"), "shard:a100:1"),
+            (Need(), "gpu:1"),
+            (Need(memory=FixedMemory(24000.0)), "gpu:1"),
+            (Need(memory=RestOfDevice(5000.0)), "gpu:1"),
+            (Need(memory=WholeDevice(5000.0)), "gpu:1"),
+            (Need(devices=2, memory=FixedMemory(5000.0)), "gpu:2"),
         ],
     )
     def test_a_job_that_shares_its_gpu_asks_for_shards(self, need: Need, gres: str) -> None:
@@ -186,7 +186,7 @@ class TestGpus:
         assert starting(submitted(need=SHARED), "--gres") == ["--gres=gpu:1"]
 
     def test_a_part_of_a_card_of_unknown_size_is_a_whole_one(self) -> None:
-        need = Need(is_exclusive=False, part=0.5)
+        need = Need(memory=PartOfDevice(0.5))
         assert starting(submitted(settings=SlurmSettings(shard_mb=1.0), need=need), "--gres") == ["--gres=gpu:1"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import ledger as ledger_module
 from gpuyard.leases.ledger import Ledger
@@ -75,7 +75,7 @@ def test_a_ledger_that_nobody_used_yet_is_empty_and_stays_untouched(ledger: Ledg
 
 
 def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledger) -> None:
-    need = Need(devices=2, memory_mb=4096.0, is_exclusive=False, only=("G0", "G1"))
+    need = Need(devices=2, memory=FixedMemory(4096.0), only=("G0", "G1"))
     ticket = ledger.take_ticket(ME, need, 3, DEADLINE_S)
     ((seen,), _) = (ledger.tickets(), None)
     assert (seen.id, seen.need, seen.priority) == (ticket.id, need, 3)

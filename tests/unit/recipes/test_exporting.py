@@ -8,14 +8,14 @@ from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedDependency, E
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings
 from gpuyard.recipes.export.ray_script import ray_script
 from gpuyard.recipes.export.script_text import Script
 from gpuyard.recipes.export.slurm_script import slurm_script
 
-SHARED = Need(memory_mb=6000.0, is_exclusive=False)
+SHARED = Need(memory=FixedMemory(6000.0))
 
 
 def packed(job_id: int, *words: str, **other: object) -> ExportedJob:

@@ -21,7 +21,7 @@ from gpuyard.core.job.job import (
 )
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, UnknownMemory
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.batch_pacing import BatchPace
@@ -35,7 +35,7 @@ FULL = JobSpec(
     command=("run", "{lr}"),
     cwd="/data/me",
     environment={},
-    need=Need(devices=2, memory_mb=8192.0, is_exclusive=False, vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)),
+    need=Need(devices=2, memory=FixedMemory(8192.0), vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)),
     name="big",
     tag="night",
     retries=2,
@@ -48,13 +48,18 @@ FULL = JobSpec(
     is_array=True,
 )
 LEARNING = replace(
-    SPEC, learns_memory=True, configuration="c0ffee", preempts=True, on_preempt=OnPreempt.REQUEUE, name="learns"
+    SPEC,
+    need=replace(SPEC.need, memory=UnknownMemory()),
+    configuration="c0ffee",
+    preempts=True,
+    on_preempt=OnPreempt.REQUEUE,
+    name="learns",
 )
 ELSEWHERE = replace(SPEC, engine="slurm", engine_options=("--partition=big",), cpus=4)
 PACED = replace(
     SPEC,
     command=("sim_view", "--seed", "{seed}"),
-    need=Need(memory_mb=2048.0, is_exclusive=False),
+    need=Need(memory=FixedMemory(2048.0)),
     name="batch",
     is_array=True,
     pace=BatchPace(

@@ -16,7 +16,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.batch_pacing import BatchPace
@@ -140,7 +140,7 @@ def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
     assert {(job.group, job.group_limit, job.priority) for job in full} == {(11, 2, 3)}
     spec = full[0].spec
     assert spec.need == Need(
-        devices=2, memory_mb=8192.0, is_exclusive=False, vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)
+        devices=2, memory=FixedMemory(8192.0), vendor=Vendor.NVIDIA, model="H100", banned=("GPU-x",)
     )
     assert (spec.name, spec.tag, spec.retries, spec.on_reboot, spec.stdin) == (
         "big", "night", 2, OnReboot.REQUEUE, "in.txt",

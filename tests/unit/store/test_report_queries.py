@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 from gpuyard.store.report_queries import attempts_since
@@ -50,7 +50,7 @@ def test_those_that_ended_after_that_time_are_read_and_those_that_go_on(shelf: S
 
 
 def test_all_about_an_attempt_is_read(shelf: Shelf) -> None:
-    (job,) = shelf.add(need=Need(is_exclusive=False, memory_mb=900.0))
+    (job,) = shelf.add(need=Need(memory=FixedMemory(900.0)))
     usage = Usage(peaks_mb={"G0": 700.0, "G1": 800.0}, curve=((0.0, 1.0), (1.0, 2.0)))
     lack = MemoryLack(shortage=Shortage(where=ShortageKind.HOST, says="no more"))
     attempt = begin(shelf, job, reserved_mb=900.0, usage=usage, lack=lack)
@@ -69,18 +69,18 @@ def test_peaks_are_read_whatever_a_device_is_called(shelf: Shelf, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("need", "learns", "reserved_mb", "is_alone"),
+    ("memory", "reserved_mb", "is_alone"),
     [
-        (Need(is_exclusive=True, memory_mb=500.0), False, 500.0, True),
-        (Need(is_exclusive=True), True, 500.0, False),
-        (Need(is_exclusive=True), True, None, True),
-        (Need(is_exclusive=False, memory_mb=500.0), False, 500.0, False),
+        (WholeDevice(500.0), 500.0, True),
+        (UnknownMemory(), 500.0, False),
+        (UnknownMemory(), None, True),
+        (FixedMemory(500.0), 500.0, False),
     ],
 )
 def test_one_that_had_its_devices_alone_is_told_from_one_that_shared_them(
-    shelf: Shelf, need: Need, learns: bool, reserved_mb: float | None, is_alone: bool
+    shelf: Shelf, memory: MemoryNeed, reserved_mb: float | None, is_alone: bool
 ) -> None:
-    begin(shelf, shelf.add(need=need, learns_memory=learns)[0], reserved_mb=reserved_mb)
+    begin(shelf, shelf.add(need=Need(memory=memory))[0], reserved_mb=reserved_mb)
     assert only(shelf).is_alone is is_alone
 
 

@@ -4,7 +4,7 @@ import math
 
 from msgspec import Struct
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, PartOfDevice
 
 # Ray counts GPUs with four decimal places.
 _PARTS = 10_000
@@ -58,10 +58,9 @@ def gpu_count(need: Need, card_mb: float | None) -> float:
     """Return how many GPUs the need is. A job that shares its GPU needs a fraction, if the GPU size is known."""
     if need.devices != 1 or need.is_exclusive:
         return float(need.devices)
-    part = need.part
-    if need.memory_mb is not None:
-        part = need.memory_mb / card_mb if card_mb else None
-    return 1.0 if part is None else _rounded(part)
+    if isinstance(need.memory, PartOfDevice):
+        return _rounded(need.memory.part)
+    return _rounded(need.required_mb / card_mb) if need.required_mb is not None and card_mb else 1.0
 
 
 def _rounded(part: float) -> float:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
 from gpuyard.core.scheduling.batch_pacing import BatchPace
@@ -83,7 +83,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class JobSpec(Struct, frozen=True, kw_only=True):
     """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
 
-    - `learns_memory`: the user left the memory open, so it is learned from earlier runs.
     - `configuration`: digest of the files that the command names.
     - `pace`: how fast the runs of a batch start.
     - `sees_all_devices`: no probe found a device, so none is leased and none is hidden from the program.
@@ -105,7 +104,6 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
     log_cap_mb: float = DEFAULT_LOG_CAP_MB
     is_array: bool = False
-    learns_memory: bool = False
     configuration: str = ""
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
@@ -117,6 +115,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
     notify: tuple[Subscription, ...] = ()
+
+    @property
+    def learns_memory(self) -> bool:
+        """Whether the user has left open how much memory it needs."""
+        return isinstance(self.need.memory, UnknownMemory)
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"

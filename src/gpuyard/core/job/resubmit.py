@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Job, JobSpec
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+from gpuyard.core.lease import WholeDevice
 from gpuyard.core.notify.subscriptions import subscription_text
 from gpuyard.errors import UserError
 
@@ -45,8 +46,8 @@ def options_of(job: Job) -> dict[str, Any]:
     spec, need = job.spec, job.spec.need
     found = {
         "gpus": need.devices,
-        "vram": _digits(need.memory_mb),
-        "exclusive": need.devices > 0 and need.is_exclusive and not spec.learns_memory,
+        "vram": _digits(need.required_mb),
+        "exclusive": need.devices > 0 and isinstance(need.memory, WholeDevice),
         "vendor": need.vendor and str(need.vendor),
         "gpu-name": need.model,
         "device": None if need.only is None else ",".join(need.only),

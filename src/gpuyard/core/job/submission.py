@@ -21,7 +21,7 @@ from gpuyard.core.job.job import DependencyKind, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, Subscription, parse_subscription
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
@@ -124,7 +124,6 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         stdin=options["stdin"],
         log_cap_mb=options["log-cap"],
         is_array=count > 1 or group_limit is not None or "array" in options,
-        learns_memory=need.devices > 0 and need.memory_mb is None and not options["exclusive"],
         configuration=request.configuration,
         preempts=options["preempt"],
         on_preempt=OnPreempt(options["on-preempt"]),
@@ -212,8 +211,7 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
     is_single = pace is None
     return Need(
         devices=gpus,
-        memory_mb=vram_mb,
-        is_exclusive=is_exclusive or vram_mb is None,
+        memory=_memory_need(vram_mb, is_exclusive=is_exclusive or gpus == 0),
         vendor=vendor and Vendor(vendor),
         model=model,
         max_utilization_percent=options["max-gpu"] if is_single else None,
@@ -222,6 +220,12 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
         max_cpu_percent=options["max-cpu"] if is_single else None,
         min_host_memory_mb=_free_ram_needed(options) if is_single else None,
     )
+
+
+def _memory_need(vram_mb: float | None, *, is_exclusive: bool) -> MemoryNeed:
+    if is_exclusive:
+        return WholeDevice(vram_mb)
+    return UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
 
 
 def _free_ram_needed(options: Options) -> float | None:

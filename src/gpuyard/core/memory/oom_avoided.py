@@ -13,10 +13,10 @@ _PROMISED = frozenset({ReasonKind.NO_ROOM, ReasonKind.LEASED})
 def would_have_run_out(hold: WaitingJob, snapshot: Snapshot) -> bool:
     """Not where nobody knows what it needs, nor where it waits to be alone."""
     need = hold.need
-    if not need.devices or need.memory_mb is None or need.is_exclusive:
+    if not need.devices or need.required_mb is None or need.is_exclusive:
         return False
     promised = {reason.device_id for reason in hold.reasons if reason.kind in _PROMISED}
-    roomy = _with_enough_free(need, need.memory_mb, snapshot)
+    roomy = _with_enough_free(need, need.required_mb, snapshot)
     # Without reasons nobody could have anything: leases fill every device, and the plan saves itself the words.
     return len(roomy) >= need.devices and not (hold.reasons and promised.isdisjoint(roomy))
 

@@ -1,15 +1,16 @@
-"""How much a job is given: what was declared, else what was learned, else the rest of a device; and more after it ran
-out.
+"""How much memory a job gets: the declared amount, else the learned one, else the rest of a device; more after it ran
+out of memory.
 
-- Declared values win. A job that declared nothing and of which nothing is known is given all that is free on a device,
-  where that is a large part of it, and teaches. Nobody joins it until it has settled. One of a crew is given its share.
-- Where no driver lists processes, a desktop cannot be told from a program, and waiting for it to leave may take for
-  ever. There a first run needs a part of what is free.
-- It has settled once it has been seen for a while without growing: then its lease is for what it uses with a wide
-  margin, and never for more than before. A run of a batch settles sooner, so that the next one can start; it speaks for
-  the others of its batch only after the whole time.
-- A job that ran out of memory is given more each time, and at last a device alone, of the largest. What was learned
-  never keeps a job from running at all: at worst it is alone.
+- A declared amount wins. A first run, of which nothing is known, gets all free memory of a device where that is a large
+  part of it, and teaches how much it needs. No job joins it until its memory has settled. A first run whose tag shares
+  devices gets its part of a device.
+- Where the driver lists no processes, a desktop cannot be told from a program, and may never end. There a first run
+  needs only a part of the free memory.
+- Memory has settled once it has been observed for a while without growth: then the lease shrinks to the use with a wide
+  margin, and never grows. A run of a batch settles sooner, so that the next one can start; its figure is used for other
+  runs of the batch only after the full time.
+- A job that ran out of memory gets more each time, and at last one of the largest devices alone. A learned amount never
+  keeps a job from running at all: at worst it runs alone.
 """
 
 import math
@@ -19,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, Usage
-from gpuyard.core.lease import Need, Share
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, Share, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.device_fit import check_suitable, tiny_mb
@@ -29,23 +30,24 @@ from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
 
 MOST_RERUNS = 3
-_GROWN = (1.25, 1.6)
-_GROWN_RAM = 1.5
-# Nobody is made to wait for more of the RAM than a machine in use ever has available.
+# The factors by which memory grows after the first and the second time that a job ran out.
+_GROWTH = (1.25, 1.6)
+_RAM_GROWTH = 1.5
+# No job waits for more than this part of the RAM: a machine in use never has more available.
 _MOST_RAM = 0.75
-# A program's memory is flat for so long before it counts as settled, and so much more than that is kept for it.
+# How long memory must be flat before it counts as settled, and the margin that the lease keeps then.
 SETTLE_S = 60.0
 _RUN_SETTLE_S = 10.0
 _SETTLED_MARGIN, _SETTLED_LEAST_MB = 0.5, 1024.0
-# Half of a card is enough for most programs' first run: to wait for an empty card costs far more than the few that run
-# out there, and are run again.
+# Half of a card is enough for the first run of most programs: waiting for an empty card would cost far more than the
+# few that run out of memory there and run again.
 FIRST_RUN_PART = 0.5
 _NEARLY_ALL = 0.9
-# A declaration that is off by so much is pointed out.
+# A declared amount this far above the use is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
 
-def size_need(  # noqa: PLR0913 - all that is known of it
+def size_need(  # noqa: PLR0913 - all that is known about the job
     job: Job,
     exact: Profile | None,
     program: Profile | None,
@@ -54,9 +56,13 @@ def size_need(  # noqa: PLR0913 - all that is known of it
     *,
     sibling_mb: float | None = None,
 ) -> Need:
-    """What it is to be given now; `devices` are those of the machine. A `first_run_part` of 1 is a device alone.
-    `sibling_mb` is what others of its batch that still run are known to need."""
-    cards = devices if isinstance(devices, DeviceSizes) else DeviceSizes(devices)
+    """Return the need of the job's next run, with its memory decided.
+
+    devices: those of the machine.
+    first_run_part: the part of a device that must be free for a first run; 1 is a whole device.
+    sibling_mb: the memory that running jobs of the same batch are known to need.
+    """
+    sizes = devices if isinstance(devices, DeviceSizes) else DeviceSizes(devices)
     need = replace(job.spec.need, load_percent=_known_load(exact, program))
     growth = job.growth
     if growth.ram_mb is not None:
@@ -64,97 +70,115 @@ def size_need(  # noqa: PLR0913 - all that is known of it
     if not need.devices:
         return need
     if growth.is_alone:
-        return _alone(need, cards)
+        return _alone(need, sizes)
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
         memory_mb = predicted_mb(exact, program)
         memory_mb = sibling_mb if memory_mb is None else memory_mb
-    if memory_mb is None and job.spec.learns_memory:
-        if job.spec.crew is not None and _can_be_shared(need, job.spec.crew, cards):
-            return replace(need, part=1.0 / job.spec.crew.most_per_device, is_exclusive=False)
-        memory_mb = _first_run_mb(need, program, cards, first_run_part)
-        need = replace(need, takes_rest=memory_mb is not None)
+        if memory_mb is None:
+            return _first_run(need, job.spec.crew, program, sizes, first_run_part)
     if memory_mb is None:
         return need
-    if _takes_all(memory_mb, need, cards):
-        return _alone(need, cards)
-    return replace(need, memory_mb=memory_mb, is_exclusive=need.is_exclusive and not job.spec.learns_memory)
+    if _takes_all(memory_mb, need, sizes):
+        return _alone(need, sizes)
+    is_whole = isinstance(need.memory, WholeDevice)
+    return replace(need, memory=WholeDevice(memory_mb) if is_whole else FixedMemory(memory_mb))
 
 
-def _can_be_shared(need: Need, crew: TagSharing, cards: "DeviceSizes") -> bool:
-    sizes = cards.suiting(need).sizes
-    return crew.most_per_device > 1 and bool(sizes) and sizes[-1] > 0
+def _first_run(
+    need: Need, sharing: TagSharing | None, program: Profile | None, sizes: "DeviceSizes", part: float
+) -> Need:
+    if sharing is not None and _can_be_shared(need, sharing, sizes):
+        return replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
+    least_mb = _first_run_mb(need, program, sizes, part)
+    if least_mb is None:
+        return replace(need, memory=WholeDevice())
+    return _alone(need, sizes) if _takes_all(least_mb, need, sizes) else replace(need, memory=RestOfDevice(least_mb))
+
+
+def _can_be_shared(need: Need, sharing: TagSharing, sizes: "DeviceSizes") -> bool:
+    found = sizes.suitable(need).sizes
+    return sharing.most_per_device > 1 and bool(found) and found[-1] > 0
 
 
 class SuitableSizes(Struct, frozen=True, kw_only=True):
-    """Devices that would do for some need, with their sizes; these sizes, and what they could give as good as empty,
-    from the largest down. `listed` are the sizes of those whose driver lists processes, `free` what is free on the
-    others; `least_mb` is the least that a first run needs on these."""
+    """The sizes of the devices that suit a need. Tuples of sizes are sorted, the largest first.
+
+    devices: ids with their sizes.
+    usable: what each device offers when it is nearly empty.
+    listed: sizes of the devices whose driver lists processes.
+    free: free memory of the other devices; `least_mb` is the least that a first run needs there.
+    """
 
     devices: tuple[tuple[str, float], ...]
     sizes: tuple[float, ...]
-    roomy: tuple[float, ...]
+    usable: tuple[float, ...]
     listed: tuple[float, ...]
     free: tuple[float, ...]
     least_mb: float
 
 
 class DeviceSizes:
-    """The devices of a machine, as far as sizes matter: looked through once for each kind of need."""
+    """The sizes of a machine's devices, computed once for each kind of need."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = devices
         self._found: dict[tuple[object, ...], SuitableSizes] = {}
 
-    def suiting(self, need: Need) -> SuitableSizes:
+    def suitable(self, need: Need) -> SuitableSizes:
         kind = (need.only, need.banned, need.vendor, need.model)
         found = self._found.get(kind)
         if found is None:
-            found = self._found[kind] = _suiting([each for each in self.devices if check_suitable(need, each) is None])
+            suitable = [each for each in self.devices if check_suitable(need, each) is None]
+            found = self._found[kind] = _suitable_sizes(suitable)
         return found
 
 
-def _suiting(devices: Sequence[Device]) -> SuitableSizes:
+def _suitable_sizes(devices: Sequence[Device]) -> SuitableSizes:
     sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
-    sizes = _from_largest(size for _, size in sized)
-    roomy = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
+    usable = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
     unlisted = [device for device in devices if device.hides_processes]
     return SuitableSizes(
         devices=sized,
-        sizes=sizes,
-        roomy=_from_largest(roomy),
-        listed=_from_largest(capacity(device) or 0.0 for device in devices if not device.hides_processes),
-        free=_from_largest(_free(device) for device in unlisted),
+        sizes=_largest_first(size for _, size in sized),
+        usable=_largest_first(usable),
+        listed=_largest_first(capacity(device) or 0.0 for device in devices if not device.hides_processes),
+        free=_largest_first((capacity(device) or 0.0) - (device.memory_used_mb or 0.0) for device in unlisted),
         least_mb=min(map(tiny_mb, unlisted), default=0.0),
     )
 
 
-def _from_largest(figures: Iterable[float]) -> tuple[float, ...]:
+def _largest_first(figures: Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted(figures, reverse=True))
 
 
-def _free(device: Device) -> float:
-    return (capacity(device) or 0.0) - (device.memory_used_mb or 0.0)
+def _alone(need: Need, sizes: DeviceSizes) -> Need:
+    """Return the need for whole devices, of the largest that it may use."""
+    found = sizes.suitable(need)
+    if len(found.sizes) < need.devices:
+        return replace(need, memory=WholeDevice())
+    least = found.sizes[need.devices - 1]
+    only = tuple(device_id for device_id, size in found.devices if size >= least)
+    return replace(need, memory=WholeDevice(), only=only)
 
 
-def _alone(need: Need, cards: DeviceSizes) -> Need:
-    return replace(need, memory_mb=None, is_exclusive=True, takes_rest=False, only=_largest(need, cards))
+def _first_run_mb(need: Need, program: Profile | None, sizes: DeviceSizes, part: float) -> float | None:
+    """Return the memory that must be free for a first run; None for a whole device, as where a size is unknown.
 
-
-def _first_run_mb(need: Need, program: Profile | None, cards: DeviceSizes, part: float) -> float | None:
-    """The part of the largest, as far as the smallest has that much, or of what is free where no driver lists
-    processes; of a program whose runs were unlike each other, it may be like the largest of these. `None` is a device
-    alone, as where a size is unknown."""
-    suiting = cards.suiting(need)
-    if part >= 1.0 or not suiting.sizes or not suiting.sizes[-1]:
+    It is `part` of the largest device, as far as the smallest has that much, or of the free memory where no driver
+    lists processes. Where runs of the program differ, it is at least the estimate from the largest of them.
+    """
+    found = sizes.suitable(need)
+    if part >= 1.0 or not found.sizes or not found.sizes[-1]:
         return None
-    known = None if program is None else memory_estimate(program)
-    if suiting.listed:
-        return max(known or 0.0, min(part * suiting.listed[0], _NEARLY_ALL * suiting.listed[-1]))
-    return max(known or 0.0, suiting.least_mb, part * suiting.free[min(need.devices, len(suiting.free)) - 1])
+    known = (None if program is None else memory_estimate(program)) or 0.0
+    if found.listed:
+        return max(known, min(part * found.listed[0], _NEARLY_ALL * found.listed[-1]))
+    return max(known, found.least_mb, part * found.free[min(need.devices, len(found.free)) - 1])
 
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
+    """Return the estimate of the most specific profile that has one."""
     for profile in (exact, program):
         if profile is not None and is_consistent(profile):
             found = memory_estimate(profile)
@@ -166,43 +190,45 @@ def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None
 def grow(
     job: Job, attempt: Attempt, shortage: Shortage, devices: Sequence[Device], host_mb: float | None = None
 ) -> Growth | None:
-    """What it is given the next time, of a machine with `host_mb` of RAM; `None` where it was given all there is."""
+    """Return what the job gets next time, on a machine with `host_mb` of RAM; None after MOST_RERUNS reruns."""
     growth = job.growth
     if growth.count >= MOST_RERUNS:
         return None
-    count = growth.count + 1
+    growth = replace(growth, count=growth.count + 1)
     if shortage.where is ShortageKind.HOST:
-        seen = attempt.usage.ram_mb if attempt.usage is not None else None
-        before = growth.ram_mb or job.spec.need.min_host_memory_mb
-        known = max((figure for figure in (seen, before) if figure is not None), default=None)
+        measured = attempt.usage.ram_mb if attempt.usage is not None else None
+        before = job.growth.ram_mb or job.spec.need.min_host_memory_mb
+        known = max((figure for figure in (measured, before) if figure is not None), default=None)
         most = math.inf if host_mb is None else host_mb * _MOST_RAM
-        return replace(growth, count=count, ram_mb=None if known is None else min(most, known * _GROWN_RAM))
-    if count == MOST_RERUNS:
-        return replace(growth, count=count, is_alone=True)
+        return replace(growth, ram_mb=None if known is None else min(most, known * _RAM_GROWTH))
     lacked = lacked_mb(attempt, shortage)
-    if lacked is None or attempt.reserved_mb is None:  # nobody knows, or it had a device alone
-        return replace(growth, count=count, is_alone=True)
-    is_sized = attempt.predicted_mb is not None or job.spec.need.memory_mb is not None or growth.memory_mb is not None
-    memory_mb = max(lacked, attempt.reserved_mb if is_sized else 0.0) * _GROWN[count - 1]
+    # Without a reservation it had a whole device already.
+    if growth.count == MOST_RERUNS or lacked is None or attempt.reserved_mb is None:
+        return replace(growth, is_alone=True)
+    was_sized = growth.memory_mb is not None or attempt.predicted_mb is not None
+    was_sized = was_sized or job.spec.need.required_mb is not None
+    memory_mb = max(lacked, attempt.reserved_mb if was_sized else 0.0) * _GROWTH[growth.count - 1]
     if _takes_all(memory_mb, job.spec.need, DeviceSizes(devices)):
-        return replace(growth, count=count, is_alone=True)
-    return replace(growth, count=count, memory_mb=memory_mb)
+        return replace(growth, is_alone=True)
+    return replace(growth, memory_mb=memory_mb)
 
 
 def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
-    """The least that would have been enough, as far as anybody can tell."""
+    """Return the least memory that would have been enough, as far as it is known."""
     peak = attempt.usage.peak_mb if attempt.usage is not None else None
     held = max((figure for figure in (peak, shortage.held_mb) if figure is not None), default=None)
     wanted = None if held is None and shortage.asked_mb is None else (held or 0.0) + (shortage.asked_mb or 0.0)
-    # What a first run reserved was all there was, and says nothing.
+    # A first run reserves all free memory, which says nothing about its need.
     return wanted if wanted is not None or attempt.predicted_mb is None else attempt.reserved_mb
 
 
 def settled_shares(
     attempt: Attempt, shares: Sequence[Share], devices: Sequence[Device], now: float, settle_s: float
 ) -> tuple[Share, ...] | None:
-    """What its lease is for from now on; `None` where it has not been seen for long enough, grows still, or would leave
-    nothing to others."""
+    """Return the shares that the lease shrinks to.
+
+    None where the attempt was not observed for long enough, still grows, or would leave nothing to others.
+    """
     usage = attempt.usage
     if usage is None or any(share.device_id not in usage.peaks_mb for share in shares):
         return None
@@ -215,12 +241,12 @@ def settled_shares(
 
 
 def settle_time(job: Job, settle_s: float) -> float:
-    """For how long its memory has to be flat."""
+    """Return for how long the job's memory must be flat."""
     return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)
 
 
 def steady_estimate_mb(attempt: Attempt, now: float, settle_s: float) -> float | None:
-    """What others of its batch need, as a run shows that has not ended, once it has been flat for `settle_s`."""
+    """Return the memory that other runs of a batch need, from a run that has been flat for `settle_s`; else None."""
     usage = attempt.usage
     if usage is None or usage.peak_mb is None or not _is_flat(attempt, usage, now, settle_s):
         return None
@@ -235,39 +261,30 @@ def _is_flat(attempt: Attempt, usage: Usage, now: float, settle_s: float) -> boo
 def _settled(share: Share, usage: Usage) -> Share:
     enough = _with_margin(usage.peaks_mb[share.device_id])
     if not share.is_exclusive and share.memory_mb is not None:
-        enough = min(enough, share.memory_mb)  # whoever joined it was promised the rest
+        enough = min(enough, share.memory_mb)  # the rest may be promised to other leases
     load = share.load_percent if usage.load_percent is None else usage.load_percent
     return replace(share, memory_mb=enough, load_percent=load, is_exclusive=False)
 
 
 def declaration_advice(declared_mb: float | None, usage: Usage | None) -> str | None:
-    """What to tell somebody who declared far more or less than was used."""
+    """Return advice for a user who declared far more memory, or less, than the job used; else None."""
     peak = None if usage is None else usage.peak_mb
     if declared_mb is None or not peak:
         return None
-    said = f"--vram said {format_size(declared_mb)}, and it used {format_size(peak)}"
+    figures = f"--vram was {format_size(declared_mb)}, but the job used {format_size(peak)}"
     if declared_mb > _FAR_OFF * peak + _FAR_OFF_MB:
-        return f"{said} at most: leave it out, and it is learned"
-    return f"{said}: others may run out of memory by it" if peak > declared_mb * 1.05 else None
+        return f"{figures} at most: leave --vram out, and the need is learned"
+    return f"{figures}: other jobs may run out of memory; raise --vram" if peak > declared_mb * 1.05 else None
 
 
 def largest_mb(devices: Sequence[Device]) -> float | None:
     return max((size for device in devices if (size := capacity(device)) is not None), default=None)
 
 
-def _takes_all(memory_mb: float, need: Need, cards: DeviceSizes) -> bool:
-    """Whether so much can be had only of devices that are as good as empty, if at all."""
-    roomy = cards.suiting(need).roomy
-    return bool(roomy) and (len(roomy) < need.devices or memory_mb > roomy[need.devices - 1])
-
-
-def _largest(need: Need, cards: DeviceSizes) -> tuple[str, ...] | None:
-    """As many as it needs of the largest that it may use."""
-    suiting = cards.suiting(need)
-    if len(suiting.sizes) < need.devices:
-        return need.only
-    least = suiting.sizes[need.devices - 1]
-    return tuple(device_id for device_id, size in suiting.devices if size >= least)
+def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
+    """Return whether this much is free only on devices that are nearly empty, if at all."""
+    usable = sizes.suitable(need).usable
+    return bool(usable) and (len(usable) < need.devices or memory_mb > usable[need.devices - 1])
 
 
 def _with_margin(peak_mb: float) -> float:

@@ -87,7 +87,7 @@ def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKi
     if not need.is_exclusive:
         return _check_packing(need, state, packing)
     # Work that has not said how much memory it needs gets a device that is nearly empty.
-    is_occupied = need.memory_mb is None and _exceeds(state.device.memory_used_mb, tolerated_foreign_mb(state.device))
+    is_occupied = need.required_mb is None and _exceeds(state.device.memory_used_mb, tolerated_foreign_mb(state.device))
     return ReasonKind.OCCUPIED if is_occupied else None
 
 
@@ -107,7 +107,7 @@ def _lacks_memory(need: Need, state: DeviceState) -> bool:
     """Return whether the device has too little free memory. A device of unknown size cannot be shared."""
     if state.free_mb is None:
         return not need.is_exclusive
-    return need.memory_mb is not None and state.free_mb < need.memory_mb
+    return need.required_mb is not None and state.free_mb < need.required_mb
 
 
 def _check_packing(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
@@ -161,7 +161,7 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
         case ReasonKind.NO_ROOM if state.free_mb is None:
             return Reason(kind, "its memory is unknown, so it cannot be shared", device.id)
         case ReasonKind.NO_ROOM:
-            return wait_reasons.no_room(device.id, state.free_mb or 0.0, need.memory_mb or 0.0, holders)
+            return wait_reasons.no_room(device.id, state.free_mb or 0.0, need.required_mb or 0.0, holders)
         case ReasonKind.TOO_MANY:
             return wait_reasons.too_many(device.id, packing.max_jobs_per_device or 0, holders)
         case ReasonKind.LOADED:

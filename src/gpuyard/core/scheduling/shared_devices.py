@@ -48,7 +48,7 @@ class SharedDevices:
 
     def _fullest(self, need: Need, packing: Packing, end: int) -> DeviceState | None:
         """Return the fullest device before `end` that has capacity for the need."""
-        least = -math.inf if need.memory_mb is None else need.memory_mb
+        least = -math.inf if need.required_mb is None else need.required_mb
         best, free_mb = None, math.inf
         for offer in self._offers[:end]:
             is_fuller = least <= offer[1] <= free_mb and (best is None or offer[1:4] < best[1:4])
@@ -58,7 +58,7 @@ class SharedDevices:
 
     def _first(self, need: Need, packing: Packing, start: int) -> DeviceState | None:
         """Return the first device from `start` on that has capacity for the need."""
-        least = -math.inf if need.memory_mb is None else need.memory_mb
+        least = -math.inf if need.required_mb is None else need.required_mb
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
         most -= (need.load_percent or 0.0) - _ROUNDING
         large = (offer[-1] for offer in self._offers[start:] if offer[1] >= least and offer[4] <= most)

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.shared_devices import placement_cost
 
@@ -53,8 +53,8 @@ def merge_variants(needs: Sequence[Need]) -> Need:
     if len(needs) == 1:
         return needs[0]
     ids = dict.fromkeys(device_id for need in needs for device_id in need.only or ())
-    sizes = [need.memory_mb for need in needs if need.memory_mb is not None]
-    return replace(needs[-1], only=tuple(ids), memory_mb=min(sizes, default=None))
+    smallest = min(needs, key=lambda need: need.required_mb or 0.0)
+    return replace(smallest, only=tuple(ids))
 
 
 def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int]) -> Iterator[Need]:
@@ -64,20 +64,21 @@ def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int])
     """
     if len(states) < need.devices:
         return
-    if need.part is None:
+    if not isinstance(need.memory, PartOfDevice):
         yield replace(need, only=_ids(states))
         return
-    sizes = {state.device.id: _part_mb(state, need.part, places[state.device.id]) for state in states}
+    part = need.memory.part
+    sizes = {state.device.id: _part_mb(state, part, places[state.device.id]) for state in states}
     if need.devices > 1:
         fitting = [size for state in states if (size := sizes[state.device.id]) <= (state.free_mb or 0.0)]
-        yield replace(need, only=_ids(states), memory_mb=min(fitting or sizes.values()))
+        yield replace(need, only=_ids(states), memory=FixedMemory(min(fitting or sizes.values())))
         return
 
     def rank(state: DeviceState) -> tuple[float, float]:
         return placement_cost(need, state)[0], -sizes[state.device.id]
 
     for (_, negative_size), alike in itertools.groupby(sorted(states, key=rank), key=rank):
-        yield replace(need, only=_ids(alike), memory_mb=-negative_size)
+        yield replace(need, only=_ids(alike), memory=FixedMemory(-negative_size))
 
 
 def _part_mb(state: DeviceState, part: float, places: int) -> float:

@@ -4,7 +4,7 @@ A job that waits for a lease needs none: leases end by themselves. The options a
 `gpuyard run`; scripts use the arguments of `GPUScheduler`.
 """
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, RestOfDevice
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.units import format_size
@@ -42,9 +42,9 @@ def _remedy_for_memory(need: Need, state: DeviceState) -> str:
     if state.free_mb is None:
         return "without --vram it gets the whole GPU"
     once_leases_end = state.without().free_mb or 0.0
-    if need.memory_mb is None or once_leases_end >= need.memory_mb:
+    if need.required_mb is None or once_leases_end >= need.required_mb:
         return ""
     left = f"programs outside gpuyard leave {format_size(max(0.0, once_leases_end))}"
-    if need.takes_rest:
-        return f"{left}, and a first run asks for {format_size(need.memory_mb)}: with {_VRAM} it asks for less"
+    if isinstance(need.memory, RestOfDevice):
+        return f"{left}, and a first run asks for {format_size(need.required_mb)}: with {_VRAM} it asks for less"
     return f"{left}: with {_VRAM} it asks for less"

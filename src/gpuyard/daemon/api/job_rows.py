@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, DependencyKind, Growth, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.memory.estimates import Profile, memory_estimate, prediction_error
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
@@ -44,11 +44,11 @@ def make_row(scheduler: SchedulerLoop, job: Job, next_need: Need, reason: str | 
         user=job.user,
         command=shlex.join(job.argv),
         gpus=need.devices,
-        vram_mb=need.memory_mb,
-        exclusive=need.is_exclusive and not job.spec.learns_memory,
+        vram_mb=need.required_mb,
+        exclusive=isinstance(need.memory, WholeDevice),
         learns_memory=job.spec.learns_memory,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
-        estimated_mb=next_need.memory_mb if job.state in WAITING else None,
+        estimated_mb=next_need.required_mb if job.state in WAITING else None,
         devices=devices,
         gpu_indexes=[gpu_index(device_id, snapshot) for device_id in devices],
         attempt=job.attempts,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
@@ -45,7 +45,7 @@ def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
     known = _evidence(scheduler, job) if job.spec.learns_memory else None
     return NextMemory(
         basis=_basis(job, known),
-        given_mb=need.memory_mb,
+        given_mb=need.required_mb,
         alone=need.is_exclusive,
         runs=len(known.peaks_mb) if known is not None else None,
         same_command=known.is_exact if known is not None else None,
@@ -57,10 +57,10 @@ def _need(scheduler: SchedulerLoop, job: Job) -> Need:
         return scheduler.controller.transitions.estimates.need_elsewhere(job)
     controller, devices = scheduler.controller, scheduler.sampling.latest.snapshot.usable_devices()
     need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_run_part)
-    if need.part is None:
+    if not isinstance(need.memory, PartOfDevice):
         return need
     suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]
-    return replace(need, memory_mb=need.part * min(suiting, default=0.0))  # the least that it may get
+    return replace(need, memory=FixedMemory(need.memory.part * min(suiting, default=0.0)))  # the least that it may get
 
 
 def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "grown", "unknown"]:

@@ -18,7 +18,7 @@ from itertools import accumulate, groupby, pairwise
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_text import at_of, reason_of, status_of
 
@@ -143,11 +143,11 @@ def _gres_of(need: Need, settings: SlurmSettings) -> str:
 
 def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
     """`None` for whole GPUs: also where nobody knows how much it will use, as nobody here measures it."""
-    if settings.shard_mb is None or need.devices != 1 or need.is_exclusive or need.takes_rest:
+    if settings.shard_mb is None or need.devices != 1 or not isinstance(need.memory, FixedMemory | PartOfDevice):
         return None
-    memory_mb, card_mb = need.memory_mb, settings.card_mb
-    if memory_mb is None and need.part is not None and card_mb is not None:
-        memory_mb = need.part * card_mb
+    memory_mb, card_mb = need.required_mb, settings.card_mb
+    if isinstance(need.memory, PartOfDevice) and card_mb is not None:
+        memory_mb = need.memory.part * card_mb
     if memory_mb is None or (card_mb is not None and memory_mb >= card_mb):
         return None
     return max(1, math.ceil(memory_mb / settings.shard_mb))

@@ -62,9 +62,9 @@ def lease_lines(
 
 def _need_text(need: Need) -> str:
     devices = format_count(need.devices, "GPU")
-    if need.memory_mb is None:
+    if need.required_mb is None:
         return devices
-    return f"{devices} with {format_size(need.memory_mb)}{' free' if need.is_exclusive else ''}"
+    return f"{devices} with {format_size(need.required_mb)}{' free' if need.is_exclusive else ''}"
 
 
 def _lease_row(lease: Lease, status: LedgerStatus) -> list[str]:

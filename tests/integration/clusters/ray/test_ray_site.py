@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import (
@@ -25,7 +25,7 @@ from tests.ray_cluster import CPUS, GPUS, RayCluster
 
 WITHIN_S = 90.0
 CARD_MB = 24_000.0
-HALF = Need(memory_mb=CARD_MB / 2, is_exclusive=False)
+HALF = Need(memory=FixedMemory(CARD_MB / 2))
 # Says who it is, and waits until it is told to end; its folder and its number are its last words.
 WAIT = 'echo "$$" > "$0/$1.pid"; until test -e "$0/go"; do sleep 0.05; done; '
 # To have named the cluster is to be told nothing: what is set counts.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings, listing
 from gpuyard.engines.cluster.slurm_site import SlurmSite
@@ -94,7 +94,7 @@ class TestRunning:
 
     def test_a_job_that_shares_a_gpu_gets_shards(self, site: SlurmSite, tmp_path: Path) -> None:
         sharing = SlurmSite(SlurmSettings(shard_mb=1000.0, card_mb=24000.0))
-        need = Need(is_exclusive=False, memory_mb=2500.0, model="fake")
+        need = Need(memory=FixedMemory(2500.0), model="fake")
         sent = parcel(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
         sharing.submit(sent)
         await_states(sharing, sent, [SiteState.SUCCEEDED])

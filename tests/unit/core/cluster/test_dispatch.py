@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster import dispatch
 from gpuyard.core.cluster.dispatch import DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_needed
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, current_priority
@@ -215,7 +215,7 @@ def test_what_is_not_counted_holds_up_nobody(queue: Queue) -> None:
 
 
 def test_shares_of_a_card_add_up(queue: Queue) -> None:
-    third = ClusterTerms(need=Need(devices=1, memory_mb=8192.0, is_exclusive=False), name="third")
+    third = ClusterTerms(need=Need(devices=1, memory=FixedMemory(8192.0)), name="third")
     queue.add(*range(1, 9), terms=third)
     free = Offer(free=Amount(gpus=2.0), card_mb=24_576.0)
     assert handed(queue.plan({"yonder": free})) == [1, 2, 3, 4, 5, 6]
@@ -263,7 +263,7 @@ _TERMS = st.builds(
     ClusterTerms,
     need=st.one_of(
         st.builds(Need, devices=st.integers(0, 3)),
-        st.builds(Need, devices=st.just(1), part=st.sampled_from([0.1, 0.25, 1 / 3, 0.5]), is_exclusive=st.just(False)),
+        st.builds(Need, memory=st.sampled_from([PartOfDevice(part) for part in (0.1, 0.25, 1 / 3, 0.5)])),
     ),
     name=st.just("x"),
     cpus=st.none() | st.integers(1, 4),

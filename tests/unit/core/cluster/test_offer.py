@@ -5,13 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed, gpu_count, subtract
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UnknownMemory, WholeDevice
 
 CARD_MB = 24_576.0
 
 
-def shared(**fields: float) -> Need:
-    return Need(is_exclusive=False, **fields)  # type: ignore[arg-type]
+def shared(memory_mb: float) -> Need:
+    return Need(memory=FixedMemory(memory_mb))
+
+
+def part_of_device(part: float) -> Need:
+    return Need(memory=PartOfDevice(part))
 
 
 @pytest.mark.parametrize(
@@ -20,19 +24,18 @@ def shared(**fields: float) -> Need:
         (Need(devices=0), CARD_MB, 0.0),
         (Need(devices=1), CARD_MB, 1.0),
         (Need(devices=4), CARD_MB, 4.0),
-        (Need(devices=1, memory_mb=8192.0), CARD_MB, 1.0),  # alone, and that much of it free
-        (Need(devices=2, memory_mb=8192.0, is_exclusive=False), CARD_MB, 2.0),  # no engine shares several at a time
-        (shared(memory_mb=6144.0), CARD_MB, 0.25),
-        (shared(memory_mb=8192.0), CARD_MB, 0.3333),
-        (shared(memory_mb=14_745.6), CARD_MB, 0.6),
-        (shared(memory_mb=60_000.0), CARD_MB, 1.0),  # more than a card has is a card
-        (shared(memory_mb=8192.0), None, 1.0),  # of a card that nobody knows
-        (shared(part=0.5), CARD_MB, 0.5),
-        (shared(part=0.5), None, 0.5),
-        (shared(part=1 / 7), None, 0.1428),
-        (shared(memory_mb=6144.0, part=0.5), CARD_MB, 0.25),  # what is known counts more
-        (shared(memory_mb=0.0), CARD_MB, 0.0001),  # it is to see a card
-        (shared(), CARD_MB, 1.0),
+        (Need(devices=1, memory=WholeDevice(8192.0)), CARD_MB, 1.0),  # alone, and that much of it free
+        (Need(devices=2, memory=FixedMemory(8192.0)), CARD_MB, 2.0),  # no engine shares several at a time
+        (shared(6144.0), CARD_MB, 0.25),
+        (shared(8192.0), CARD_MB, 0.3333),
+        (shared(14_745.6), CARD_MB, 0.6),
+        (shared(60_000.0), CARD_MB, 1.0),  # more than a card has is a card
+        (shared(8192.0), None, 1.0),  # of a card that nobody knows
+        (part_of_device(0.5), CARD_MB, 0.5),
+        (part_of_device(0.5), None, 0.5),
+        (part_of_device(1 / 7), None, 0.1428),
+        (shared(0.0), CARD_MB, 0.0001),  # it is to see a card
+        (Need(memory=UnknownMemory()), CARD_MB, 1.0),
     ],
 )
 def test_a_job_asks_for_its_share_of_a_card(need: Need, card_mb: float | None, gpus: float) -> None:
@@ -41,13 +44,13 @@ def test_a_job_asks_for_its_share_of_a_card(need: Need, card_mb: float | None, g
 
 @given(count=st.integers(1, 64))
 def test_as_many_as_share_a_card_evenly_fit_on_it(count: int) -> None:
-    assert count * gpu_count(shared(part=1.0 / count), None) <= 1.0 + 1e-9
-    assert (count + 1) * gpu_count(shared(part=1.0 / count), None) > 1.0
+    assert count * gpu_count(part_of_device(1.0 / count), None) <= 1.0 + 1e-9
+    assert (count + 1) * gpu_count(part_of_device(1.0 / count), None) > 1.0
 
 
 @given(memory_mb=st.floats(CARD_MB / 100, 2 * CARD_MB))
 def test_nobody_asks_for_noticeably_less_than_it_needs_or_more(memory_mb: float) -> None:
-    asked = gpu_count(shared(memory_mb=memory_mb), CARD_MB)
+    asked = gpu_count(shared(memory_mb), CARD_MB)
     needed = min(1.0, memory_mb / CARD_MB)
     assert needed - 1e-4 <= asked <= needed + 1e-4
     fit = int(1.0 / asked + 1e-9)
@@ -55,7 +58,7 @@ def test_nobody_asks_for_noticeably_less_than_it_needs_or_more(memory_mb: float)
 
 
 def test_what_is_left_of_what_is_not_counted_is_not_counted() -> None:
-    terms = ClusterTerms(need=shared(part=0.5), name="x", cpus=3, ram_mb=100.0)
+    terms = ClusterTerms(need=part_of_device(0.5), name="x", cpus=3, ram_mb=100.0)
     taken = amount_needed(terms, None)
     assert taken == Amount(gpus=0.5, cpus=3.0, ram_mb=100.0)
     assert subtract(Amount(gpus=2.0, ram_mb=1000.0), taken) == Amount(gpus=1.5, ram_mb=900.0)

@@ -8,7 +8,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
@@ -19,7 +19,7 @@ TYPED = {
     "grace": "0.001", "duration": "10m", "on-reboot": "requeue", "stdin": "in.txt", "log-cap": "64M", "preempt": True,
     "on-preempt": "never", "cpus": 4, "priority": 3, "device": "GPU-a,GPU-b",
 }  # fmt: skip
-PLAIN = JobSpec(command=("python", "train.py"), cwd="/data", environment={"A": "1"}, need=Need(), learns_memory=True)
+PLAIN = JobSpec(command=("python", "train.py"), cwd="/data", environment={"A": "1"}, need=Need(memory=UnknownMemory()))
 
 
 def job(spec: JobSpec = PLAIN, **facts: object) -> Job:
@@ -57,19 +57,19 @@ def test_what_is_said_differently_counts_and_what_is_taken_back_is_gone() -> Non
     before = job(submitted(**{**TYPED, "device": None}).spec, growth=Growth(count=1, memory_mb=9_000.0))
     again = resubmission(before, ("other", "x"), {"vram": "2G", "name": None, "priority": 9, "env": ["B=2"]})
     assert again.spec.command == ("other", "x")
-    assert (again.spec.need.memory_mb, again.spec.name, again.priority) == (2048.0, None, 9)
+    assert (again.spec.need.required_mb, again.spec.name, again.priority) == (2048.0, None, 9)
     assert (again.spec.tag, again.spec.need.vendor, again.spec.on_reboot) == ("night", Vendor.NVIDIA, OnReboot.REQUEUE)
     assert (again.spec.on_preempt, again.spec.environment) == (OnPreempt.NEVER, {"A": "1", "B": "2"})
 
 
 def test_one_that_is_to_do_without_gpus_needs_nothing_that_goes_with_them() -> None:
     again = resubmission(job(submitted(**TYPED).spec), None, {"gpus": 0})
-    assert (again.spec.need.devices, again.spec.need.memory_mb, again.devices) == (0, None, None)
+    assert (again.spec.need.devices, again.spec.need.required_mb, again.devices) == (0, None, None)
 
 
 def test_one_that_goes_elsewhere_asks_nothing_of_this_machine() -> None:
     again = resubmission(job(submitted(**TYPED).spec), None, {"engine": "slurm"})
-    assert (again.spec.engine, again.spec.preempts, again.devices, again.spec.need.memory_mb) == (
+    assert (again.spec.engine, again.spec.preempts, again.devices, again.spec.need.required_mb) == (
         "slurm", False, None, 8192.0,
     )  # fmt: skip
 

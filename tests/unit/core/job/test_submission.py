@@ -18,7 +18,7 @@ from gpuyard.core.job.submission import (
     decode_submission,
     parse_submission,
 )
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
@@ -57,7 +57,7 @@ def words_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
 def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     submission = submit("python", "train.py")
     assert submission.spec == JobSpec(
-        command=("python", "train.py"), cwd="/data", environment={"HOME": "/home/me"}, need=Need(), learns_memory=True
+        command=("python", "train.py"), cwd="/data", environment={"HOME": "/home/me"}, need=Need(memory=UnknownMemory())
     )
     assert (submission.count, list(submission.elements), submission.priority) == (1, [ArrayElement()], 0)
     assert not submission.is_held
@@ -77,8 +77,7 @@ def test_every_option_reaches_the_job() -> None:
         environment={"HOME": "/elsewhere", "A": "1", "B": "x=y"},
         need=Need(
             devices=2,
-            memory_mb=8192.0,
-            is_exclusive=False,
+            memory=FixedMemory(8192.0),
             vendor=Vendor.NVIDIA,
             model="H100",
             max_utilization_percent=80.0,
@@ -103,7 +102,7 @@ def test_every_option_reaches_the_job() -> None:
 def test_memory_is_shared_unless_it_is_to_be_had_alone() -> None:
     assert not submit(vram="8G").spec.need.is_exclusive
     alone = submit(vram="8G", exclusive=True).spec.need
-    assert (alone.is_exclusive, alone.memory_mb) == (True, 8192.0)
+    assert alone.memory == WholeDevice(8192.0)
 
 
 def test_numbers_may_come_as_numbers() -> None:
@@ -433,7 +432,7 @@ def test_a_batch_says_how_many_run_at_once_and_its_bounds_are_those_of_its_gates
         stagger_s=0.5,
         sample_log="/data/samples.csv",
     )
-    assert submission.spec.need == Need(memory_mb=2048.0, is_exclusive=False)
+    assert submission.spec.need == Need(memory=FixedMemory(2048.0))
 
 
 def test_a_run_of_a_batch_is_known_by_its_index() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import Lease, Need, WholeDevice
 from gpuyard.core.memory.oom_avoided import would_have_run_out
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.planner import decide
@@ -50,7 +50,7 @@ def test_memory_that_nobody_can_read_is_not_free() -> None:
     assert not is_avoided(shared(12 * GB), [card(0, used=None)], lease("a", "G0", memory_mb=16 * GB))
 
 
-@pytest.mark.parametrize("need", [Need(), Need(memory_mb=4 * GB)])
+@pytest.mark.parametrize("need", [Need(), Need(memory=WholeDevice(4 * GB))])
 def test_one_that_waits_to_be_alone_does_not_wait_for_memory(need: Need) -> None:
     assert not is_avoided(need, [card(0)], lease("a", "G0", memory_mb=16 * GB))
 

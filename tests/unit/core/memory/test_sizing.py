@@ -10,7 +10,16 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Usage
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need, Share
+from gpuyard.core.lease import (
+    FixedMemory,
+    MemoryNeed,
+    Need,
+    PartOfDevice,
+    RestOfDevice,
+    Share,
+    UnknownMemory,
+    WholeDevice,
+)
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.memory.sizing import (
@@ -31,12 +40,13 @@ from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
 
 CARDS = (card(0), card(1))
+UNKNOWN = Need(memory=UnknownMemory())
 SETTLE_S = 60.0
 
 
 def job(need: Need | None = None, growth: Growth | None = None, **said: Any) -> Job:
-    """One that declared nothing, unless it says what it needs."""
-    spec = JobSpec(command=("train",), cwd="/", environment={}, need=need or Need(), learns_memory=need is None, **said)
+    """Return a job that declares nothing where `need` is None."""
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=need or UNKNOWN, **said)
     return Job(
         id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0, growth=growth or Growth()
     )
@@ -59,28 +69,28 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
 # What it is given
 
 
-def first_run(*devices: Device, part: float = 0.5) -> tuple[float | None, bool]:
-    need = size_need(job(), None, None, devices, first_run_part=part)
-    return need.memory_mb, need.is_exclusive
+def first_run(*devices: Device, part: float = 0.5) -> MemoryNeed:
+    return size_need(job(), None, None, devices, first_run_part=part).memory
 
 
 def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alone() -> None:
-    assert first_run(*CARDS) == (12 * GB, False)
-    assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == (0.9 * CARD, False), "the smallest can give it too"
-    assert first_run(*CARDS, part=1.0) == (None, True)
+    assert first_run(*CARDS) == RestOfDevice(12 * GB)
+    assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == RestOfDevice(0.9 * CARD), (
+        "the smallest can give it too"
+    )
+    assert first_run(*CARDS, part=1.0) == WholeDevice()
 
 
 def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
     three = job(crew=TagSharing(most_per_device=3))
     need = size_need(three, None, None, CARDS)
-    assert (need.part, need.memory_mb, need.is_exclusive, need.takes_rest) == (1 / 3, None, False, False)
+    assert need.memory == PartOfDevice(1 / 3)
     learned = size_need(three, seen(4000.0), None, CARDS)
-    assert learned.part is None
-    assert learned.memory_mb is not None
+    assert isinstance(learned.memory, FixedMemory)
     grown = size_need(
         job(growth=Growth(count=1, memory_mb=9 * GB), crew=TagSharing(most_per_device=3)), None, None, CARDS
     )
-    assert (grown.part, grown.memory_mb) == (None, 9 * GB)
+    assert grown.memory == FixedMemory(9 * GB)
 
 
 def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
@@ -91,33 +101,36 @@ def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_i
 
 def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
     desktop = card(0, used=8 * GB, processes=None)
-    assert first_run(desktop) == (8 * GB, False)
-    assert first_run(desktop, card(1, used=20 * GB, processes=None)) == (8 * GB, False), "of what is free on the best"
-    assert first_run(card(0, used=23.5 * GB, processes=None)) == (0.05 * CARD, False), "and not of next to nothing"
-    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == (None, True), "and a tiny one is for one alone"
+    assert first_run(desktop) == RestOfDevice(8 * GB)
+    assert first_run(desktop, card(1, used=20 * GB, processes=None)) == RestOfDevice(8 * GB), (
+        "of what is free on the best"
+    )
+    assert first_run(card(0, used=23.5 * GB, processes=None)) == RestOfDevice(0.05 * CARD), "and not of next to nothing"
+    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "and a tiny one is for one alone"
     two = job()
-    two = replace(two, spec=replace(two.spec, need=Need(devices=2)))
+    two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
     fuller = card(1, used=20 * GB, processes=None)
-    assert size_need(two, None, None, (desktop, fuller)).memory_mb == 2 * GB, "where it needs two, both have to have it"
+    assert size_need(two, None, None, (desktop, fuller)).memory == RestOfDevice(2 * GB), (
+        "where it needs two, both have to have it"
+    )
 
 
 def test_beside_cards_that_list_processes_those_decide_how_much_a_first_run_needs() -> None:
-    assert first_run(card(0, processes=None), card(1)) == (12 * GB, False)
+    assert first_run(card(0, processes=None), card(1)) == RestOfDevice(12 * GB)
 
 
 def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
-    assert first_run(card(0), card(1, used=None, memory_total_mb=None)) == (None, True)
-    assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == (None, True)
+    assert first_run(card(0), card(1, used=None, memory_total_mb=None)) == WholeDevice()
+    assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == WholeDevice()
 
 
 def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:
     need = size_need(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
-    assert not need.is_exclusive
-    assert need.memory_mb is not None
-    assert 4000.0 < need.memory_mb < 5000.0
+    assert isinstance(need.memory, FixedMemory)
+    assert 4000.0 < need.memory.mb < 5000.0
     by_program = size_need(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
-    assert by_program.memory_mb is not None
-    assert by_program.memory_mb > 9000.0
+    assert isinstance(by_program.memory, FixedMemory)
+    assert by_program.memory.mb > 9000.0
 
 
 def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_be_like_the_largest() -> None:
@@ -125,14 +138,13 @@ def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_b
         program = seen(1000.0, largest, is_exact=False)
         need = size_need(job(), None, program, CARDS)
         assert predicted_mb(None, program) is None
-        assert need.takes_rest
-        assert need.memory_mb is not None
-        assert need.memory_mb >= least
+        assert isinstance(need.memory, RestOfDevice)
+        assert need.memory.least_mb >= least
     assert size_need(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
 
 
 def test_what_was_declared_wins_over_what_was_learned() -> None:
-    for declared in (shared(2 * GB), Need(memory_mb=2 * GB)):
+    for declared in (shared(2 * GB), Need(memory=WholeDevice(2 * GB))):
         assert size_need(job(declared), seen(20_000.0), None, CARDS) == declared
 
 
@@ -160,7 +172,7 @@ def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
     said: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
 ) -> None:
     need = size_need(job(replace(shared(4 * GB), **said), Growth(count=3, is_alone=True)), None, None, devices)
-    assert (need.only, need.is_exclusive, need.memory_mb) == (only, True, None)
+    assert (need.only, need.memory) == (only, WholeDevice())
 
 
 @st.composite
@@ -246,7 +258,7 @@ def test_one_that_had_its_device_alone_has_it_alone_again() -> None:
 
 
 @given(
-    st.one_of(st.none(), st.just(shared(4 * GB)), st.just(Need(devices=2, memory_mb=9 * GB))),
+    st.one_of(st.none(), st.just(shared(4 * GB)), st.just(Need(devices=2, memory=WholeDevice(9 * GB)))),
     st.lists(st.tuples(figures, figures, figures, st.booleans()), min_size=6, max_size=6),
     st.booleans(),
 )
@@ -314,9 +326,9 @@ def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_th
 
 def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
     need = size_need(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
-    assert (need.memory_mb, need.is_exclusive, need.takes_rest) == (3 * GB, False, False)
+    assert need.memory == FixedMemory(3 * GB)
     learned = size_need(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
-    assert (learned.memory_mb or 0.0) < 3 * GB
+    assert (learned.required_mb or 0.0) < 3 * GB
 
 
 @pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
@@ -362,7 +374,7 @@ def test_what_it_settles_for_is_more_than_it_uses_and_less_than_the_card(
 @pytest.mark.parametrize(
     ("declared_gb", "used_gb", "said"),
     [
-        (20, 4, "leave it out"),
+        (20, 4, "leave --vram out"),
         (4, 6, "run out of memory"),
         (4, 4, None),
         (6, 4, None),

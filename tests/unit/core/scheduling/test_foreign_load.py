@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.lease import Holder, Lease, Need, Share
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, WholeDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import (
     NO_FOREIGN_LOAD,
@@ -17,7 +17,7 @@ from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 GB = 1024.0
-SHARED = Need(memory_mb=2 * GB, is_exclusive=False)
+SHARED = Need(memory=FixedMemory(2 * GB))
 
 
 def stranger(pid: int = 7, percent: float | None = None) -> ForeignProcess:
@@ -124,7 +124,9 @@ def chosen(need: Need, seen: PlacementView) -> list[str]:
     return [] if claim is None else [share.device_id for share in claim.shares]
 
 
-@pytest.mark.parametrize("need", [SHARED, Need(memory_mb=2 * GB), Need(), Need(max_utilization_percent=100.0)])
+@pytest.mark.parametrize(
+    "need", [SHARED, Need(memory=WholeDevice(2 * GB)), Need(), Need(max_utilization_percent=100.0)]
+)
 def test_among_the_devices_that_fit_the_idle_one_wins(need: Need) -> None:
     assert chosen(need, view(100.0, 0.0)) == ["G1"]
     assert chosen(need, view(40.0, 90.0)) == ["G0"]
@@ -145,8 +147,8 @@ def test_a_device_that_others_keep_busy_is_waited_for_and_who_does_it_is_told() 
 @pytest.mark.parametrize(
     "need",
     [
-        Need(memory_mb=2 * GB, is_exclusive=False, max_utilization_percent=100.0),
-        Need(memory_mb=2 * GB, is_exclusive=False, ignores_foreign_load=True),
+        Need(memory=FixedMemory(2 * GB), max_utilization_percent=100.0),
+        Need(memory=FixedMemory(2 * GB), ignores_foreign_load=True),
     ],
 )
 def test_a_bound_of_its_own_wins(need: Need) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementState, PlacementView, choose
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
@@ -38,7 +38,7 @@ def machine(*devices: Device, host: Host | None = None) -> Snapshot:
 
 
 def shared(memory_mb: float, devices: int = 1) -> Need:
-    return Need(devices=devices, memory_mb=memory_mb, is_exclusive=False)
+    return Need(devices=devices, memory=FixedMemory(memory_mb))
 
 
 def lease(name: str, *ids: str, memory_mb: float | None = None, holder: Holder = ALICE) -> Lease:
@@ -136,8 +136,9 @@ def test_what_the_driver_keeps_for_itself_is_no_room() -> None:
 needs = st.builds(
     Need,
     devices=st.integers(1, 3),
-    memory_mb=st.integers(1, 24).map(lambda size: size * GB),
-    is_exclusive=st.booleans(),
+    memory=st.builds(
+        lambda kind, size: kind(size * GB), st.sampled_from([FixedMemory, WholeDevice]), st.integers(1, 24)
+    ),
 )
 steps = st.lists(
     st.one_of(
@@ -248,7 +249,7 @@ def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(ahead: 
 def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
     blind = card(0, used=None, memory_total_mb=None, utilization_percent=None, power_draw_w=None, processes=None)
     view = PlacementView(now=0.0, snapshot=machine(blind))
-    bounded = Need(memory_mb=20 * GB, max_utilization_percent=1, max_power_w=80, max_memory_used_mb=10)
+    bounded = Need(memory=WholeDevice(20 * GB), max_utilization_percent=1, max_power_w=80, max_memory_used_mb=10)
     assert devices_of(choose(bounded, view)) == ("G0",)
     assert devices_of(choose(Need(), view)) == ("G0",)
     assert "unknown" in choose(shared(1), view).reasons[0].text
@@ -285,7 +286,7 @@ def test_a_split_card_is_used_through_its_parts_only() -> None:
 
 def test_a_whole_card_is_not_given_while_somebody_has_a_part_of_it() -> None:
     view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
-    for need in (Need(), Need(memory_mb=GB)):
+    for need in (Need(), Need(memory=WholeDevice(GB))):
         choice = choose(need, view)
         assert (choice.claim, kinds_of(choice)["G0"]) == (None, ReasonKind.LEASED)
 
@@ -310,7 +311,7 @@ def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
         (Need(max_utilization_percent=1), card(0, utilization_percent=2.0), ReasonKind.TOO_BUSY, "GPU 2% > 1%"),
         (Need(max_power_w=80), card(0, power_draw_w=250.0), ReasonKind.TOO_HUNGRY, "power 250 W > 80 W"),
         (Need(max_memory_used_mb=400), card(0, used=512), ReasonKind.TOO_FULL, "GPU memory 512 MB > 400 MB"),
-        (Need(memory_mb=20 * GB), card(0, used=6 * GB), ReasonKind.NO_ROOM, "18 GB free, 20 GB needed"),
+        (Need(memory=WholeDevice(20 * GB)), card(0, used=6 * GB), ReasonKind.NO_ROOM, "18 GB free, 20 GB needed"),
     ],
 )
 def test_a_bound_that_is_broken_is_told_with_its_figures(
@@ -326,7 +327,7 @@ def test_a_bound_that_is_broken_is_told_with_its_figures(
         (Need(max_utilization_percent=1), card(0, utilization_percent=1.0)),
         (Need(max_power_w=80), card(0, power_draw_w=80.0)),
         (Need(max_memory_used_mb=512), card(0, used=512)),
-        (Need(memory_mb=18 * GB), card(0, used=6 * GB)),
+        (Need(memory=WholeDevice(18 * GB)), card(0, used=6 * GB)),
     ],
 )
 def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host
@@ -64,7 +64,7 @@ def busy_with_small_work(now: float, need: Need, **bounds: float) -> PlacementVi
     ("need", "bounds"),
     [
         (shared(20 * GB), {}),
-        (Need(memory_mb=20 * GB), {"max_utilization_percent": 1.0, "max_power_w": 80.0}),
+        (Need(memory=WholeDevice(20 * GB)), {"max_utilization_percent": 1.0, "max_power_w": 80.0}),
         (Need(), {"max_memory_used_mb": 100.0}),
     ],
 )
@@ -80,8 +80,8 @@ def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, 
 @pytest.mark.parametrize(
     "need",
     [
-        pytest.param(Need(memory_mb=20 * GB, only=("G0",)), id="on a card that a stranger fills"),
-        pytest.param(Need(memory_mb=20 * GB, devices=2), id="on two cards, one of which a stranger fills"),
+        pytest.param(Need(memory=WholeDevice(20 * GB), only=("G0",)), id="on a card that a stranger fills"),
+        pytest.param(Need(memory=WholeDevice(20 * GB), devices=2), id="on two cards, one of which a stranger fills"),
         pytest.param(shared(20 * GB, devices=2), id="sharing two cards, one of which a stranger fills"),
         pytest.param(Need(devices=3), id="on more cards than there are"),
         pytest.param(Need(max_cpu_percent=50.0), id="on a quieter machine"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Lease, Need
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, WaitingJob
 from gpuyard.core.scheduling.planner import decide
@@ -105,7 +105,7 @@ def test_several_devices_are_had_all_at_once_or_not_at_all() -> None:
         (Need(model="h100"), "G2"),
         (Need(only=("G2", "G1"), banned=("G1",)), "G2"),
         (Need(banned=("G0", "G2")), "G1"),
-        (Need(memory_mb=30 * GB), "G2"),
+        (Need(memory=WholeDevice(30 * GB)), "G2"),
     ],
 )
 def test_a_job_goes_only_where_it_asked_to_go(need: Need, device: str) -> None:
@@ -270,8 +270,7 @@ def cards(draw: st.DrawFn) -> tuple[Snapshot, tuple[Lease, ...], dict[tuple[str,
 needs = st.builds(
     lambda devices, memory, alone, vendor, banned: Need(
         devices=devices,
-        memory_mb=memory,
-        is_exclusive=alone or memory is None,
+        memory=WholeDevice(memory) if alone or memory is None else FixedMemory(memory),
         vendor=vendor,
         banned=banned,
     ),

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import JobSpec
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import FixedMemory, Lease, Need
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.placement import PlacementState
@@ -80,7 +80,7 @@ def test_memory_that_the_head_leaves_over_is_anybodys() -> None:
 
 def test_a_head_that_bears_only_so_much_load_is_joined_by_nobody() -> None:
     """Whoever started beside it would be the load that it waits out."""
-    head = queue(1, Need(memory_mb=4 * GB, is_exclusive=False, max_utilization_percent=50.0), priority=5)
+    head = queue(1, Need(memory=FixedMemory(4 * GB), max_utilization_percent=50.0), priority=5)
     busy = machine(card(0, used=4 * GB, utilization_percent=90.0))
     plan = decide(view(head, queue(2, shared(4 * GB)), on=busy, leases=[lease("a", "G0", memory_mb=4 * GB)]))
     assert not plan.starts

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import Need, PartOfDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
@@ -19,7 +19,7 @@ from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, mac
 from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, queue, running, started, view
 
 TWO = TagSharing(most_per_device=2)
-UNKNOWN = Need(part=0.5, is_exclusive=False)
+UNKNOWN = Need(memory=PartOfDevice(0.5))
 
 
 def sweep(lane_id: int, need: Need, *ids: int, sharing: TagSharing = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
@@ -194,11 +194,11 @@ def test_never_more_than_may_be_and_never_over_the_card(
         card(index, memory_total_mb=size, memory_used_mb=min(held, size), memory_free_mb=size - min(held, size))
         for index, (size, held) in enumerate(zip(sizes, used, strict=False))
     ]
+    first_run = Need() if most == 1 else Need(memory=PartOfDevice(1 / most))
     queues = [
-        sweep(each, Need(part=1 / most, is_exclusive=most == 1) if need is None else shared(need), each,
-              sharing=TagSharing(most_per_device=most))
+        sweep(each, first_run if need is None else shared(need), each, sharing=TagSharing(most_per_device=most))
         for each, need in enumerate(needs, 1)
-    ]  # fmt: skip
+    ]
     made = decide(view(*queues, on=machine(*cards)))
     counts = Counter(device for devices in started(made).values() for device in devices)
     assert all(count <= most for count in counts.values())

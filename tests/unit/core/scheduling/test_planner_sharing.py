@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Usage
-from gpuyard.core.lease import Claim, Lease, Need, Share
+from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.memory.sizing import settled_shares
 from gpuyard.core.scheduling.plan import Plan, PlannerView
@@ -78,7 +78,7 @@ class Ledger:
     # What happens
 
     def start(self, which: int, part: float) -> None:
-        needs = (Need(), shared(part * CARD), shared(part * 8 * GB, devices=2), Need(memory_mb=part * CARD))
+        needs = (Need(), shared(part * CARD), shared(part * 8 * GB, devices=2), Need(memory=WholeDevice(part * CARD)))
         waiting = [
             queue(number, needs[(which + number) % 4], *range(number * 10, number * 10 + 3)) for number in (1, 2)
         ]
@@ -98,7 +98,7 @@ class Ledger:
         for share in claim.shares:
             self.check(share.device_id)
         for share in claim.shares:
-            self.used[lease_id, share.device_id] = (held.memory_mb or 0.0) if held is not None else 0.0
+            self.used[lease_id, share.device_id] = (held.required_mb or 0.0) if held is not None else 0.0
 
     def grow(self, which: int, part: float) -> None:
         one = self.pick(which)
@@ -132,9 +132,8 @@ class Ledger:
             return
         devices = tuple(share.device_id for share in one.shares)
         held = max(self.used.get((one.id, name), 0.0) for name in devices)
-        self.suspended[one.id] = Need(
-            devices=len(devices), memory_mb=held, is_exclusive=one.shares[0].is_exclusive, only=devices
-        )
+        memory = WholeDevice(held) if one.shares[0].is_exclusive else FixedMemory(held)
+        self.suspended[one.id] = Need(devices=len(devices), memory=memory, only=devices)
         self.leases[one.id] = replace(one, shares=())
         self.used = {key: used for key, used in self.used.items() if key[0] != one.id}
 
@@ -217,7 +216,7 @@ def test_what_a_plan_starts_is_charged_in_the_same_plan() -> None:
 
 
 def test_a_suspended_job_stands_in_the_line_with_the_others() -> None:
-    need = Need(memory_mb=8 * GB, is_exclusive=True, only=("G0",))
+    need = Need(memory=WholeDevice(8 * GB), only=("G0",))
     for priority, first in ((1, 7), (-1, 20)):
         plan = decide(view(resuming(7, need, priority=priority), queue(2, Need(), 20)))
         assert list(started(plan)) == [first]

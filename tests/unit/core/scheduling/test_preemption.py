@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementState, PlacementView
 from gpuyard.core.scheduling.preemption import RunningJob, find_victims
 from gpuyard.core.snapshot import Host
@@ -108,7 +108,7 @@ def crowds(draw: st.DrawFn) -> tuple[PlacementState, list[RunningJob]]:
 
 
 wishes = st.builds(
-    lambda size, devices, alone: Need(devices=devices, memory_mb=size * GB, is_exclusive=alone),
+    lambda size, devices, alone: Need(devices=devices, memory=(WholeDevice if alone else FixedMemory)(size * GB)),
     st.sampled_from([1.0, 6.0, 12.0, 20.0, 24.0]),
     st.integers(1, 2),
     st.booleans(),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import Holder, Need, Share
+from gpuyard.core.lease import FixedMemory, Holder, Need, Share
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
@@ -41,7 +41,9 @@ def rooms(draw: st.DrawFn) -> list[DeviceState]:
 
 
 needs = st.builds(
-    lambda memory_mb, load: Need(memory_mb=memory_mb, load_percent=load, is_exclusive=False), st.none() | sizes, loads
+    lambda memory_mb, load: Need(memory=FixedMemory(memory_mb), load_percent=load),
+    sizes.map(lambda size: size or 0.0),
+    loads,
 )
 packings = st.builds(
     lambda jobs, load: Packing(max_jobs_per_device=jobs, max_load_percent=load),
@@ -62,8 +64,8 @@ def test_it_is_the_one_that_asking_all_would_find(among: list[DeviceState], need
 
 def test_exactly_as_much_as_is_free_is_enough() -> None:
     room = DeviceState(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
-    assert SharedDevices([room]).best(Need(memory_mb=8000.0, is_exclusive=False), Packing()) is room
-    assert SharedDevices([room]).best(Need(memory_mb=8000.1, is_exclusive=False), Packing()) is None
+    assert SharedDevices([room]).best(Need(memory=FixedMemory(8000.0)), Packing()) is room
+    assert SharedDevices([room]).best(Need(memory=FixedMemory(8000.1)), Packing()) is None
 
 
 @given(rooms(), needs, packings, promises(), st.integers(0, 5))

@@ -124,7 +124,7 @@ def _find_program(name: str) -> tuple[str, int]:
 
 def _need(options: _RunOptions, seen: "Snapshot") -> "Need":
     from gpuyard.core.device_names import check_possible
-    from gpuyard.core.lease import Need
+    from gpuyard.core.lease import FixedMemory, Need, WholeDevice
     from gpuyard.scripting.gpu_info import banned_devices
 
     banned = banned_devices(seen)
@@ -132,10 +132,10 @@ def _need(options: _RunOptions, seen: "Snapshot") -> "Need":
     if options.gpus and not only and options.device is None:
         raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
     check_possible(options.gpus, options.vram_mb, only)
+    vram_mb = options.vram_mb
     return Need(
         devices=options.gpus,
-        memory_mb=options.vram_mb,
-        is_exclusive=options.exclusive or options.vram_mb is None,
+        memory=WholeDevice(vram_mb) if options.exclusive or vram_mb is None else FixedMemory(vram_mb),
         only=tuple(device.id for device in only),
         banned=banned,
         max_utilization_percent=options.max_gpu,
