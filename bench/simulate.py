@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb, usual_quantum_s
+from gpuyard.simulator.compare_policies import SATURATED, default_quantum_s, runnable, sizes_mb
 from gpuyard.simulator.makespan_bound import lower_bound
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_programs
@@ -106,7 +106,7 @@ def _million(folder: Path) -> None:
     devices, sharing = parse_devices(MANY_CARDS), read_sharing(folder)
     jobs = _draw(folder, ("lucid",), MANY_JOBS, 1, devices)
     bound = lower_bound(jobs, sizes_mb(devices), sharing)
-    simulation = Simulation(devices, sharing, find_policy("gpuyard"), usual_quantum_s(jobs))
+    simulation = Simulation(devices, sharing, find_policy("gpuyard"), default_quantum_s(jobs))
     started = time.perf_counter()
     passed = simulation.play(jobs, _progress(started))
     taken = time.perf_counter() - started

@@ -1,54 +1,55 @@
-"""Where gpuyard keeps its things, and what its configuration file and the environment say.
+"""The configuration file, and the directories that gpuyard uses.
 
-`GPUYARD_HOME=DIR` puts everything under one folder, so that a trial or a test touches nothing else. The file is
-`config.toml` there, or where the platform's conventions put it:
+`GPUYARD_HOME=DIR` puts everything into one directory, so that a trial or a test touches nothing else. The file is
+`config.toml` there, or in the platform's configuration directory. Defaults are in brackets where they differ from the
+example:
 
     [devices]
-    banned = [3, "GPU-…"]            # indexes or ids that nothing is placed on
-    banned_names = ["GT 1030"]       # parts of names
-    visible = "index"                # what CUDA_VISIBLE_DEVICES lists for programs; also "uuid"
+    banned = [3, "GPU-…"]            # indexes or ids of devices that are never used [none]
+    banned_names = ["GT 1030"]       # parts of names of such devices [none]
+    visible = "index"                # how CUDA_VISIBLE_DEVICES names devices for programs; also "uuid"
 
     [leases]
-    directory = "/var/lib/gpuyard"   # one that several users share
+    directory = "/var/lib/gpuyard"   # a directory that several users share [your own]
 
     [queue]
-    cpu_jobs = 4                     # how many jobs without a GPU at once [the number of CPUs]
-    max_cpu_percent = 95             # nothing starts while the CPU is busier than this, smoothed [no bound]
-    min_free_memory_mb = 512         # nothing starts while less RAM than this is available
-    max_foreign_load_percent = 50    # nothing starts on a GPU that programs outside gpuyard keep busier; 100: no bound
-    engine = "slurm"                 # what runs jobs that name no engine [local]
+    cpu_jobs = 4                     # the most jobs without a GPU at once [the number of CPUs]
+    max_cpu_percent = 95             # no job starts while the smoothed CPU load is above this [no limit]
+    min_free_memory_mb = 512         # no job starts while less RAM is available
+    max_foreign_load_percent = 50    # no job starts on a GPU with more load from foreign processes; 100: no limit
+    engine = "slurm"                 # the engine of jobs that name none [local]
     [queue.tags]
-    download = 2                     # how many jobs of a tag at once
+    download = 2                     # the most jobs with a tag at once
 
     [packing]
-    max_jobs_per_device = 4          # how many share a GPU at most [no bound]
-    max_load_percent = 200           # and how busy they may keep it together; 0 for no bound
-    first_run_part = 0.5             # a new program starts where this part of a GPU is free; 1 for a GPU alone
-    settle_s = 60                    # and what it uses, once it has been seen for so long; 0 for never
+    max_jobs_per_device = 4          # the most jobs that share a GPU [no limit]
+    max_load_percent = 200           # the highest sum of their loads; 0: no limit
+    first_run_part = 0.5             # the part of a GPU that must be free for a new program; 1: a whole GPU
+    settle_s = 60                    # a new program reserves its measured memory after this time; 0: never
 
     [suspend]
-    ram_reserve_mb = 2048            # RAM that stays free when a job's memory is moved there
+    ram_reserve_mb = 2048            # RAM that stays free when the memory of a job is moved there
 
     [notify]
     on = ["failed", "queue-empty"]   # also finished, out-of-memory, gpu-free
-    to = ["ntfy://topic", "notify-send \"$GPUYARD_TITLE\" \"$GPUYARD_BODY\""]  # services by their URLs, commands
-    per_minute = 6                   # how many messages each of them gets at most; what is over is told together
-    gpu_free_s = 30                  # a GPU that was in use is free when nobody has been on it for so long
+    to = ["ntfy://topic", "notify-send \"$GPUYARD_TITLE\" \"$GPUYARD_BODY\""]  # URLs of services, and commands [none]
+    per_minute = 6                   # the most messages to each of them per minute; the rest is summed up in one
+    gpu_free_s = 30                  # a GPU that was in use counts as free after it was idle for this long
 
-    [web]                            # the daemon serves its page from its start; `web = true` at the top does so too
-    enabled = true                   # false for what `gpuyard web` goes by alone
-    address = "127.0.0.1"            # any other is reached from elsewhere, unencrypted
-    port = 8765                      # 0 for any [8765, or the next that is free]
+    [web]                            # the daemon serves its page from the start; so does `web = true` at the top
+    enabled = true                   # false: only after `gpuyard web`
+    address = "127.0.0.1"            # any other address is reachable from other machines, unencrypted
+    port = 8765                      # 0: any free port [8765, or the next free port]
     read_only = false
 
     [slurm]
-    folder = "/home/me/gpuyard"      # one that the nodes see too, for logs and what they tell [the queue's own]
+    folder = "/home/me/gpuyard"      # a directory that the nodes see too, for logs and results [the queue's own]
     partition = "gpu"                # also account, qos, and options = ["--constraint=a100"] for every job
     gpu_memory = "80G"               # of each card
-    shard_mb = 1024                  # how much memory a shard stands for, where the site has shards
-    nice_base = 0                    # what a job of priority 0 gets; more of it leaves room for higher priorities
-    most_jobs = 5000                 # how many are there at once
-    poll_s = 10                      # how long it may take to hear of what Slurm alone knows
+    shard_mb = 1024                  # the memory of a shard, if the site has shards
+    nice_base = 0                    # the niceness of priority 0; a larger value allows for higher priorities
+    most_jobs = 5000                 # the most jobs at the site at once
+    poll_s = 10                      # how often Slurm is asked
 
     [ray]
     folder = "/home/me/gpuyard"
@@ -80,7 +81,7 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if self.visible not in ("index", "uuid"):
-            raise ValueError(f'visible = \'{self.visible}\' is not known; write "index" or "uuid"')
+            raise ValueError(f'visible = \'{self.visible}\' is unknown; write "index" or "uuid"')
 
     @property
     def shows_uuids(self) -> bool:
@@ -135,7 +136,7 @@ class WebConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all engines have that place work themselves."""
+    """Settings that all cluster engines have."""
 
     folder: str | None = None
     gpu_memory: str | None = None
@@ -145,7 +146,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.folder is not None and not os.path.isabs(os.path.expanduser(self.folder)):
             raise ValueError(f"folder = '{self.folder}' is not an absolute path")
         try:
-            self.card_mb  # noqa: B018 - whether it can be read
+            self.card_mb  # noqa: B018 - raises if it cannot be parsed
         except UserError as error:
             raise ValueError(f"gpu_memory: {error}") from None
 
@@ -199,7 +200,7 @@ def load_config() -> Config:
 
 
 def config_stamp() -> int | None:
-    """Changes when the file does; `None` where there is none."""
+    """Return a number that changes with the file, or None if there is no file."""
     try:
         return (config_dir() / "config.toml").stat().st_mtime_ns
     except OSError:
@@ -214,14 +215,14 @@ def parse_config(raw: dict[str, Any], path: Path) -> Config:
 
 
 def lease_dir() -> Path:
-    """GPUYARD_LOCK_DIR, else the configuration's, else one of this user's own."""
+    """Return GPUYARD_LOCK_DIR, the configured directory, or this user's own directory, in that order."""
     named = os.environ.get("GPUYARD_LOCK_DIR") or load_config().leases.directory
     if named:
         path = Path(named).expanduser()
         if not path.is_absolute():
             raise UserError(
                 f"the lease directory '{named}' is not an absolute path",
-                hint="each working directory would have a ledger of its own",
+                hint="give an absolute path: a relative one would name another ledger in each working directory",
             )
         return path
     home = _home()
@@ -233,7 +234,7 @@ def config_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """What must outlive a reboot."""
+    """Return the directory for files that must survive a reboot."""
     return _home() or _user_dir("XDG_STATE_HOME", "~/.local/state")
 
 
@@ -246,7 +247,7 @@ def _user_dir(variable: str, default: str) -> Path:
 
 
 def simulated_devices() -> str | None:
-    """The value of GPUYARD_SIMULATE, such as `2x24GB`, where simulated devices stand in for real ones."""
+    """Return GPUYARD_SIMULATE, such as `2x24GB`, if simulated devices are to be used in place of real ones."""
     return os.environ.get("GPUYARD_SIMULATE") or None
 
 
@@ -255,22 +256,11 @@ def _home() -> Path | None:
     return Path(home).expanduser().absolute() if home else None
 
 
-def _nearest(complaint: str) -> str | None:
-    """For a key that is not known, the one that was probably meant."""
-    _, found, rest = complaint.partition("unknown field `")
+def _nearest(message: str) -> str | None:
+    """Return a hint with the most similar known key, if the error is about an unknown key."""
+    _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
-    sections = (
-        Config,
-        DeviceConfig,
-        LeaseConfig,
-        QueueConfig,
-        PackingConfig,
-        SuspendConfig,
-        NotifyConfig,
-        WebConfig,
-        SlurmConfig,
-        RayConfig,
-    )
-    known = [name for section in sections for name in section.__struct_fields__]
+    sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
+    known = [name for section in (*sections, SlurmConfig, RayConfig) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

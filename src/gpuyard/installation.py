@@ -1,7 +1,7 @@
-"""Where this gpuyard is installed, and the command lines that upgrade it, extend it and remove it.
+"""Find out how this gpuyard was installed, and the commands that upgrade it, extend it and remove it.
 
-It is recognised by what installers leave behind: pipx and uv a file in the environment's folder, all of them the
-package's metadata, with the folder that it was installed from where that was no package index.
+Installers leave traces: pipx and uv a file in the environment's directory, all of them the package's metadata, which
+names the source directory unless the package came from an index.
 """
 
 import json
@@ -15,14 +15,16 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 _PACKAGE = "gpuyard"
-# As metadata has it: textual>=1.0; extra == 'top'
-_OF_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra == ['"]([\w-]+)['"]""")
+# A requirement in the metadata: textual>=1.0; extra == 'top'
+_EXTRA_REQUIREMENT = re.compile(r"""([\w.-]+).*;.*\bextra == ['"]([\w-]+)['"]""")
 
 
 class Installation(Struct, frozen=True, kw_only=True):
-    """`folder` is the environment's; `upgrade`, `remove` and `install` are lines for a shell. `source` is what is
-    installed: the name of the package, or the folder or file that it came from. `kept` are extras that another
-    installation would drop unless they are named again."""
+    """How gpuyard is installed in the environment `folder`.
+
+    `upgrade`, `remove` and `install` are shell commands. `source` is the package name, or the directory or file that it
+    was installed from. `kept` are the extras that a new installation would drop unless it names them.
+    """
 
     folder: str
     upgrade: str
@@ -32,7 +34,7 @@ class Installation(Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()
 
     def with_extra(self, extra: str) -> str:
-        """Return the line that installs one of the package's extras, such as `render`, beside what is there."""
+        """Return the command that installs an extra, such as `render`, and keeps the installed extras."""
         extras = ",".join(sorted({extra, *self.kept}))
         return f"{self.install} {shlex.quote(f'{self.source}[{extras}]')}"
 
@@ -41,24 +43,24 @@ def find_installation(folder: str = sys.prefix, python: str = sys.executable) ->
     """Return how the gpuyard in this environment was installed."""
     try:
         installed = metadata.distribution(_PACKAGE)
-    except metadata.PackageNotFoundError:  # found by PYTHONPATH, say
+    except metadata.PackageNotFoundError:  # for example imported through PYTHONPATH
         return _copied(folder, shlex.quote(python))
     source, is_editable = _source(installed)
     kept: tuple[str, ...] = ()
     if os.path.exists(os.path.join(folder, "pipx_metadata.json")):
         name = shlex.quote(os.path.basename(folder))
-        lines = (f"pipx upgrade {name}", f"pipx uninstall {name}", "pipx install --force")
+        commands = (f"pipx upgrade {name}", f"pipx uninstall {name}", "pipx install --force")
         kept = _extras(installed)
     elif os.path.exists(os.path.join(folder, "uv-receipt.toml")):
-        lines = (f"uv tool upgrade {_PACKAGE}", f"uv tool uninstall {_PACKAGE}", "uv tool install --force")
+        commands = (f"uv tool upgrade {_PACKAGE}", f"uv tool uninstall {_PACKAGE}", "uv tool install --force")
         kept = _extras(installed)
     elif is_editable and os.path.dirname(folder) == source:
-        place = shlex.quote(source)
+        checkout = shlex.quote(source)
         pip = f"{shlex.quote(python)} -m pip install --editable"
-        lines = (f"git -C {place} pull && make -C {place} install", f"make -C {place} clean", pip)
+        commands = (f"git -C {checkout} pull && make -C {checkout} install", f"make -C {checkout} clean", pip)
     else:
-        lines = _in_environment(installed, shlex.quote(python), source, is_editable=is_editable)
-    upgrade, remove, install = lines
+        commands = _in_environment(installed, shlex.quote(python), source, is_editable=is_editable)
+    upgrade, remove, install = commands
     return Installation(folder=folder, upgrade=upgrade, remove=remove, source=source, install=install, kept=kept)
 
 
@@ -85,16 +87,16 @@ def _copied(folder: str, python: str) -> Installation:
 
 
 def _extras(installed: metadata.Distribution) -> tuple[str, ...]:
-    """Return the extras whose packages are all there."""
-    wanted: dict[str, list[str]] = {}
+    """Return the extras with all their packages installed."""
+    requirements: dict[str, list[str]] = {}
     for text in installed.requires or ():
-        match = _OF_EXTRA.match(text)
+        match = _EXTRA_REQUIREMENT.match(text)
         if match is not None:
-            wanted.setdefault(match[2], []).append(match[1])
-    return tuple(extra for extra, names in wanted.items() if all(map(_is_there, names)))
+            requirements.setdefault(match[2], []).append(match[1])
+    return tuple(extra for extra, names in requirements.items() if all(map(_is_installed, names)))
 
 
-def _is_there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -103,10 +105,10 @@ def _is_there(name: str) -> bool:
 
 
 def _source(installed: metadata.Distribution) -> tuple[str, bool]:
-    """Return what it was installed from, and whether as an editable checkout."""
+    """Return what the package was installed from, and whether it is an editable checkout."""
     try:
-        told = json.loads(installed.read_text("direct_url.json") or "null")
-        url, about = urlsplit(told["url"]), told.get("dir_info", {})
+        origin = json.loads(installed.read_text("direct_url.json") or "null")
+        url, about = urlsplit(origin["url"]), origin.get("dir_info", {})
     except (ValueError, LookupError, TypeError):
         return _PACKAGE, False
     if url.scheme != "file":

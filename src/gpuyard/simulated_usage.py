@@ -1,11 +1,11 @@
-"""What real processes take of simulated devices, as files that all who share a folder see.
+"""The use of simulated devices by real processes, as files in a shared directory.
 
-Each process has one file, and keeps it locked: held means alive, so however a process dies, its share is free at once.
-All reading and changing happens under one short lock, so that two processes never get the same memory.
+Each process has one file and keeps it locked while it lives, so its share is free as soon as it dies. All reads and
+changes happen under one briefly held lock, so two processes never get the same memory.
 
-A share can be suspended by another process of the same user, as a driver does it with a real one: locked first (from
-then on its owner waits at every call), then its memory leaves the device and is remembered, then the way back. One that
-was put back where there was no room is ruined for ever.
+Another process of the same user can suspend a share, as a driver suspends a real process: it locks the share (from then
+on its owner waits at every call), moves its memory off the device and remembers it, and later moves it back. A share
+that is restored while too little memory is free is ruined for good.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 
-# What is taken in many small steps adds up to a little more or less than the whole.
+# Memory that is taken in many small steps adds up to slightly more or less than the total.
 ROUNDING_MB = 0.001
 _GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
-_LARGEST_FILE = 65536
+_MAX_BYTES = 65536
 
 
 class SimulatedShare(Struct, frozen=True, kw_only=True):
-    """What one process takes, by device id; `suspended_mb` is what it took, and waits in host memory to be put back."""
+    """The use of one process, by device id. `suspended_mb` is its memory while it is suspended."""
 
     pid: int
     memory_mb: dict[str, float] = {}
@@ -56,14 +56,14 @@ class SharesFolder:
 
     def _open_lock(self) -> int:
         try:
-            # Without O_CREAT first: in a sticky folder the kernel may refuse that on another user's file.
+            # With O_CREAT the kernel may refuse to open another user's file in a sticky directory.
             return os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self.path.mkdir(parents=True, exist_ok=True)
             return _open_for_all(self.lock_path, os.O_RDONLY)
 
     def add(self, share: SimulatedShare) -> int:
-        """The file of a new one, for its owner to keep open. Only while locked."""
+        """Add a share and return the descriptor of its file, which the owner keeps open. Call it while locked."""
         path = self.path / f"{share.pid}-{os.urandom(4).hex()}.share"
         descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ class SharesFolder:
         return descriptor
 
     def live(self) -> dict[Path, SimulatedShare]:
-        """Those of living processes; what the dead left behind is cleared away. Only while locked."""
+        """Return the shares of live processes, and remove those of dead processes. Call it while locked."""
         found: dict[Path, SimulatedShare] = {}
         for path in self.path.glob("*.share"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ class SharesFolder:
             except BlockingIOError:
                 found[path] = read(descriptor)
             else:
-                with contextlib.suppress(PermissionError):  # another user's, in a sticky folder
+                with contextlib.suppress(PermissionError):  # another user's, in a sticky directory
                     path.unlink()
             finally:
                 os.close(descriptor)
@@ -88,11 +88,11 @@ class SharesFolder:
 
 
 def read(descriptor: int) -> SimulatedShare:
-    return msgspec.json.decode(os.pread(descriptor, _LARGEST_FILE, 0), type=SimulatedShare)
+    return msgspec.json.decode(os.pread(descriptor, _MAX_BYTES, 0), type=SimulatedShare)
 
 
 def write(descriptor: int, share: SimulatedShare) -> None:
-    """In one call and never shorter than before, so that whoever is killed here leaves the old share or the new one."""
+    """Write in one call that never shortens the file: a process killed here leaves the old share or the new one."""
     os.pwrite(descriptor, msgspec.json.encode(share).ljust(os.fstat(descriptor).st_size), 0)
 
 
@@ -102,7 +102,7 @@ def free_mb(device: Device, shares: Iterable[SimulatedShare]) -> float:
 
 
 def parse_devices(spec: str) -> tuple[Device, ...]:
-    """`1x80GB,2x24GB` as three devices with nothing on them."""
+    """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three."""
     sizes: list[float] = []
     for group in spec.split(","):
         match = _GROUP.fullmatch(group.strip())
@@ -124,7 +124,7 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
 
 
 def _open_for_all(path: Path, flags: int) -> int:
-    """A new file that every user may read, whatever our umask: others have to see what we take."""
+    """Create a file that every user can read, whatever our umask: others have to see what this process uses."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.fchmod(descriptor, 0o644)
     return descriptor

@@ -182,7 +182,7 @@ def test_uuids_are_shown_where_the_configuration_says_so(own_home: Path) -> None
     (own_home / "config.toml").write_text('[devices]\nvisible = "name"\n')
     refused = run("--", "true")
     assert refused.returncode == 2
-    assert """visible = 'name' is not known; write "index" or "uuid" - at `$.devices`""" in refused.stderr
+    assert """visible = 'name' is unknown; write "index" or "uuid" - at `$.devices`""" in refused.stderr
 
 
 def test_the_program_knows_its_lease_and_the_ledger_knows_the_program(start: Start) -> None:

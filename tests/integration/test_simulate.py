@@ -90,7 +90,7 @@ def test_the_picture_is_drawn(folder: Path) -> None:
         (("trace.csv", "--devices", "many"), "many"),
         (("trace.csv", "--picture", "out.jpg"), "a picture is drawn as SVG or PNG"),
         (("trace.csv", "--picture", "missing/out.svg"), "cannot be written"),
-        (("traces/carma-summary.csv",), "columns nobody knows"),
+        (("traces/carma-summary.csv",), "unknown columns"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -103,4 +103,4 @@ def test_a_mistake_is_told_in_a_line(folder: Path, arguments: tuple[str, ...], s
 def test_a_mix_needs_the_folder_of_measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUYARD_TRACES")
     done = simulate("--mix", "lucid")
-    assert "GPUYARD_TRACES=DIR names the folder" in done.stderr
+    assert "set GPUYARD_TRACES to their directory" in done.stderr

@@ -1,4 +1,4 @@
-"""From a wish to figures: the trace is read or drawn, run under each policy, and measured beside the lower bound."""
+"""Compare policies: read or draw a trace, run it under each policy, and measure it against the lower bound."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,17 @@ from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.timeline_picture import Panel
 from gpuyard.simulator.trace_file import TraceJob, read_trace
 
-# A drawn trace arrives so many times faster than one job per device could be done, or its makespan would say nothing.
+# A drawn trace arrives twice as fast as one job per device could run: otherwise all policies have the same makespan.
 SATURATED = 2.0
-# Beyond so many jobs a step sums up what happens within so much of a job's usual duration.
-_MANY_JOBS, _SMALL_PART = 20_000, 0.04
+# With more jobs than this, one step covers all events within 4% of the mean duration.
+_MAX_EXACT_JOBS, _QUANTUM_PART = 20_000, 0.04
 
 
 class ComparisonRequest(Struct, frozen=True, kw_only=True):
-    """What is asked for: a trace to read, or a mix to draw one from; where nothing is said, by the size of it."""
+    """A trace to read, or a mix to draw one from, and how to run it.
+
+    Default of `per_hour`: twice what one job per device could do; of `quantum_s`: 0, or more for very many jobs.
+    """
 
     trace: Path | None = None
     mix: tuple[str, ...] = ()
@@ -42,8 +45,8 @@ class ComparisonRequest(Struct, frozen=True, kw_only=True):
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """Left out are `too_large` jobs that this machine could not hold, and `never_ran` of the trace's. `last` is each
-    policy's last pass."""
+    """The result. Left out are `too_large` jobs, which do not fit on this machine, and `never_ran` jobs, which did not
+    run in the original. `last` is the last pass of each policy."""
 
     devices: str
     jobs: tuple[TraceJob, ...]
@@ -54,7 +57,7 @@ class Compared(Struct, frozen=True, kw_only=True):
     last: tuple[Panel, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The stable JSON shape."""
+        """Return the documented JSON form."""
         return {
             "devices": self.devices,
             "jobs": len(self.jobs),
@@ -65,24 +68,27 @@ class Compared(Struct, frozen=True, kw_only=True):
         }
 
 
-def compare(wish: ComparisonRequest) -> Compared:
-    devices = parse_devices(wish.devices)
-    policies = find_policies(wish.policies)
-    (found, never_ran), sharing = _trace(wish, devices), _sharing(wish)
+def compare(request: ComparisonRequest) -> Compared:
+    devices = parse_devices(request.devices)
+    policies = find_policies(request.policies)
+    (found, never_ran), sharing = _trace(request, devices), _sharing(request)
     jobs = tuple(runnable(found, devices))
     if not jobs:
-        raise UserError(f"none of the {len(found)} jobs could run on {wish.devices}", hint="name larger --devices")
+        raise UserError(
+            f"none of the {len(found)} jobs could run on {request.devices}",
+            hint="simulate larger devices with --devices",
+        )
     bound = lower_bound(jobs, sizes_mb(devices), sharing)
-    quantum_s = usual_quantum_s(jobs) if wish.quantum_s is None else wish.quantum_s
+    quantum_s = default_quantum_s(jobs) if request.quantum_s is None else request.quantum_s
     figures, last = [], []
     for policy in policies:
         with contextlib.closing(Simulation(devices, sharing, policy, quantum_s)) as simulation:
-            for number in range(1, wish.passes + 1):
+            for number in range(1, request.passes + 1):
                 passed: SimulatedPass = simulation.play(jobs)
                 figures.append(measure_pass(policy.name, number, passed, bound))
-        last.append(Panel(passed=passed, figures=figures[-1]))
+        last.append(Panel(passed=passed, metrics=figures[-1]))
     return Compared(
-        devices=wish.devices,
+        devices=request.devices,
         jobs=jobs,
         too_large=len(found) - len(jobs),
         never_ran=never_ran,
@@ -96,33 +102,33 @@ def sizes_mb(devices: tuple[Device, ...]) -> list[float]:
     return [device.memory_total_mb or 0.0 for device in devices]
 
 
-def _trace(wish: ComparisonRequest, devices: tuple[Device, ...]) -> tuple[list[TraceJob], int]:
-    """The jobs, and how many there are that never ran."""
-    if wish.trace is not None:
-        pods = is_pod_list(wish.trace)
-        return read_pods(wish.trace, max(sizes_mb(devices))) if pods else (read_trace(wish.trace), 0)
-    if wish.traces is None:
-        raise UserError("--mix draws from measured programs", hint="GPUYARD_TRACES=DIR names the folder they are in")
-    programs = read_programs(wish.mix, wish.traces)
-    per_hour = wish.per_hour or 3600.0 * SATURATED * len(devices) / mean_duration_s(programs)
-    return draw(programs, wish.jobs, wish.seed, per_hour), 0
+def _trace(request: ComparisonRequest, devices: tuple[Device, ...]) -> tuple[list[TraceJob], int]:
+    """Return the jobs, and the number of jobs in the trace that never ran."""
+    if request.trace is not None:
+        pods = is_pod_list(request.trace)
+        return read_pods(request.trace, max(sizes_mb(devices))) if pods else (read_trace(request.trace), 0)
+    if request.traces is None:
+        raise UserError("--mix needs the files of measured programs", hint="set GPUYARD_TRACES to their directory")
+    programs = read_programs(request.mix, request.traces)
+    per_hour = request.per_hour or 3600.0 * SATURATED * len(devices) / mean_duration_s(programs)
+    return draw(programs, request.jobs, request.seed, per_hour), 0
 
 
-def _sharing(wish: ComparisonRequest) -> Sharing:
-    """By the measured pairs where they are to be had, else by the curve alone."""
-    if wish.traces is not None and (wish.traces / PAIRS_FILE).exists():
-        return read_sharing(wish.traces)
+def _sharing(request: ComparisonRequest) -> Sharing:
+    """Return the slow-down from the measured pairs if their file exists, else from the fitted curve alone."""
+    if request.traces is not None and (request.traces / PAIRS_FILE).exists():
+        return read_sharing(request.traces)
     return Sharing()
 
 
 def runnable(jobs: Iterable[TraceJob], devices: tuple[Device, ...]) -> list[TraceJob]:
-    """Those for which there are enough devices that hold their memory."""
+    """Return the jobs for which there are enough devices with enough memory."""
     largest_first = sorted(sizes_mb(devices), reverse=True)
     return [job for job in jobs if job.gpus <= len(devices) and job.peak_mb <= largest_first[job.gpus - 1]]
 
 
-def usual_quantum_s(jobs: Sequence[TraceJob]) -> float:
-    """None for small worlds: they are exact."""
-    if len(jobs) <= _MANY_JOBS:
+def default_quantum_s(jobs: Sequence[TraceJob]) -> float:
+    """Return 0 (exact) unless there are very many jobs."""
+    if len(jobs) <= _MAX_EXACT_JOBS:
         return 0.0
-    return _SMALL_PART * sum(job.duration_s for job in jobs) / len(jobs)
+    return _QUANTUM_PART * sum(job.duration_s for job in jobs) / len(jobs)

@@ -1,5 +1,9 @@
-"""What the simulated machine is made of: its clock, its cards, and the programs on them."""
+"""Parts of simulated machines: clock, event queue, cards, and the programs on them.
 
+The tests that inject crashes (tests/simulation) build their machine on the clock and the event queue too.
+"""
+
+import heapq
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import TypeAlias
@@ -14,15 +18,15 @@ from gpuyard.simulator.sharing_slowdown import Member, utilization_percent
 from gpuyard.simulator.trace_file import TraceJob, phases_of
 
 EPOCH = 1_763_000_000.0
-# How busy a device is seen to be is smoothed as the daemon does it; after so many half-lives it is what it is.
+# Measured load is smoothed as in the daemon; after four half-lives it counts as steady.
 LOAD_HALF_LIFE_S = 5.0
-_CALM_AFTER_S = 4 * LOAD_HALF_LIFE_S
-# What is taken in many small steps adds up to a little more or less than the whole.
+_STEADY_AFTER_S = 4 * LOAD_HALF_LIFE_S
+# Memory that is taken in many small steps adds up to slightly more or less than the total.
 _ROUNDING_MB = 0.001
 
 
 class VirtualClock:
-    """Implements `ports.Clock`."""
+    """A clock that moves only when told to; implements `ports.Clock`."""
 
     def __init__(self) -> None:
         self.time = EPOCH
@@ -37,8 +41,50 @@ class VirtualClock:
         self.time += seconds
 
 
+class Event:
+    """An action at a time; `cancel` keeps it from happening."""
+
+    __slots__ = ("action", "is_cancelled")
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class EventQueue:
+    """Events in the order of their times; events at the same time happen in the order in which they were added."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._events: list[tuple[float, int, Event]] = []
+        self._added = 0
+
+    def add(self, at: float, action: Callable[[], None]) -> Event:
+        event = Event(action)
+        self._added += 1
+        heapq.heappush(self._events, (at, self._added, event))
+        return event
+
+    def next_time(self) -> float | None:
+        """Return the time of the next event that is not cancelled."""
+        while self._events and self._events[0][2].is_cancelled:
+            heapq.heappop(self._events)
+        return self._events[0][0] if self._events else None
+
+    def advance(self, until: float) -> None:
+        """Let all events up to `until` happen, and set the clock to it. The clock never goes back."""
+        while (at := self.next_time()) is not None and at <= until:
+            event = heapq.heappop(self._events)[2]
+            self._clock.time = max(self._clock.time, at)
+            event.action()
+        self._clock.time = max(self._clock.time, until)
+
+
 class MemoryLocation(Enum):
-    """Where a program's memory is: on its devices, in host RAM, or on the way from one to the other."""
+    """Where the memory of a program is: on its devices, in host RAM, or moving between them."""
 
     ON = auto()
     LEAVING = auto()
@@ -47,16 +93,16 @@ class MemoryLocation(Enum):
 
 
 class SimulatedProgram:
-    """A process of an attempt, or a stranger's. `number` is its job's place in the trace.
+    """A process of an attempt, or a foreign process. `number` is the position of its job in the trace.
 
-    `progress_s` is the work that was done by `since`. An event of its counts while its `turn` is the program's: a
-    change of speed makes a new one. It has a `shortage` where it ran out of memory.
+    `progress_s` is the work done by the time `since`. `event` is its next event; a change of speed replaces it.
+    `shortage` is set if it ran out of memory.
     """
 
     __slots__ = (
-        "devices", "held_mb", "is_alive", "job", "member", "number", "on_end", "on_moved", "paused_s", "paused_since",
-        "peak_mb", "phase", "phases", "pid", "progress_s", "shortage", "since", "speed", "speeds", "started_at",
-        "suspensions", "turn", "where",
+        "devices", "event", "held_mb", "is_alive", "job", "member", "number", "on_end", "on_moved", "paused_s",
+        "paused_since", "peak_mb", "phase", "phases", "pid", "progress_s", "shortage", "since", "speed", "speeds",
+        "started_at", "suspensions", "where",
     )  # fmt: skip
 
     def __init__(self, pid: int, job: TraceJob, number: int, devices: tuple[int, ...], now: float) -> None:
@@ -72,18 +118,19 @@ class SimulatedProgram:
         self.speeds = dict.fromkeys(devices, 1.0)
         self.where = MemoryLocation.ON
         self.is_alive = True
-        self.turn = self.suspensions = 0
+        self.suspensions = 0
+        self.event: Event | None = None
         self.shortage: Shortage | None = None
         self.on_end: OnEnd | None = None
         self.on_moved: OnMoved | None = None
 
     @property
     def next_mark_s(self) -> float:
-        """How far into its work its next phase begins, or its end is."""
+        """The progress at which its next phase starts, or at which it ends."""
         following = self.phase + 1
         return self.phases[following].from_s if following < len(self.phases) else self.job.duration_s
 
-    def settle(self, now: float) -> None:
+    def update_progress(self, now: float) -> None:
         self.progress_s += (now - self.since) * self.speed
         self.since = now
 
@@ -93,11 +140,24 @@ OnMoved: TypeAlias = Callable[[SimulatedProgram], None]
 
 
 class SimulatedCard:
-    """A device and who is on it. `busy` is the sum of demands times speeds; the integrals are over time."""
+    """A device and the programs on it.
+
+    `busy` is the sum of demand times speed; `memory_mb_s` and `compute_s` are integrals over time.
+    """
 
     __slots__ = (
-        "_seen", "_smoothed", "busy", "calm_at", "compute_s", "device", "load_percent", "memory_mb_s", "programs",
-        "since", "total_mb", "used_mb",
+        "_seen",
+        "_smoothed",
+        "busy",
+        "compute_s",
+        "device",
+        "load_percent",
+        "memory_mb_s",
+        "programs",
+        "since",
+        "steady_at",
+        "total_mb",
+        "used_mb",
     )  # fmt: skip
 
     def __init__(self, device: Device, now: float) -> None:
@@ -105,7 +165,7 @@ class SimulatedCard:
         self.total_mb = device.memory_total_mb or 0.0
         self.programs: list[SimulatedProgram] = []
         self.used_mb = self.busy = self.load_percent = self.memory_mb_s = self.compute_s = 0.0
-        self.since = self.calm_at = now
+        self.since = self.steady_at = now
         self._smoothed = Smoothed(value=0.0, at=now)
         self._seen: Device | None = None
 
@@ -121,26 +181,26 @@ class SimulatedCard:
             self.memory_mb_s += self.used_mb * elapsed
             self.compute_s += self.busy * elapsed
             self.since = now
-        self.used_mb = round(self.used_mb + more_mb, 6)  # or what all have given back would not be zero
+        self.used_mb = round(self.used_mb + more_mb, 6)  # so that it is 0 after all programs have ended
         self._seen = None
 
     def change_load(self, now: float, busy: float) -> None:
-        """After somebody came or went, or changed speed."""
+        """Set the load after a program has come, gone or changed speed."""
         self.change(now)
         self.busy = busy
         self._smoothed = self._smooth(now)
         self.load_percent = utilization_percent(program.job.load_percent for program in self.present())
-        self.calm_at = now + _CALM_AFTER_S
+        self.steady_at = now + _STEADY_AFTER_S
 
     def smoothed_percent(self, now: float) -> float:
-        """How busy it has been of late."""
-        return self.load_percent if now >= self.calm_at else self._smooth(now).value or 0.0
+        """Return the smoothed load, as the daemon would measure it."""
+        return self.load_percent if now >= self.steady_at else self._smooth(now).value or 0.0
 
     def _smooth(self, now: float) -> Smoothed:
         return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
 
-    def look(self) -> Device:
-        """What a probe would say, made anew only where something has changed."""
+    def read(self) -> Device:
+        """Return the device as a probe would read it; cached until it changes."""
         if self._seen is None:
             used_mb = min(self.total_mb, max(0.0, self.used_mb))
             self._seen = replace(

@@ -1,11 +1,11 @@
-"""How short the makespan of a trace could be at best: what no schedule can beat in the simulated world.
+"""A lower bound on the makespan of a trace: no schedule on the simulated machine can be shorter.
 
-- A job takes its duration from its arrival on, however alone it is.
-- Whatever arrives from some moment on is work for all devices together from then on. A device does at most one second
-  of demand per second (see `sharing`), and holds at most its memory.
-- Memory is weighed in several ways, each of which adds up to at most 1 for jobs that fit on a device together: by its
-  share of the device; by halves, where a job over half of a device counts as a whole one; and by thresholds in
-  between, where a job that leaves less than the threshold free counts as a whole one, and one below it as nothing.
+- A job takes at least its duration from its arrival on.
+- All jobs that arrive from some moment on share all devices from then on. A device does at most one second of demand
+  per second (see sharing_slowdown) and holds at most its memory.
+- Memory is weighed in several ways, each of which adds up to at most 1 for jobs that fit on a device together: by share
+  of the device; by halves, where a job over half of a device counts as a whole device; and by thresholds in between,
+  where a job that leaves less than the threshold free counts as a whole device and a job below it counts as nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +16,12 @@ from msgspec import Struct
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.trace_file import TraceJob, phases_of
 
-# As parts of a device: 0 weighs by memory alone, 0.5 by halves.
+# Parts of a device: 0 weighs by share, 0.5 by halves.
 _THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5)
 
 
 class MakespanBound(Struct, frozen=True, kw_only=True):
-    """From the first arrival on; the largest of the reasons is the bound."""
+    """Bounds in seconds from the first arrival on, each for another reason; the largest counts."""
 
     longest_s: float
     compute_s: float
@@ -34,7 +34,7 @@ class MakespanBound(Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """What makes the bound as high as it is."""
+        """What the largest bound is due to."""
         parts = {
             "the longest job": self.longest_s,
             "compute": self.compute_s,
@@ -49,19 +49,21 @@ def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: 
     if not ours:
         return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
     first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
-    held = [list(_stretches(job, card_mb)) for job in ours]
+    held = [list(_memory_shares(job, card_mb)) for job in ours]
     demands = [sharing.demand((job.kind, job.load_percent)) * job.duration_s for job in ours]
-    weighed = [_suffix(ours, count, [_crowd(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]]
+    weighed = [
+        _even_end(ours, count, [_device_seconds(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]
+    ]
     return MakespanBound(
         longest_s=max(job.at_s + job.duration_s for job in ours) - first,
-        compute_s=_suffix(ours, count, demands),
-        memory_s=_suffix(ours, sum(devices_mb) / card_mb, [_crowd(each, _THRESHOLDS[0]) for each in held]),
+        compute_s=_even_end(ours, count, demands),
+        memory_s=_even_end(ours, sum(devices_mb) / card_mb, [_device_seconds(each, _THRESHOLDS[0]) for each in held]),
         crowding_s=max(weighed),
     )
 
 
-def _suffix(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence[float]) -> float:
-    """The end of all work, were what arrives from each moment on spread evenly over all devices."""
+def _even_end(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence[float]) -> float:
+    """Return the earliest end of all work if, from each arrival on, the work is spread evenly over all devices."""
     first = latest_first[-1].at_s
     total, end = 0.0, first
     for job, seconds in zip(latest_first, work_s, strict=True):
@@ -70,16 +72,16 @@ def _suffix(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence[f
     return end - first
 
 
-def _stretches(job: TraceJob, card_mb: float) -> Iterator[tuple[float, float]]:
-    """For how long it holds which part of a device at least."""
+def _memory_shares(job: TraceJob, card_mb: float) -> Iterator[tuple[float, float]]:
+    """Yield for how many seconds the job holds at least which share of a device."""
     phases = phases_of(job)
     for phase, following in pairwise(phases):
         yield following.from_s - phase.from_s, phase.memory_mb / card_mb
     yield job.duration_s - phases[-1].from_s, phases[-1].memory_mb / card_mb
 
 
-def _crowd(held: Iterable[tuple[float, float]], threshold: float) -> float:
-    """The device-seconds that a job's memory takes up at least."""
+def _device_seconds(held: Iterable[tuple[float, float]], threshold: float) -> float:
+    """Return the device-seconds that the memory of a job takes up at least."""
     return sum([seconds * _weight(share, threshold) for seconds, share in held])
 
 

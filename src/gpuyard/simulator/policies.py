@@ -1,12 +1,12 @@
-"""The policies that are compared: what each makes of a job's memory, under which rules the controller works.
+"""The policies that are compared: the need of a job, and the rules of the controller.
 
 - `fifo`: one job per device, first in first out.
-- `declared`: jobs share devices by what their users declared; one that declared nothing has its device alone.
-- `gpuyard`: nobody declares anything; memory is learned as jobs run.
+- `declared`: jobs share devices by their declared memory; a job without a declaration gets whole devices.
+- `gpuyard`: no declarations; memory is learned as jobs run.
 
-A policy may be varied, as in `gpuyard:load=100:settle=none:jobs=4:first=1`: how busy a device is kept at most, in
-percent; after how many seconds a job of which nothing was known is joined by others; how many jobs a device has at
-most; and which part of a device has to be free for a job of which nothing is known.
+Options follow a name, as in `gpuyard:load=100:settle=none:jobs=4:first=1`: `load` is the load limit of a device in
+percent, `settle` the seconds after which others may join a job of an unknown program, `jobs` the most jobs per device,
+and `first` the part of a device that must be free for a job of an unknown program.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 
-_KNOBS = ("load", "settle", "jobs", "first")
+_OPTIONS = ("load", "settle", "jobs", "first")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -47,21 +47,23 @@ def _learned(job: TraceJob, _: float) -> Need:
 
 
 def _as_declared(job: TraceJob, card_mb: float) -> Need:
-    """Who would declare more than there is, and knows better, declares all there is."""
+    """Return the declared need, at most a whole device: users know how large the devices are."""
     if job.declared_mb is None:
         return Need(devices=job.gpus)
     return Need(devices=job.gpus, memory=FixedMemory(min(card_mb, job.declared_mb)))
 
 
-def _by_default() -> Rules:
-    """As the daemon has it where nothing is configured."""
-    usual = config.PackingConfig()
-    packing = Packing(max_jobs_per_device=usual.max_jobs_per_device, max_load_percent=usual.max_load_percent or None)
+def _default_rules() -> Rules:
+    """Return the rules of a daemon without a configuration file."""
+    defaults = config.PackingConfig()
+    packing = Packing(
+        max_jobs_per_device=defaults.max_jobs_per_device, max_load_percent=defaults.max_load_percent or None
+    )
     return Rules(
         limits=SchedulingLimits(cpu_jobs=1),
         packing=packing,
-        first_run_part=usual.first_run_part,
-        settle_s=usual.settle_s,
+        first_run_part=defaults.first_run_part,
+        settle_s=defaults.settle_s,
     )
 
 
@@ -70,7 +72,7 @@ POLICIES = {
     for policy in (
         Policy(name="fifo", need_of=_alone),
         Policy(name="declared", need_of=_as_declared),
-        Policy(name="gpuyard", need_of=_learned, rules=_by_default()),
+        Policy(name="gpuyard", need_of=_learned, rules=_default_rules()),
     )
 }
 
@@ -80,34 +82,36 @@ def find_policies(texts: Sequence[str]) -> list[Policy]:
 
 
 def find_policy(text: str) -> Policy:
-    """By its name, with what is varied of it."""
-    name, *varied = text.split(":")
+    """Return the policy with this name and these options."""
+    name, *options = text.split(":")
     if name not in POLICIES:
         raise UserError(f"there is no policy '{name}'", hint=f"there are: {', '.join(POLICIES)}")
     policy = replace(POLICIES[name], name=text)
-    for each in varied:
-        policy = replace(policy, rules=_vary(policy.rules, each))
+    for option in options:
+        policy = replace(policy, rules=_apply_option(policy.rules, option))
     return policy
 
 
-def _vary(rules: Rules, text: str) -> Rules:
-    knob, _, value = text.partition("=")
-    if knob not in _KNOBS:
-        raise UserError(f"a policy cannot be varied by '{text}'", hint=f"vary {', '.join(_KNOBS)}, as in load=100")
-    figure = _figure(value, text)
-    if knob == "settle":
-        return replace(rules, settle_s=figure)
-    if knob == "load":
-        return replace(rules, packing=replace(rules.packing, max_load_percent=figure))
-    if knob == "first":
-        return replace(rules, first_run_part=1.0 if figure is None else min(1.0, figure))
-    most = None if figure is None else max(1, int(figure))
+def _apply_option(rules: Rules, text: str) -> Rules:
+    option, _, value = text.partition("=")
+    if option not in _OPTIONS:
+        raise UserError(
+            f"'{text}' is not an option of a policy", hint=f"options: {', '.join(_OPTIONS)}, as in load=100"
+        )
+    number = _number(value, text)
+    if option == "settle":
+        return replace(rules, settle_s=number)
+    if option == "load":
+        return replace(rules, packing=replace(rules.packing, max_load_percent=number))
+    if option == "first":
+        return replace(rules, first_run_part=1.0 if number is None else min(1.0, number))
+    most = None if number is None else max(1, int(number))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))
 
 
-def _figure(value: str, text: str) -> float | None:
+def _number(value: str, text: str) -> float | None:
     if value == "none":
         return None
     if not value.replace(".", "", 1).isdecimal():
-        raise UserError(f"'{text}' is not a figure of 0 or more, nor none", hint="as in load=100 or load=none")
+        raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
     return float(value)

@@ -1,15 +1,15 @@
-"""Mixes of measured programs: a random trace drawn from what others measured, the same for the same seed.
+"""Draw random traces from measured programs; the same seed gives the same trace.
 
-What is measured is a program's memory and load (and for `carma` its duration). What is not is drawn:
+Measured are the memory and load of a program (and for `carma` its duration). The rest is drawn:
 
-- a run's memory is within 3% of what was measured: no two runs are quite alike;
-- it comes over the first 5 to 30 seconds, and in one run of twenty the last 10% to 30% of it comes late;
-- where no duration was measured (`lucid`), it is log-normal around a quarter of an hour, from 1 minute to 4 hours;
-- users who declare their memory say up to half too much, in whole GB;
-- jobs arrive as a Poisson process.
+- memory: within 3% of the measured value, as no two runs are alike;
+- it grows over the first 5 to 30 seconds; in one run of twenty the last 10% to 30% come late;
+- duration, if not measured (`lucid`): log-normal around 15 minutes, from 1 minute to 4 hours;
+- declared memory: up to half too much, in whole GB;
+- arrivals: a Poisson process.
 
-`carma` measured no load. Its programs have the load and the slow-down of the measured configuration most like them:
-see `_LIKE`.
+`carma` has no measured loads. Its programs get the load and slow-down of the most similar measured configuration: see
+`_SIMILAR`.
 """
 
 import math
@@ -26,13 +26,13 @@ from gpuyard.simulator.trace_file import TraceJob, number, open_text, table
 
 CARMA_FILE = "carma-summary.csv"
 _BATCH = re.compile(r"--batch_size_(\d+)")
-_DURATION_S = (900.0, 1.0)  # the median, and the deviation of the logarithm
-_SHORTEST_S, _LONGEST_S = 60.0, 14_400.0
+_DURATION_S = (900.0, 1.0)  # median, and standard deviation of the logarithm
+_MIN_S, _MAX_S = 60.0, 14_400.0
 _SPREAD = 0.03
 _RAMP_S = (5.0, 30.0)
-_LATE_OF = 20
-# What a program's name begins with, or has in it, and the configuration that it is like; `{}` is its batch size.
-_LIKE = (
+_ONE_IN_LATE = 20
+# A pattern in the name of a program, and the similar configuration; `{}` is the batch size.
+_SIMILAR = (
     (r"resnet(18|34).*cifar", "ResNet18/CIFAR-10/{}"),
     (r"mobilenet.*cifar", "MobileNetV2/CIFAR-10/{}"),
     (r"cifar", "EfficientNet/CIFAR-10/{}"),
@@ -45,7 +45,7 @@ _LIKE = (
 
 
 class MeasuredProgram(Struct, frozen=True, kw_only=True):
-    """What was measured of one program, alone on a device."""
+    """Measurements of one program, alone on a device."""
 
     command: str
     memory_mb: float
@@ -82,7 +82,7 @@ def _carma_program(row: dict[str, str], loads: dict[str, float]) -> MeasuredProg
     model = row["Model"].rsplit("_workloads_", 1)[-1]
     found = _BATCH.search(row["Run folder"])
     batch = found[1] if found else ""
-    kind = like(model, batch)
+    kind = similar_configuration(model, batch)
     return MeasuredProgram(
         command=f"python {model}.py" + (f" --batch {batch}" if batch else ""),
         memory_mb=number(row, "Max memory.used [MB]"),
@@ -92,9 +92,9 @@ def _carma_program(row: dict[str, str], loads: dict[str, float]) -> MeasuredProg
     )
 
 
-def like(model: str, batch: str) -> str:
-    """The measured configuration that a program without a measured load is taken for."""
-    kind = next(kind for pattern, kind in _LIKE if re.search(pattern, model.lower()))
+def similar_configuration(model: str, batch: str) -> str:
+    """Return the measured configuration whose load a program without a measured load gets."""
+    kind = next(kind for pattern, kind in _SIMILAR if re.search(pattern, model.lower()))
     return kind.format(batch or "64")
 
 
@@ -102,14 +102,14 @@ MIXES = {"lucid": read_lucid, "carma": read_carma}
 
 
 def read_programs(names: Sequence[str], folder: Path) -> list[MeasuredProgram]:
-    """All programs of the mixes that are named."""
+    """Return all programs of these mixes."""
     if unknown := [name for name in names if name not in MIXES]:
         raise UserError(f"there is no mix '{unknown[0]}'", hint=f"there are: {', '.join(MIXES)}")
     return [program for name in names for program in MIXES[name](folder)]
 
 
 def draw(programs: Sequence[MeasuredProgram], count: int, seed: int, per_hour: float) -> list[TraceJob]:
-    """So many jobs, arriving at that rate on average."""
+    """Return `count` jobs that arrive at the given mean rate."""
     random, jobs, at_s = Random(seed), [], 0.0  # noqa: S311 - chance, not secrecy
     for _ in range(count):
         jobs.append(_run_of(random.choice(programs), at_s, random))
@@ -125,10 +125,10 @@ def mean_duration_s(programs: Sequence[MeasuredProgram]) -> float:
 
 def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
     median_s, deviation = _DURATION_S
-    drawn_s = min(_LONGEST_S, max(_SHORTEST_S, random.lognormvariate(math.log(median_s), deviation)))
+    drawn_s = min(_MAX_S, max(_MIN_S, random.lognormvariate(math.log(median_s), deviation)))
     duration_s = program.duration_s or drawn_s
     peak_mb = program.memory_mb * random.uniform(1 - _SPREAD, 1 + _SPREAD)
-    is_late, late, when = random.randrange(_LATE_OF) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
+    is_late, late, when = random.randrange(_ONE_IN_LATE) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
     return TraceJob(
         at_s=round(at_s, 3),
         program=program.command,
@@ -144,18 +144,18 @@ def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
 
 
 def is_pod_list(path: Path) -> bool:
-    """Whether the file is a list of pods, by its header."""
+    """Return whether the header is that of a list of pods."""
     with open_text(path) as file:
         try:
             return "gpu_milli" in file.readline().split(",")
         except UnicodeDecodeError:
-            return False  # whoever reads on says so
+            return False  # reading the file raises the error
 
 
 def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:
-    """Pods that ran on GPUs, and how many others there are: those that used no GPU, were never started or did not last.
+    """Return the pods that ran on GPUs, and the number of the others: without a GPU, never started, or of no duration.
 
-    Each has the same share of a card's memory as of its time; how long it waited in its own cluster says nothing here.
+    A pod with a share of a card's time gets the same share of its memory. Its wait in the original cluster is ignored.
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     rows = table(path, columns)

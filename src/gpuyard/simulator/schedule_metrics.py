@@ -1,4 +1,4 @@
-"""What a simulated pass comes to, in figures: for a policy's row in the table, and for scripts."""
+"""Metrics of a simulated pass, for the table and for scripts."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from gpuyard.simulator.trace_file import TraceJob
 
 
 class SimulatedRun(Struct, frozen=True, kw_only=True):
-    """One attempt: `job` is its place in the trace, times are from the beginning of the pass. It did `done_s` of its
-    work, and was suspended for `paused_s`, the moving of its memory included."""
+    """One attempt. `job` is its position in the trace; times count from the start of the pass. It did `done_s` of its
+    work, and was suspended for `paused_s`, including the moves of its memory."""
 
     job: int
     started_s: float
@@ -25,8 +25,7 @@ class SimulatedRun(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedPass(Struct, frozen=True, kw_only=True):
-    """What happened in one pass over a trace. The integrals are over all devices: MB times seconds, and seconds of
-    demand."""
+    """One pass over a trace. `memory_mb_s` and `compute_s` (seconds of demand) are integrals over all devices."""
 
     jobs: Sequence[TraceJob]
     runs: Sequence[SimulatedRun]
@@ -37,8 +36,8 @@ class SimulatedPass(Struct, frozen=True, kw_only=True):
 
 
 class PolicyMetrics(Struct, frozen=True, kw_only=True):
-    """`preempted_s` is what making room for others has cost: the time of those that were suspended, and the work of
-    those that were queued again. `wasted_s` is all work that was done in vain."""
+    """`preempted_s` is the cost of preemption: the suspended time, and the lost work of jobs that were queued again.
+    `wasted_s` is the work of all attempts that did not succeed."""
 
     policy: str
     pass_number: int
@@ -99,7 +98,7 @@ def measure_pass(policy: str, pass_number: int, passed: SimulatedPass, bound: Ma
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least this part of them do not exceed."""
+    """Return the smallest value that at least this part of the values do not exceed."""
     if not ordered:
         return 0.0
     return ordered[min(len(ordered) - 1, max(0, int(-(-part * len(ordered) // 1)) - 1))]

@@ -1,13 +1,13 @@
 """How fast jobs run beside each other on one device, relative to running alone.
 
-- Two jobs of configurations that were measured together have the speeds that were measured, at most 1.
+- Two jobs of configurations that were measured together have the measured speeds, at most 1.
 - Any other two have the speed of a curve that was fitted to those pairs: with D the sum of their loads as a share of
-  the device, (1 + (D / 1.35)^4)^(-1/4). Over the 1,388 measured pairs its error is 0.073 (root of the mean square).
-- Among more than two, a job has the product of its pair speeds, but not less than an equal share of the device's time:
-  that is what a device gives processes whose work does not overlap.
-- No device does more than a device can. Each job has an effective demand, at most its load, such that for every
-  measured pair the sum of demand times speed is at most 1; a set whose sum is above is slowed down as a whole.
-  So the demands of all jobs times their durations, over the number of devices, is a true bound of this model.
+  the device, (1 + (D / 1.35)^4)^(-1/4). Over the 1,388 measured pairs its root mean square error is 0.073.
+- Among more than two, a job has the product of its pair speeds, but at least an equal share of the device's time: that
+  is what a device gives processes whose work does not overlap.
+- No device does more than one second of work per second. Each job has an effective demand, at most its load, such that
+  for every measured pair the sum of demand times speed is at most 1; a set with a larger sum is slowed down as a whole.
+  So the sum of demand times duration of all jobs, divided by the number of devices, is a true bound of this model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,30 +18,30 @@ from gpuyard.simulator.trace_file import number, table
 
 SINGLE_FILE, PAIRS_FILE = "lucid-single_data.csv", "lucid-colocate_info.csv"
 _KNEE, _SHARPNESS = 1.35, 4
-_SETS_REMEMBERED = 65_536
+_CACHED_SETS = 65_536
 _CONFIGURATION = ("model", "dataset", "batchsize", "amp")
 
-# A configuration, and how busy it keeps a device alone, in percent.
+# A configuration, and its load alone on a device in percent.
 Member = tuple[str, float]
 Speeds = Mapping[tuple[str, str], float]
 
 
 def curve(load_percent: float) -> float:
-    """The speed of two jobs that were not measured together, by the sum of their loads."""
+    """Return the speed of two jobs that were not measured together, for the sum of their loads."""
     return float((1.0 + (load_percent / 100.0 / _KNEE) ** _SHARPNESS) ** (-1.0 / _SHARPNESS))
 
 
 class Sharing:
-    """`measured` is the speed of the first beside the second; `loads` is how busy each keeps a device alone."""
+    """`measured` is the speed of the first configuration beside the second; `loads` are their loads alone."""
 
     def __init__(self, measured: Speeds | None = None, loads: Mapping[str, float] | None = None) -> None:
         self._measured = measured or {}
         self._demands = fit_demands(loads or {}, self._measured)
         self._pair = lru_cache(maxsize=None)(self._find_pair)
-        self.speeds: Callable[[tuple[Member, ...]], tuple[float, ...]] = lru_cache(_SETS_REMEMBERED)(self._find_speeds)
+        self.speeds: Callable[[tuple[Member, ...]], tuple[float, ...]] = lru_cache(_CACHED_SETS)(self._find_speeds)
 
     def demand(self, member: Member) -> float:
-        """How much of a device a job uses up for each second of its own work."""
+        """Return the part of a device that a job uses up for each second of its own work."""
         kind, load_percent = member
         return min(self._demands.get(kind, 1.0), load_percent / 100.0)
 
@@ -50,21 +50,23 @@ class Sharing:
         return curve(one[1] + other[1]) if found is None else found
 
     def _find_speeds(self, members: tuple[Member, ...]) -> tuple[float, ...]:
-        speeds = [max(self._product(members, place), 1.0 / len(members)) for place in range(len(members))]
+        speeds = [max(self._product(members, position), 1.0 / len(members)) for position in range(len(members))]
         total = sum(self.demand(member) * speed for member, speed in zip(members, speeds, strict=True))
         return tuple(speeds) if total <= 1.0 else tuple(speed / total for speed in speeds)
 
-    def _product(self, members: tuple[Member, ...], place: int) -> float:
+    def _product(self, members: tuple[Member, ...], position: int) -> float:
         product = 1.0
         for at, other in enumerate(members):
-            if at != place:
-                product *= self._pair(members[place], other)
+            if at != position:
+                product *= self._pair(members[position], other)
         return product
 
 
 def utilization_percent(loads: Iterable[float]) -> float:
-    """How busy a device seems under several: its idle moments are those of all of them at once. (Of the ways to put two
-    loads together that were tried on the measured pairs, this one errs least.)"""
+    """Return the load that a device shows under several jobs: it is idle when all of them are idle at once.
+
+    Of the formulas that were tried on the measured pairs, this one has the smallest error.
+    """
     idle = 1.0
     for load in loads:
         idle *= 1.0 - load / 100.0
@@ -72,7 +74,7 @@ def utilization_percent(loads: Iterable[float]) -> float:
 
 
 def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float]:
-    """Demands that no measured pair breaks: down from the loads until none does, then up again as far as that goes."""
+    """Return demands that fit all measured pairs: reduced from the loads until all fit, then raised where possible."""
     most = {**{kind: 1.0 for pair in measured for kind in pair}, **{kind: load / 100.0 for kind, load in loads.items()}}
     demands = dict(most)
     for one, other in sorted(measured):
@@ -84,24 +86,24 @@ def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float
     for one, other in measured:
         beside.setdefault(one, []).append(other)
     for kind in sorted(demands):
-        rooms = (_room(kind, other, demands, measured) for other in beside.get(kind, ()))
-        demands[kind] = min(most[kind], min(rooms, default=1.0))
+        limits = (_limit(kind, other, demands, measured) for other in beside.get(kind, ()))
+        demands[kind] = min(most[kind], min(limits, default=1.0))
     return demands
 
 
-def _room(kind: str, other: str, demands: Mapping[str, float], measured: Speeds) -> float:
+def _limit(kind: str, other: str, demands: Mapping[str, float], measured: Speeds) -> float:
     if kind == other:
         return 1.0 / (2.0 * measured[kind, kind])
     return (1.0 - demands[other] * measured[other, kind]) / measured[kind, other]
 
 
 def configuration(model: str, dataset: str, batch: str, amp: str) -> str:
-    """The name of a measured configuration."""
+    """Return the name of a measured configuration."""
     return f"{model}/{dataset}/{batch}{'/amp' if amp == '1' else ''}"
 
 
 def read_sharing(folder: Path) -> Sharing:
-    """From the measured pairs in the folder of public traces."""
+    """Return the slow-down from the measured pairs in the directory of public traces."""
     singles = table(folder / SINGLE_FILE, (*_CONFIGURATION, "gpu_util"))
     loads = {configuration(*(row[column] for column in _CONFIGURATION)): number(row, "gpu_util") for row in singles}
     found: dict[tuple[str, str], list[float]] = {}

@@ -1,4 +1,4 @@
-"""The simulated world behind the controller's ports: a ledger, an engine and a suspender, all in memory."""
+"""The controller's ports over a simulated machine: a ledger, an engine and a suspender, all in memory."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,37 +15,39 @@ from gpuyard.simulator.trace_file import TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
 
 ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")
-_DEADLY = (signal.SIGTERM, signal.SIGKILL)
+_FATAL_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 
 
-class Claimed:
-    """Implements `ports.HeldClaim`; the lease lives until its program ends."""
+class SimulatedLease:
+    """Implements `ports.HeldClaim`. The lease lasts until its program ends."""
 
-    def __init__(self, book: "SimulatedLedger", lease: Lease, descriptor: int) -> None:
+    def __init__(self, ledger: "SimulatedLedger", lease: Lease, descriptor: int) -> None:
         self.lease = lease
         self.descriptor = descriptor
-        self._book = book
+        self._ledger = ledger
 
     def leave(self) -> None:
         pass
 
     def release(self) -> None:
-        self._book.end(self.descriptor)
+        self._ledger.end(self.descriptor)
 
 
 class SimulatedLedger:
-    """Implements `ports.LeaseBook`. Nobody else leases, so nobody has to be told who waits: we are in line already, or
-    a step of its own would follow every wait. `first` are leases as they were granted, by their descriptors."""
+    """Implements `ports.LeaseLedger`. No other process leases devices, so tickets have no effect: `my_ticket` returns a
+    constant, or a step would follow each wait. `granted` are leases as they were first granted, by descriptor."""
 
-    def __init__(self, world: VirtualMachine) -> None:
-        self.first: dict[int, Lease] = {}
-        self._world = world
+    def __init__(self, machine: VirtualMachine) -> None:
+        self.granted: dict[int, Lease] = {}
+        self._machine = machine
         self._leases: dict[str, Lease] = {}
         self._listed: tuple[Lease, ...] | None = ()
         self._measured: dict[tuple[str, str], float | None] = {}
-        self._granted = 0
+        self._last_descriptor = 0
 
-    def grant(self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]) -> list[Claimed]:
+    def grant(
+        self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
+    ) -> list[SimulatedLease]:
         if self._listed is None:
             self._listed = tuple(self._leases.values())
         granted = []
@@ -56,32 +58,33 @@ class SimulatedLedger:
                 self._amend(wanted.amends, wanted.claim.shares)
         return granted
 
-    def _grant(self, wanted: WantedClaim) -> Claimed:
-        self._granted += 1
-        lease = Lease(id=f"L{self._granted}", holder=ME, shares=wanted.claim.shares, since=self._world.now)
-        self.first[self._granted] = self._leases[lease.id] = lease
+    def _grant(self, wanted: WantedClaim) -> SimulatedLease:
+        self._last_descriptor += 1
+        descriptor = self._last_descriptor
+        lease = Lease(id=f"L{descriptor}", holder=ME, shares=wanted.claim.shares, since=self._machine.now)
+        self.granted[descriptor] = self._leases[lease.id] = lease
         self._listed = None
         for share in lease.shares:
             self._measured[lease.id, share.device_id] = 0.0
-        return Claimed(self, lease, self._granted)
+        return SimulatedLease(self, lease, descriptor)
 
     def _amend(self, lease_id: str, shares: tuple[Share, ...]) -> None:
-        """One that has ended by now stays ended."""
+        """Replace the shares of a lease, unless it has ended."""
         lease = self._leases.get(lease_id)
         if lease is not None:
             self._leases[lease_id] = replace(lease, shares=shares)
             self._listed = None
 
     def end(self, descriptor: int) -> None:
-        lease = self.first.pop(descriptor)
+        lease = self.granted.pop(descriptor)
         del self._leases[lease.id]
         self._listed = None
         for share in lease.shares:
             del self._measured[lease.id, share.device_id]
 
-    def note(self, descriptor: int, held_mb: float) -> None:
-        """What a lease's program holds now, on each of its devices."""
-        lease = self.first[descriptor]
+    def set_measured(self, descriptor: int, held_mb: float) -> None:
+        """Record the memory that the program of a lease holds on each of its devices."""
+        lease = self.granted[descriptor]
         for share in lease.shares:
             self._measured[lease.id, share.device_id] = held_mb
 
@@ -89,7 +92,7 @@ class SimulatedLedger:
         return self._measured
 
     def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
-        """In a simulation there are no strangers."""
+        """Return nothing: foreign processes of a trace take memory, but their load is not tracked."""
         return {}
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None: ...
@@ -101,14 +104,17 @@ class SimulatedLedger:
 
 
 class SimulatedEngine(PlacesNothing):
-    """Implements `ports.Engine`: a job's program is the one that the trace has for it."""
+    """Implements `ports.Engine`. A job runs the program that the trace has for it.
 
-    def __init__(self, world: VirtualMachine, book: SimulatedLedger) -> None:
+    `jobs` are the trace jobs by job id, with their positions in the trace; `over` are the programs that have ended.
+    """
+
+    def __init__(self, machine: VirtualMachine, ledger: SimulatedLedger) -> None:
         self.jobs: dict[int, tuple[int, TraceJob]] = {}
         self.programs: dict[tuple[int, int], SimulatedProgram] = {}
         self.over: list[tuple[SimulatedProgram, OutcomeKind, float]] = []
-        self._world = world
-        self._book = book
+        self._machine = machine
+        self._ledger = ledger
         self._descriptors: dict[SimulatedProgram, int] = {}
         self._prepared: list[tuple[Launch, SimulatedProgram]] = []
         self._ended: list[Ended] = []
@@ -116,8 +122,8 @@ class SimulatedEngine(PlacesNothing):
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         assert lease_descriptor is not None
         number, job = self.jobs[launch.job_id]
-        shares = self._book.first[lease_descriptor].shares
-        program = self._world.make(job, number, tuple([self._world.places[share.device_id] for share in shares]))
+        shares = self._ledger.granted[lease_descriptor].shares
+        program = self._machine.make(job, number, tuple([self._machine.positions[share.device_id] for share in shares]))
         self._descriptors[program] = lease_descriptor
         self._prepared.append((launch, program))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=program.pid, log="")
@@ -127,24 +133,24 @@ class SimulatedEngine(PlacesNothing):
             name = (launch.job_id, launch.attempt)
             self.programs[name] = program
             program.on_end = self._end_of(name)
-            self._world.begin(program)
+            self._machine.start(program)
         self._prepared.clear()
 
     def _end_of(self, name: tuple[int, int]) -> Callable[[SimulatedProgram, Outcome], None]:
         def end(program: SimulatedProgram, outcome: Outcome) -> None:
-            self._book.end(self._descriptors.pop(program))
+            self._ledger.end(self._descriptors.pop(program))
             del self.programs[name]
             ended = Ended(
                 job_id=name[0],
                 attempt=name[1],
                 outcome=outcome,
                 pid=program.pid,
-                at=self._world.now,
+                at=self._machine.now,
                 shortage=program.shortage,
             )
             self._ended.append(ended)
             kind = outcome.kind if program.shortage is None else OutcomeKind.OUT_OF_MEMORY
-            self.over.append((program, kind, self._world.now))
+            self.over.append((program, kind, self._machine.now))
 
         return end
 
@@ -154,7 +160,7 @@ class SimulatedEngine(PlacesNothing):
         self._prepared.clear()
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        """Nothing outlives a simulation."""
+        """Do nothing: no attempt outlives a simulation."""
 
     def ended(self) -> list[Ended]:
         ended, self._ended = self._ended, []
@@ -164,25 +170,25 @@ class SimulatedEngine(PlacesNothing):
         program = self.programs.get((attempt.job_id, attempt.number))
         if program is None:
             return 0
-        if signum in _DEADLY:
-            self._world.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
+        if signum in _FATAL_SIGNALS:
+            self._machine.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
         return 1
 
-    def note_memory(self) -> Iterator[SimulatedProgram]:
-        """Lets the ledger's measurements follow what has changed; those of ours that have."""
-        for program in self._world.changed:
+    def update_measurements(self) -> Iterator[SimulatedProgram]:
+        """Record changed memory in the ledger, and yield the programs with a lease that have changed."""
+        for program in self._machine.changed:
             descriptor = self._descriptors.get(program)
             if descriptor is not None:
-                self._book.note(descriptor, program.held_mb)
+                self._ledger.set_measured(descriptor, program.held_mb)
                 yield program
-        self._world.changed.clear()
+        self._machine.changed.clear()
 
 
 class SimulatedSuspender:
     """Implements `ports.Suspender`."""
 
-    def __init__(self, world: VirtualMachine, engine: SimulatedEngine) -> None:
-        self._world = world
+    def __init__(self, machine: VirtualMachine, engine: SimulatedEngine) -> None:
+        self._machine = machine
         self._engine = engine
         self._moved: list[SuspendResult] = []
 
@@ -190,23 +196,23 @@ class SimulatedSuspender:
         program = self._program(attempt)
         available_mb = snapshot.host.memory_available_mb or 0.0
         if program is not None and program.held_mb * len(program.devices) > available_mb:
-            return "there is not enough RAM for its memory"
+            return "too little RAM is free for its memory"
         return None
 
     def suspend(self, attempt: Attempt) -> None:
         program = self._program(attempt)
         if program is not None and program.where is MemoryLocation.ON:
-            began = self._world.now
-            program.on_moved = lambda _: self._tell(attempt, began, is_resumed=False)
-            self._world.suspend(program)
+            started = self._machine.now
+            program.on_moved = lambda _: self._report(attempt, started, is_resumed=False)
+            self._machine.suspend(program)
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:  # noqa: ARG002
         program = self._program(attempt)
         if program is None or program.where is not MemoryLocation.AWAY:
             return
-        began = self._world.now
-        program.on_moved = lambda _: self._tell(attempt, began, is_resumed=True)
-        if not self._world.resume(program):
+        started = self._machine.now
+        program.on_moved = lambda _: self._report(attempt, started, is_resumed=True)
+        if not self._machine.resume(program):
             self._moved.append(
                 SuspendResult(
                     job_id=attempt.job_id,
@@ -224,13 +230,13 @@ class SimulatedSuspender:
     def _program(self, attempt: Attempt) -> SimulatedProgram | None:
         return self._engine.programs.get((attempt.job_id, attempt.number))
 
-    def _tell(self, attempt: Attempt, began: float, *, is_resumed: bool) -> None:
+    def _report(self, attempt: Attempt, started: float, *, is_resumed: bool) -> None:
         self._moved.append(
             SuspendResult(
                 job_id=attempt.job_id,
                 attempt=attempt.number,
                 is_resumed=is_resumed,
                 is_done=True,
-                seconds=self._world.now - began,
+                seconds=self._machine.now - started,
             )
         )

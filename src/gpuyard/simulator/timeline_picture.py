@@ -1,7 +1,6 @@
-"""A picture of what ran where: a lane per device, a bar per run as high as its memory, coloured by program.
+"""Draw what ran where as SVG: a lane per device, a bar per run as high as its memory, coloured by program.
 
-Policies stand above each other on one time axis, so that the shorter one is seen to be shorter. Written as plain SVG,
-with no font or script from elsewhere.
+All policies share one time axis, so a shorter makespan looks shorter. The SVG uses no external font or script.
 """
 
 import math
@@ -18,8 +17,8 @@ from gpuyard.simulator.trace_file import TraceJob
 
 _WIDTH, _LEFT, _RIGHT = 1280.0, 92.0, 28.0
 _HEADER, _PANEL_HEAD, _AXIS, _GAP = 58.0, 34.0, 40.0, 6.0
-_LANE, _LEAST_LANE, _LANES_HEIGHT = 96.0, 22.0, 640.0
-_MOST_LANES, _MOST_BARS = 32, 20_000
+_LANE, _MIN_LANE, _LANES_HEIGHT = 96.0, 22.0, 640.0
+_MAX_LANES, _MAX_BARS = 32, 20_000
 _LEGEND_ROW, _LEGEND_COLUMNS = 20.0, 4
 _COLOURS = (
     "#3b6fb6", "#e08a3c", "#4c9f70", "#b5524f", "#7d68b3", "#c9a227", "#3fa7b5", "#c46a9f", "#7a8f3c", "#8a6247",
@@ -38,10 +37,10 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Aria
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """A policy's pass, and what it came to."""
+    """A pass under a policy, and its metrics."""
 
     passed: SimulatedPass
-    figures: PolicyMetrics
+    metrics: PolicyMetrics
 
 
 class _Bar(Struct, frozen=True, kw_only=True):
@@ -51,10 +50,10 @@ class _Bar(Struct, frozen=True, kw_only=True):
 
 
 def draw_timeline(panels: Sequence[Panel], title: str) -> str:
-    """The whole SVG."""
-    longest_s = max(panel.figures.makespan_s for panel in panels) or 1.0
-    lanes = min(_MOST_LANES, len(panels[0].passed.devices_mb))
-    lane = max(_LEAST_LANE, min(_LANE, _LANES_HEIGHT / (lanes * len(panels))))
+    """Return the SVG as text."""
+    longest_s = max(panel.metrics.makespan_s for panel in panels) or 1.0
+    lanes = min(_MAX_LANES, len(panels[0].passed.devices_mb))
+    lane = max(_MIN_LANE, min(_LANE, _LANES_HEIGHT / (lanes * len(panels))))
     colours = _colours(panels)
     panel_height = _PANEL_HEAD + lanes * (lane + _GAP) + _AXIS
     legend_top = _HEADER + len(panels) * panel_height
@@ -75,7 +74,7 @@ def draw_timeline(panels: Sequence[Panel], title: str) -> str:
 
 
 class _Scale:
-    """Where things are in a panel."""
+    """Coordinates in a panel."""
 
     def __init__(self, top: float, lane: float, longest_s: float) -> None:
         self.top = top
@@ -85,16 +84,16 @@ class _Scale:
     def x(self, seconds: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * seconds / self.longest_s
 
-    def lane_top(self, place: int) -> float:
-        return self.top + _PANEL_HEAD + place * (self.lane + _GAP)
+    def lane_top(self, position: int) -> float:
+        return self.top + _PANEL_HEAD + position * (self.lane + _GAP)
 
 
 class _PictureLane:
-    """A device's stretch of a panel."""
+    """The lane of a device in a panel."""
 
-    def __init__(self, place: int, total_mb: float, scale: _Scale) -> None:
+    def __init__(self, position: int, total_mb: float, scale: _Scale) -> None:
         self.scale = scale
-        self.bottom = scale.lane_top(place) + scale.lane
+        self.bottom = scale.lane_top(position) + scale.lane
         self._total_mb = total_mb
 
     def height(self, memory_mb: float) -> float:
@@ -102,41 +101,44 @@ class _PictureLane:
 
 
 def _panel(panel: Panel, scale: _Scale, lanes: int, colours: Mapping[str, str]) -> Iterator[str]:
-    figures, passed = panel.figures, panel.passed
+    metrics, passed = panel.metrics, panel.passed
     bottom = scale.lane_top(lanes)
-    yield _text(_LEFT - 64, scale.top + 22, figures.policy, "name")
-    yield _text(_LEFT - 64 + max(104.0, 9.0 * len(figures.policy) + 16), scale.top + 22, _summary(figures), "sub")
-    for place in range(lanes):
-        yield from _empty_lane(place, passed.devices_mb[place], scale)
+    yield _text(_LEFT - 64, scale.top + 22, metrics.policy, "name")
+    yield _text(_LEFT - 64 + max(104.0, 9.0 * len(metrics.policy) + 16), scale.top + 22, _summary(metrics), "sub")
+    for position in range(lanes):
+        yield from _empty_lane(position, passed.devices_mb[position], scale)
     yield from _axis(scale, bottom)
     on_card: dict[int, list[SimulatedRun]] = {}
     for run in passed.runs:
-        for place in run.devices:
-            on_card.setdefault(place, []).append(run)
-    for place in range(lanes):
-        bars = _stack(on_card.get(place, []), passed.devices_mb[place])
-        for bar in bars[: _MOST_BARS // lanes]:
+        for position in run.devices:
+            on_card.setdefault(position, []).append(run)
+    for position in range(lanes):
+        bars = _stack(on_card.get(position, []), passed.devices_mb[position])
+        for bar in bars[: _MAX_BARS // lanes]:
             job = passed.jobs[bar.run.job]
-            yield _drawn(
-                bar, job, _PictureLane(place, passed.devices_mb[place], scale), colours.get(program_name(job), _OTHERS)
+            yield _draw_bar(
+                bar,
+                job,
+                _PictureLane(position, passed.devices_mb[position], scale),
+                colours.get(program_name(job), _OTHERS),
             )
-    x = scale.x(figures.bound_s)
-    if figures.bound_s <= scale.longest_s:
+    x = scale.x(metrics.bound_s)
+    if metrics.bound_s <= scale.longest_s:
         yield f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.lane_top(0):.1f}" y2="{bottom:.1f}"/>'
 
 
-def _summary(figures: PolicyMetrics) -> str:
+def _summary(metrics: PolicyMetrics) -> str:
     parts = [
-        f"pass {figures.pass_number}",
-        f"makespan {format_duration(figures.makespan_s)}, {figures.over_bound:.2f} times the lower bound",
-        f"compute {figures.compute_percent:.0f}%",
-        f"memory {figures.memory_percent:.0f}%",
-        f"mean wait {format_duration(figures.mean_wait_s)}",
+        f"pass {metrics.pass_number}",
+        f"makespan {format_duration(metrics.makespan_s)}, {metrics.over_bound:.2f} times the lower bound",
+        f"compute {metrics.compute_percent:.0f}%",
+        f"memory {metrics.memory_percent:.0f}%",
+        f"mean wait {format_duration(metrics.mean_wait_s)}",
     ]
-    if figures.out_of_memory:
-        parts.append(f"{figures.out_of_memory} out of memory")
-    if figures.lost:
-        parts.append(f"{figures.lost} lost")
+    if metrics.out_of_memory:
+        parts.append(f"{metrics.out_of_memory} out of memory")
+    if metrics.lost:
+        parts.append(f"{metrics.lost} lost")
     return " · ".join(parts)
 
 
@@ -145,12 +147,12 @@ def _subtitle(passed: SimulatedPass, lanes: int) -> str:
     return f"each bar is a run, as high as its memory; the dashed line is the lower bound on the makespan{shown}"
 
 
-def _empty_lane(place: int, total_mb: float, scale: _Scale) -> Iterator[str]:
-    top, width = scale.lane_top(place), _WIDTH - _LEFT - _RIGHT
+def _empty_lane(position: int, total_mb: float, scale: _Scale) -> Iterator[str]:
+    top, width = scale.lane_top(position), _WIDTH - _LEFT - _RIGHT
     yield f'<rect class="lane" x="{_LEFT:g}" y="{top:.1f}" width="{width:g}" height="{scale.lane:.1f}"/>'
     middle = top + scale.lane / 2
     yield f'<line class="half" x1="{_LEFT:g}" x2="{_LEFT + width:g}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
-    yield _text(_LEFT - 8, middle + (0 if scale.lane > 40 else 4), f"GPU {place}", "small", anchor="end")
+    yield _text(_LEFT - 8, middle + (0 if scale.lane > 40 else 4), f"GPU {position}", "small", anchor="end")
     if scale.lane > 40:
         yield _text(_LEFT - 8, middle + 14, format_size(total_mb), "small", anchor="end")
 
@@ -167,21 +169,22 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
     yield _text(_WIDTH - _RIGHT, bottom + 27, "time since the first arrival", "small", anchor="end")
 
 
-def _drawn(bar: _Bar, job: TraceJob, lane: _PictureLane, colour: str) -> str:
+def _draw_bar(bar: _Bar, job: TraceJob, lane: _PictureLane, colour: str) -> str:
     run = bar.run
     x, right = lane.scale.x(run.started_s), lane.scale.x(run.ended_s)
     height = lane.height(bar.height_mb)
     kind = "bar" if run.outcome is OutcomeKind.SUCCEEDED else "bar failed"
     took = format_duration(run.ended_s - run.started_s)
-    told = f"{job.program}: {format_size(run.peak_mb)}, {took}, {run.outcome}"
+    tooltip = f"{job.program}: {format_size(run.peak_mb)}, {took}, {run.outcome}"
     return (
         f'<rect class="{kind}" x="{x:.2f}" y="{lane.bottom - lane.height(bar.bottom_mb) - height:.2f}" '
-        f'width="{max(0.6, right - x):.2f}" height="{height:.2f}" fill="{colour}"><title>{escape(told)}</title></rect>'
+        f'width="{max(0.6, right - x):.2f}" height="{height:.2f}" fill="{colour}">'
+        f"<title>{escape(tooltip)}</title></rect>"
     )
 
 
 def _stack(runs: Sequence[SimulatedRun], total_mb: float) -> list[_Bar]:
-    """Each above those that it runs beside, as low as there is room for it all the while."""
+    """Return a bar per run, each as low as it fits above the bars that overlap it in time."""
     bars: list[_Bar] = []
     live: list[_Bar] = []
     for run in sorted(runs, key=lambda run: run.started_s):
@@ -203,14 +206,14 @@ def _lowest(live: Sequence[_Bar], height: float, total_mb: float) -> float:
 
 
 def program_name(job: TraceJob) -> str:
-    """The script rather than its interpreter, without its ending."""
-    words = job.program.split()
-    script = next((word for word in words if "." in word), words[0])
+    """Return the name of the script (not of its interpreter), without its suffix."""
+    arguments = job.program.split()
+    script = next((argument for argument in arguments if "." in argument), arguments[0])
     return script.rsplit("/", 1)[-1].rsplit(".", 1)[0]
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, str]:
-    """The programs that take most time have colours of their own."""
+    """Return the colours of programs; if there are too many, only those that take the most time get one."""
     seconds: Counter[str] = Counter()
     for job in panels[0].passed.jobs:
         seconds[program_name(job)] += int(job.duration_s * job.gpus)

@@ -1,20 +1,20 @@
-"""Traces: which jobs come when, how long each runs alone, and what it takes of a device.
+"""Read and write traces: when jobs arrive, how long each runs alone, and what it takes of a device.
 
-The format is CSV with a header. Columns, the first five always there:
+The format is CSV with a header. The first five columns are required; defaults are in brackets:
 
-    at_s          when it is submitted, in seconds from the beginning
-    program       the command; what runs under one command is one program to whoever learns from it
-    duration_s    how long it runs, alone on a device
-    peak_mb       the most device memory that it holds, on each of its devices
+    at_s          when it is submitted, in seconds from the start
+    program       the command; jobs with the same command are one program to the estimates
+    duration_s    how long it runs alone on a device
+    peak_mb       the most memory that it holds on each of its devices
     load_percent  how busy it keeps a device, alone
-    gpus          how many devices [1]
-    declared_mb   what its user says it needs; empty where nothing was said
-    ramp_s        its memory comes in equal steps over its first so many seconds [0]
-    late_s        so far into its run it asks for the last part of its memory,
-    late_mb       which is so much of the peak
+    gpus          the number of devices [1]
+    declared_mb   the memory that its user declares [none]
+    ramp_s        its memory grows in equal steps over this many seconds [0]
+    late_s        when it requests the last part of its memory, in seconds from its start [never]
+    late_mb       the size of that part [0]
     priority      [0]
-    urgent        1 where others make room for it [0]
-    kind          a measured configuration whose slow-down it has, or `foreign`: one that no queue knows
+    urgent        1 if it may preempt others [0]
+    kind          the measured configuration whose slow-down it has, or `foreign` for a process outside the queue
 """
 
 import csv
@@ -32,7 +32,7 @@ _RAMP_STEPS = 4
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """One row of a trace; the module says what the fields mean."""
+    """One row of a trace; the fields are explained at the top of the module."""
 
     at_s: float
     program: str
@@ -58,7 +58,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
 
 
 class Phase(Struct, frozen=True):
-    """From so many seconds of its own work on, a job holds so much on each device."""
+    """The memory that a job holds on each device from `from_s` seconds of its work on."""
 
     from_s: float
     memory_mb: float
@@ -71,7 +71,7 @@ _TEXT = frozenset({"program", "kind"})
 
 
 def phases_of(job: TraceJob) -> tuple[Phase, ...]:
-    """Its memory as steps: up over the ramp, then what comes late."""
+    """Return the memory of a job as steps: the ramp, then the late part."""
     early_mb = job.peak_mb - job.late_mb
     steps = _RAMP_STEPS if job.ramp_s > 0 else 1
     ramp = [Phase(job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
@@ -81,11 +81,11 @@ def phases_of(job: TraceJob) -> tuple[Phase, ...]:
 
 
 def read_trace(path: Path) -> list[TraceJob]:
-    """The jobs of a trace, in the order of their arrival; UserError names the line that cannot be read."""
+    """Return the jobs of a trace by arrival. Raises UserError with the line that cannot be read."""
     with open_text(path) as file:
         jobs = list(parse_trace(file, path.name))
     if not jobs:
-        raise UserError(f"{path.name} has no job in it", hint="write a line for each job below the header")
+        raise UserError(f"{path.name} has no jobs", hint="write a line for each job below the header")
     return sorted(jobs, key=lambda job: job.at_s)
 
 
@@ -117,7 +117,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of somebody else's CSV file; UserError where it lacks one of the columns."""
+    """Return the rows of a CSV file. Raises UserError if a column is missing."""
     with open_text(path) as file:
         try:
             rows = csv.DictReader(file, strict=True)
@@ -129,18 +129,18 @@ def table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def number(row: Mapping[str, str], column: str) -> float:
-    """A figure of such a row."""
+    """Return the number in a column of a row. Raises UserError if it is not a number."""
     try:
         return float(row[column])
     except (TypeError, ValueError):
-        raise UserError(f"'{row[column]}' is no number for {column}: {', '.join(map(str, row.values()))}") from None
+        raise UserError(f"{column} is '{row[column]}', not a number, in: {', '.join(map(str, row.values()))}") from None
 
 
 def _check_header(header: Sequence[str], name: str) -> None:
     if unknown := [column for column in header if column not in COLUMNS]:
-        raise UserError(f"{name} has columns nobody knows: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
+        raise UserError(f"{name} has unknown columns: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
     if missing := [column for column in _REQUIRED if column not in header]:
-        raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"the first are: {','.join(_REQUIRED)}")
+        raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"required: {','.join(_REQUIRED)}")
     if len(set(header)) < len(header):
         raise UserError(f"{name} has a column twice")
 
@@ -150,13 +150,13 @@ def _job(row: Mapping[str, str], where: str) -> TraceJob:
     job = convert(values, TraceJob)
     late_s = job.late_s
     if job.duration_s <= 0:
-        raise UserError(f"{where}: duration_s has to be more than 0")
+        raise UserError(f"{where}: duration_s must be more than 0")
     if not 0 <= job.load_percent <= 100:
-        raise UserError(f"{where}: load_percent has to be from 0 to 100")
+        raise UserError(f"{where}: load_percent must be from 0 to 100")
     if job.gpus < 1:
-        raise UserError(f"{where}: gpus has to be at least 1")
+        raise UserError(f"{where}: gpus must be at least 1")
     if job.late_mb > job.peak_mb or (late_s is not None and late_s >= job.duration_s):
-        raise UserError(f"{where}: what comes late is a part of the peak, and comes before the end")
+        raise UserError(f"{where}: late_mb must be at most peak_mb, and late_s before the end")
     if bool(job.late_mb) != (late_s is not None):
         raise UserError(f"{where}: late_s and late_mb go together")
     if job.ramp_s > job.duration_s:
@@ -172,7 +172,7 @@ def _value(column: str, text: str, where: str) -> str | int | float:
     try:
         value = int(text) if column in _WHOLE else float(text)
     except ValueError:
-        raise UserError(f"{where}: {column} is '{text}', which is no number") from None
+        raise UserError(f"{where}: {column} is '{text}', not a number") from None
     if not math.isfinite(value) or (value < 0 and column != "priority"):
-        raise UserError(f"{where}: {column} is {text}, which cannot be")
+        raise UserError(f"{where}: {column} is {text}, but must be a finite number of 0 or more")
     return value

@@ -1,24 +1,23 @@
 """The simulated machine: time jumps from event to event, and programs take memory and time on devices.
 
-- A program goes through its phases as its work proceeds; beside others it proceeds at the speed that `sharing` says.
-  Speeds change only when somebody comes or goes, so each program has one next event, made anew when its speed changes.
-- Whoever asks for more memory than a device has left fails, as on a real card, whoever holds the rest.
-- A suspended program holds no device memory and does not proceed. It takes its time to leave, holding its memory until
-  it has left, and to come back, holding it from the beginning.
+- A program goes through its phases as its work proceeds. Beside others it is slower, as sharing_slowdown computes.
+  Speeds change only when a program comes or goes, so each program has one next event, which a new speed replaces.
+- A program that requests more memory than its device has left fails, as on a real card.
+- A suspended program holds no device memory and makes no progress. Both moves of its memory take time: it holds its
+  device memory until it has left the device, and from the start of its return.
 """
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedCard, SimulatedProgram, VirtualClock
+from gpuyard.simulator.machine_parts import EventQueue, MemoryLocation, SimulatedCard, SimulatedProgram, VirtualClock
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.trace_file import TraceJob
 
 HOST_MEMORY_MB = 2_097_152.0
-# As measured on an H200 with driver 580.
+# Measured on an H200 with driver 580.
 OUT_MB_PER_S, IN_MB_PER_S = 1.6 * 1024, 5.0 * 1024
 _FIRST_PID = 1000
 _DONE = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
@@ -26,66 +25,49 @@ _FAILED = Outcome(kind=OutcomeKind.FAILED, status=1)
 
 
 class VirtualMachine:
-    """`changed` are the programs whose memory is not what it was when somebody last emptied it."""
+    """The whole machine. `changed` are the programs whose memory has changed since the reader last cleared it."""
 
     def __init__(self, devices: Sequence[Device], sharing: Sharing) -> None:
         self.clock = VirtualClock()
         self.cards = [SimulatedCard(device, self.clock.time) for device in devices]
-        self.places = {device.id: place for place, device in enumerate(devices)}
+        self.positions = {device.id: position for position, device in enumerate(devices)}
         self.changed: set[SimulatedProgram] = set()
         self._sharing = sharing
-        self._agenda: list[tuple[float, int, int, SimulatedProgram]] = []
-        self._events = 0
+        self._events = EventQueue(self.clock)
+        self.next_event = self._events.next_time
+        self.advance = self._events.advance
         self._pids = _FIRST_PID
-        self._away_mb = 0.0
-        self._loads: dict[str, float | None] = dict.fromkeys(self.places, 0.0)
-        self._excited: set[SimulatedCard] = set()
+        self._suspended_mb = 0.0
+        self._loads: dict[str, float | None] = dict.fromkeys(self.positions, 0.0)
+        self._unsteady: set[SimulatedCard] = set()
 
     @property
     def now(self) -> float:
         return self.clock.time
 
     def snapshot(self) -> Snapshot:
-        """What a probe would see."""
+        """Return the machine as the probes would read it."""
         host = Host(
             cpu_percent=0.0,
             memory_total_mb=HOST_MEMORY_MB,
-            memory_available_mb=HOST_MEMORY_MB - self._away_mb,
+            memory_available_mb=HOST_MEMORY_MB - self._suspended_mb,
         )
-        return Snapshot(taken_at=self.now, host=host, devices=tuple([card.look() for card in self.cards]))
+        return Snapshot(taken_at=self.now, host=host, devices=tuple([card.read() for card in self.cards]))
 
     def loads(self) -> dict[str, float | None]:
-        """How busy each device has been of late."""
-        for card in list(self._excited):
+        """Return the smoothed load of each device."""
+        for card in list(self._unsteady):
             self._loads[card.device.id] = card.smoothed_percent(self.now)
-            if self.now >= card.calm_at:
-                self._excited.remove(card)
+            if self.now >= card.steady_at:
+                self._unsteady.remove(card)
         return dict(self._loads)
 
     @property
-    def is_calm(self) -> bool:
-        """Whether a later look would see the same loads, if nothing happens."""
-        return not self._excited
+    def is_steady(self) -> bool:
+        """Whether the smoothed loads stay the same until the next event."""
+        return not self._unsteady
 
     # Time
-
-    def next_event(self) -> float | None:
-        """When something happens next; what was overtaken is forgotten."""
-        agenda = self._agenda
-        while agenda and agenda[0][2] != agenda[0][3].turn:
-            heapq.heappop(agenda)
-        return agenda[0][0] if agenda else None
-
-    def advance(self, until: float) -> None:
-        """Lets everything happen that happens up to then."""
-        while (at := self.next_event()) is not None and at <= until:
-            program = heapq.heappop(self._agenda)[3]
-            self.clock.time = max(self.now, at)
-            if program.where is MemoryLocation.ON:
-                self._proceed(program)
-            else:
-                self._arrive(program)
-        self.clock.time = max(self.now, until)
 
     def _proceed(self, program: SimulatedProgram) -> None:
         program.progress_s, program.since = program.next_mark_s, self.now
@@ -96,12 +78,13 @@ class VirtualMachine:
 
     def _schedule(self, program: SimulatedProgram) -> None:
         left_s = max(0.0, program.next_mark_s - program.progress_s)
-        self._call(program, program.since + left_s / program.speed)
+        self._set_event(program, program.since + left_s / program.speed, self._proceed)
 
-    def _call(self, program: SimulatedProgram, at: float) -> None:
-        program.turn += 1
-        self._events += 1
-        heapq.heappush(self._agenda, (at, self._events, program.turn, program))
+    def _set_event(self, program: SimulatedProgram, at: float, act: Callable[[SimulatedProgram], None]) -> None:
+        """Replace the next event of the program."""
+        if program.event is not None:
+            program.event.cancel()
+        program.event = self._events.add(at, lambda: act(program))
 
     # Programs
 
@@ -109,8 +92,8 @@ class VirtualMachine:
         self._pids += 1
         return SimulatedProgram(self._pids, job, number, devices, self.now)
 
-    def begin(self, program: SimulatedProgram) -> None:
-        """It runs from now on, and asks for its first memory at once."""
+    def start(self, program: SimulatedProgram) -> None:
+        """Run the program from now on; it requests its first memory at once."""
         for card in self._cards(program):
             card.programs.append(program)
         if self._grow(program):
@@ -118,11 +101,11 @@ class VirtualMachine:
 
     def kill(self, program: SimulatedProgram, outcome: Outcome) -> None:
         if program.is_alive:
-            program.settle(self.now)
+            program.update_progress(self.now)
             self._end(program, outcome)
 
     def _grow(self, program: SimulatedProgram) -> bool:
-        """Into its next phase; whether it could."""
+        """Enter the next phase. Return False if the program ran out of memory."""
         wanted_mb = program.phases[program.phase + 1].memory_mb
         more_mb = wanted_mb - program.held_mb
         full = next((card for card in self._cards(program) if not card.fits(more_mb)), None)
@@ -144,10 +127,11 @@ class VirtualMachine:
     def _end(self, program: SimulatedProgram, outcome: Outcome) -> None:
         if program.where is not MemoryLocation.ON:
             program.paused_s += self.now - program.paused_since
-            self._away_mb -= _total_mb(program) if program.where is MemoryLocation.AWAY else 0.0
+            self._suspended_mb -= _total_mb(program) if program.where is MemoryLocation.AWAY else 0.0
         self._hold(program, 0.0)
         program.is_alive = False
-        program.turn += 1
+        if program.event is not None:
+            program.event.cancel()
         for card in self._cards(program):
             card.programs.remove(program)
         self._change_speeds(program.devices)
@@ -155,30 +139,31 @@ class VirtualMachine:
             program.on_end(program, outcome)
 
     def _cards(self, program: SimulatedProgram) -> list[SimulatedCard]:
-        return [self.cards[place] for place in program.devices]
+        return [self.cards[position] for position in program.devices]
 
     # Speeds
 
-    def _change_speeds(self, places: Iterable[int]) -> None:
-        """For everybody on these devices, after somebody came or went."""
-        touched = set(places)
-        for place in sorted(touched):
-            present = self.cards[place].present()
-            for program, speed in zip(present, self._sharing.speeds(_members(present)), strict=True):
-                program.speeds[place] = speed
+    def _change_speeds(self, positions: Iterable[int]) -> None:
+        """Set the speeds of all programs on these devices, after a program has come or gone."""
+        touched = set(positions)
+        for position in sorted(touched):
+            present = self.cards[position].present()
+            members = tuple([program.member for program in present])
+            for program, speed in zip(present, self._sharing.speeds(members), strict=True):
+                program.speeds[position] = speed
                 if self._set_speed(program, min(program.speeds.values())):
                     touched.update(program.devices)
-        for place in touched:
-            present = self.cards[place].present()
+        for position in touched:
+            present = self.cards[position].present()
             busy = sum([self._sharing.demand(program.member) * program.speed for program in present])
-            self.cards[place].change_load(self.now, busy)
-            self._excited.add(self.cards[place])
+            self.cards[position].change_load(self.now, busy)
+            self._unsteady.add(self.cards[position])
 
     def _set_speed(self, program: SimulatedProgram, speed: float) -> bool:
-        """Whether that is another one than before. A job on several devices is as fast as it is on the slowest."""
+        """Return whether the speed has changed. A job on several devices is as fast as on the slowest of them."""
         if speed == program.speed:
             return False
-        program.settle(self.now)
+        program.update_progress(self.now)
         program.speed = speed
         self._schedule(program)
         return True
@@ -186,30 +171,30 @@ class VirtualMachine:
     # Suspending
 
     def suspend(self, program: SimulatedProgram) -> None:
-        """It stops now, and its memory is free when that has been moved."""
-        program.settle(self.now)
+        """Stop the program now; its device memory is free when it has been moved."""
+        program.update_progress(self.now)
         program.speed = 0.0
         program.where, program.paused_since = MemoryLocation.LEAVING, self.now
         program.suspensions += 1
         self._change_speeds(program.devices)
-        self._call(program, self.now + _total_mb(program) / OUT_MB_PER_S)
+        self._set_event(program, self.now + _total_mb(program) / OUT_MB_PER_S, self._finish_move)
 
     def resume(self, program: SimulatedProgram) -> bool:
-        """It takes its memory now, and goes on when that has been moved; whether there was enough to take."""
+        """Take the program's device memory now; it runs on when its data has been moved. Return False if too little
+        memory is free."""
         wanted_mb = program.phases[program.phase].memory_mb
         if not all(card.fits(wanted_mb) for card in self._cards(program)):
             return False
-        self._away_mb -= _total_mb(program)
+        self._suspended_mb -= _total_mb(program)
         self._hold(program, wanted_mb)
         program.where = MemoryLocation.RETURNING
-        self._call(program, self.now + _total_mb(program) / IN_MB_PER_S)
+        self._set_event(program, self.now + _total_mb(program) / IN_MB_PER_S, self._finish_move)
         return True
 
-    def _arrive(self, program: SimulatedProgram) -> None:
-        """In host RAM, or back on its devices."""
+    def _finish_move(self, program: SimulatedProgram) -> None:
         if program.where is MemoryLocation.LEAVING:
             program.where = MemoryLocation.AWAY
-            self._away_mb += _total_mb(program)
+            self._suspended_mb += _total_mb(program)
             self._hold(program, 0.0)
         else:
             program.where = MemoryLocation.ON
@@ -220,17 +205,13 @@ class VirtualMachine:
             program.on_moved(program)
 
 
-def _members(programs: Sequence[SimulatedProgram]) -> tuple[tuple[str, float], ...]:
-    return tuple([program.member for program in programs])
-
-
 def _total_mb(program: SimulatedProgram) -> float:
-    """What it has on its devices, or would have."""
+    """Return the memory that it holds on all its devices when it is not suspended."""
     return program.phases[program.phase].memory_mb * len(program.devices)
 
 
 def _shortage(card: SimulatedCard, program: SimulatedProgram, more_mb: float) -> Shortage:
-    """In the words of a framework that is told by the driver."""
+    """Return the shortage as PyTorch would report it."""
     free_mb = max(0.0, card.total_mb - card.used_mb)
     text = (
         f"CUDA out of memory. Tried to allocate {more_mb / 1024:.2f} GiB. GPU {card.device.index} has a total capacity "

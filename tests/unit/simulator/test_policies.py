@@ -23,10 +23,10 @@ def test_a_policy_can_be_varied() -> None:
     ("text", "said"),
     [
         ("lifo", "there is no policy 'lifo'"),
-        ("gpuyard:colour=3", "cannot be varied by 'colour=3'"),
-        ("gpuyard:load=much", "'load=much' is not a figure"),
-        ("gpuyard:settle=-1", "'settle=-1' is not a figure"),
-        ("gpuyard:load=1.2.3", "'load=1.2.3' is not a figure"),
+        ("gpuyard:colour=3", "'colour=3' is not an option of a policy"),
+        ("gpuyard:load=much", "'load=much' needs a number of 0 or more"),
+        ("gpuyard:settle=-1", "'settle=-1' needs a number of 0 or more"),
+        ("gpuyard:load=1.2.3", "'load=1.2.3' needs a number of 0 or more"),
     ],
 )
 def test_what_no_policy_knows_is_a_mistake(text: str, said: str) -> None:

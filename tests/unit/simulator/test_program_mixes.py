@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.simulator.program_mixes import draw, like, mean_duration_s, read_pods, read_programs
+from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_pods, read_programs, similar_configuration
 from tests.unit.simulator.samples import write_traces
 
 
@@ -41,8 +41,8 @@ def test_a_program_without_a_measured_load_is_taken_for_one_that_is_like_it(fold
     assert (bert.kind, bert.load_percent, bert.duration_s) == ("BERT/SQuAD/32", 99.0, 894.9)
     assert (resnet.kind, resnet.load_percent) == ("ResNet50/ImageNet/64", 95.0)
     assert (dlrm.kind, dlrm.command) == ("NeuMF/MovieLens/128", "python dlrm_criteo.py")
-    assert like("xception_imagenet", "32") == "ResNet50/ImageNet/32"
-    assert like("mobilenet_v2_cifar100", "128") == "MobileNetV2/CIFAR-10/128"
+    assert similar_configuration("xception_imagenet", "32") == "ResNet50/ImageNet/32"
+    assert similar_configuration("mobilenet_v2_cifar100", "128") == "MobileNetV2/CIFAR-10/128"
 
 
 def test_a_mean_duration_counts_what_was_measured_and_what_is_drawn(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_unknown_mix_is_a_mistake(folder: Path) -> None:
 
 def test_a_figure_that_is_none_is_a_mistake(folder: Path) -> None:
     (folder / "carma-summary.csv").write_text("Model,Max memory.used [MB],Run folder,Execution time(s)\nx,much,x,1\n")
-    with pytest.raises(UserError, match=r"'much' is no number for Max memory\.used"):
+    with pytest.raises(UserError, match=r"Max memory\.used \[MB\] is 'much', not a number"):
         read_programs(["carma"], folder)
 
 

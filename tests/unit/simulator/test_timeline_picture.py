@@ -20,7 +20,7 @@ def run(job: int, started_s: float, *devices: int, outcome: OutcomeKind = Outcom
 
 def panel(jobs: list[TraceJob], runs: list[SimulatedRun], name: str = "gpuyard", cards: int = 2) -> Panel:
     passed = SimulatedPass(jobs=jobs, runs=runs, devices_mb=(24_576.0,) * cards, memory_mb_s=1.0, compute_s=1.0)
-    return Panel(passed=passed, figures=measure_pass(name, 1, passed, BOUND))
+    return Panel(passed=passed, metrics=measure_pass(name, 1, passed, BOUND))
 
 
 def bars(svg: str) -> list[ET.Element]:

@@ -62,20 +62,20 @@ def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{HEADER},gpu\n{LINE},1", "columns nobody knows: gpu"),
+        (f"{HEADER},gpu\n{LINE},1", "unknown columns: gpu"),
         ("at_s,program\n0,a", "lacks the columns duration_s, peak_mb, load_percent"),
         (f"{HEADER},gpus,gpus\n{LINE},1,1", "a column twice"),
         (f"{HEADER}\n{LINE}\n0,a,60,1000", "line 3: 4 values for 5 columns"),
-        (f"{HEADER}\n0,a,soon,1000,50", "line 2: duration_s is 'soon', which is no number"),
+        (f"{HEADER}\n0,a,soon,1000,50", "line 2: duration_s is 'soon', not a number"),
         (f"{HEADER}\n0,,60,1000,50", "line 2: program is empty"),
-        (f"{HEADER}\n0,a,60,-1,50", "line 2: peak_mb is -1, which cannot be"),
-        (f"{HEADER}\n0,a,60,nan,50", "line 2: peak_mb is nan, which cannot be"),
-        (f"{HEADER}\n0,a,0,1000,50", "line 2: duration_s has to be more than 0"),
-        (f"{HEADER}\n0,a,60,1000,101", "line 2: load_percent has to be from 0 to 100"),
-        (f"{HEADER},gpus\n{LINE},0", "line 2: gpus has to be at least 1"),
+        (f"{HEADER}\n0,a,60,-1,50", "line 2: peak_mb is -1, but must be"),
+        (f"{HEADER}\n0,a,60,nan,50", "line 2: peak_mb is nan, but must be"),
+        (f"{HEADER}\n0,a,0,1000,50", "line 2: duration_s must be more than 0"),
+        (f"{HEADER}\n0,a,60,1000,101", "line 2: load_percent must be from 0 to 100"),
+        (f"{HEADER},gpus\n{LINE},0", "line 2: gpus must be at least 1"),
         (f"{HEADER},ramp_s\n{LINE},61", "line 2: ramp_s is longer than duration_s"),
         (f"{HEADER},late_s\n{LINE},30", "line 2: late_s and late_mb go together"),
-        (f"{HEADER},late_s,late_mb\n{LINE},30,2000", "line 2: what comes late is a part of the peak"),
+        (f"{HEADER},late_s,late_mb\n{LINE},30,2000", "line 2: late_mb must be at most peak_mb"),
         (f'{HEADER}\n0,"a,60,1000,50', "line 2: unexpected end of data"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
 def test_a_trace_without_jobs_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"{HEADER}\n")
-    with pytest.raises(UserError, match=r"trace\.csv has no job in it"):
+    with pytest.raises(UserError, match=r"trace\.csv has no jobs"):
         read_trace(path)
 
 

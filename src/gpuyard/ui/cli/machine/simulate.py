@@ -158,7 +158,7 @@ def _draw(compared: "Compared", path: Path) -> None:
     from gpuyard.core.units import format_duration
     from gpuyard.simulator.timeline_picture import draw_timeline
 
-    best = min(panel.figures.makespan_s for panel in compared.last)
+    best = min(panel.metrics.makespan_s for panel in compared.last)
     title = f"{len(compared.jobs):,} jobs on {compared.devices}, done in {format_duration(best)}"
     svg = draw_timeline(compared.last, title)
     if path.suffix.lower() == ".svg":
