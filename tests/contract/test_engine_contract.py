@@ -16,8 +16,8 @@ import pytest
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from gpuyard.system.process_identity import boot_id
+from tests.contract.cluster_engines import process_place
 from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs
-from tests.contract.outposts import process_place
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
@@ -138,7 +138,7 @@ class TestSimulatedEngine(EngineContract):
         return SimulatedPlace()
 
 
-class TestOutpost(EngineContract):
+class TestClusterEngine(EngineContract):
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[Place]:
         with process_place(tmp_path) as place:

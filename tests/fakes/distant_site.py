@@ -1,4 +1,4 @@
-"""A site that outlives its daemons, as sites do: it lives in one process, and any other asks it through a socket."""
+"""A site that outlives its daemons, as real ones do: it lives in one process, and others call it through a socket."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from gpuyard.errors import EnvironmentFault
 
 
 class SiteServer:
-    """Answers for a site, one question at a time. The `lock` is held meanwhile: who changes the site takes it too."""
+    """Serves calls to a site, one at a time, under `lock`. Take the lock to change the site."""
 
     def __init__(self, site: Site, path: str) -> None:
         self.lock = threading.RLock()
@@ -49,9 +49,9 @@ class SiteServer:
             return error
 
 
-def mortal(word: str) -> "DistantSite":
-    """`PATH:WHEN`: whoever has it dies then."""
-    path, _, dies = word.rpartition(":")
+def mortal(argument: str) -> "DistantSite":
+    """`argument` is `PATH:WHEN`: the process that has the site dies then."""
+    path, _, dies = argument.rpartition(":")
     return DistantSite(path, dies)
 
 
@@ -59,19 +59,19 @@ class DistantSite:
     """Implements `Site`. Its process `dies` (by SIGKILL) before or after a call: `before submit`, `after submit`."""
 
     name = "yonder"
-    most_in_parcel = 500
+    most_in_submission = 500
 
     def __init__(self, path: str, dies: str = "") -> None:
         self._path = path
         self._dies = dies
         self._asking: Connection[Any, Any] | None = None
 
-    def submit(self, parcel: ClusterSubmission) -> str:
-        self._ask("submit", parcel)
+    def submit(self, submission: ClusterSubmission) -> str:
+        self._ask("submit", submission)
         return ""
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        report = self._ask("look", list(live))
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+        report = self._ask("report", list(live))
         assert isinstance(report, SiteReport)
         return report
 

@@ -1,4 +1,4 @@
-"""A site on this very machine: it runs elements as processes, one at a time or many, and fails as it is told to."""
+"""A site on this machine: runs elements as processes, and fails on request."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import psutil
 from gpuyard.core.cluster.offer import Amount, Offer
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
-    Mark,
+    ElementRef,
     Sighting,
     SiteRefused,
     SiteReport,
@@ -23,11 +23,16 @@ from gpuyard.engines.cluster.site import (
 
 
 class ProcessSite:
-    """Implements `Site`. Its `calls` are what it was asked. While it is `down`, nobody reaches it; with `loses_answer`,
-    what it does it does, and nobody hears of it; it `refuses` with these words. `most` run at once."""
+    """Implements `Site`. Runs up to `most` elements at once.
+
+    calls: the calls so far.
+    down: every call raises SiteUnreachable.
+    loses_answer: `submit` takes the elements and then raises SiteUnreachable.
+    refuses: the message with which `submit` refuses.
+    """
 
     name = "yonder"
-    most_in_parcel = 500
+    most_in_submission = 500
 
     def __init__(self, *, most: int = 8, free: Amount | None = None) -> None:
         self.calls: list[str] = []
@@ -36,59 +41,59 @@ class ProcessSite:
         self.refuses: str | None = None
         self.free = free
         self._most = most
-        self._waiting: list[tuple[Mark, ClusterSubmission]] = []
-        self._running: dict[Mark, subprocess.Popen[bytes]] = {}
-        self._over: dict[Mark, Sighting] = {}
+        self._waiting: list[tuple[ElementRef, ClusterSubmission]] = []
+        self._running: dict[ElementRef, subprocess.Popen[bytes]] = {}
+        self._over: dict[ElementRef, Sighting] = {}
         self._strays: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, parcel: ClusterSubmission) -> str:
-        self.calls.append(f"submit {parcel.count}")
+    def submit(self, submission: ClusterSubmission) -> str:
+        self.calls.append(f"submit {submission.count}")
         self._answer()
         if self.refuses is not None:
             raise SiteRefused(self.refuses)
-        self._waiting += [((parcel.token, number), parcel) for number in range(parcel.count)]
+        self._waiting += [((submission.token, number), submission) for number in range(submission.count)]
         if self.loses_answer:
             raise SiteUnreachable("the answer was lost")
         return ""
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        self.calls.append("look")
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+        self.calls.append("report")
         self._answer()
         self._turn()
-        wanted = {parcel.token for parcel in live}
+        wanted = {submission.token for submission in live}
         pending = {
-            mark: Sighting(id=_id(mark), at=SiteState.PENDING, reason="its turn comes") for mark, _ in self._waiting
+            ref: Sighting(id=_id(ref), at=SiteState.PENDING, reason="its turn comes") for ref, _ in self._waiting
         }
-        running = {mark: Sighting(id=_id(mark), at=SiteState.RUNNING, place="here") for mark in self._running}
+        running = {ref: Sighting(id=_id(ref), at=SiteState.RUNNING, place="here") for ref in self._running}
         found = {**pending, **running, **self._over}
         return SiteReport(
-            sightings={mark: each for mark, each in found.items() if mark[0] in wanted},
+            sightings={ref: each for ref, each in found.items() if ref[0] in wanted},
             offer=Offer(free=self.free, most_jobs=1000),
         )
 
     def cancel(self, ids: Sequence[str]) -> None:
         self.calls.append(f"cancel {len(ids)}")
         self._answer()
-        for mark, _ in list(self._waiting):
-            if _id(mark) in ids:
-                self._over[mark] = Sighting(id=_id(mark), at=SiteState.CANCELLED)
+        for ref, _ in list(self._waiting):
+            if _id(ref) in ids:
+                self._over[ref] = Sighting(id=_id(ref), at=SiteState.CANCELLED)
         self._waiting = [each for each in self._waiting if _id(each[0]) not in ids]
-        for mark, process in self._running.items():
-            if _id(mark) in ids:
+        for ref, process in self._running.items():
+            if _id(ref) in ids:
                 process.send_signal(signal.SIGTERM)
 
     def output(self, sighting: Sighting) -> bytes | None:
         return None
 
     def forget_all(self) -> None:
-        """As a cluster that is started anew: what ran is killed, with all that it had started; what waited is gone."""
+        """Act like a cluster that was restarted: kill running elements with their children, and drop waiting ones."""
         running = list(self._running.values())
         self.lose_track()
         for process in running:
             _kill(process)
 
     def lose_track(self) -> None:
-        """What runs goes on, and nobody at the site knows of it any more."""
+        """Forget all elements; the running ones continue."""
         self._strays += self._running.values()
         self._running.clear()
         self._waiting.clear()
@@ -104,22 +109,22 @@ class ProcessSite:
             raise SiteUnreachable("nobody is there", hint="wait")
 
     def _turn(self) -> None:
-        for mark, process in list(self._running.items()):
+        for ref, process in list(self._running.items()):
             status = process.poll()
             if status is not None:
-                del self._running[mark]
-                self._over[mark] = Sighting(
-                    id=_id(mark),
+                del self._running[ref]
+                self._over[ref] = Sighting(
+                    id=_id(ref),
                     at=SiteState.FAILED if status else SiteState.SUCCEEDED,
                     status=status,
                     ended_at=time.time(),
                 )
         while self._waiting and len(self._running) < self._most:
-            mark, parcel = self._waiting.pop(0)
-            output = Path(parcel.folder, f"{mark[1]}.out")
+            ref, submission = self._waiting.pop(0)
+            output = Path(submission.folder, f"{ref[1]}.out")
             with output.open("wb") as file:
-                self._running[mark] = subprocess.Popen(
-                    [*parcel.supervisor, str(mark[1])],
+                self._running[ref] = subprocess.Popen(
+                    [*submission.supervisor, str(ref[1])],
                     stdout=file,
                     stderr=file,
                     stdin=subprocess.DEVNULL,
@@ -129,7 +134,7 @@ class ProcessSite:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """First of all who would tell of it."""
+    """Kill the supervisor first, before it could report the end of its program."""
     with contextlib.suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -139,5 +144,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _id(mark: Mark) -> str:
-    return f"{mark[0]}-{mark[1]}"
+def _id(ref: ElementRef) -> str:
+    return f"{ref[0]}-{ref[1]}"

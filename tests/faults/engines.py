@@ -1,4 +1,4 @@
-"""Faults of what runs programs: the keeper and its journal, the local engine, sessions, logs, suspension, outposts."""
+"""Faults in the engines: the keeper and its journal, the local engine, sessions, logs, suspension, clusters."""
 
 from tests.faults.fault import Fault
 
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-job-in-the-keepers-session",
-        file=f"{_ENGINES}/local/keeper.py",
+        file=f"{_ENGINES}/common/spawn_program.py",
         old="setsid=True, setsigmask=(), setsigdef=_EVERY_SIGNAL",
         new="setsid=False, setsigmask=(), setsigdef=_EVERY_SIGNAL",
         breaks="A job that signals its process group kills its keeper, and with it all other jobs.",
@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-log-cut-twice-repeats-itself",
-        file=f"{_ENGINES}/local/job_logs.py",
+        file=f"{_ENGINES}/common/job_logs.py",
         old="        _set_cut_so_far(path, before + length)\n",
         new="        _set_cut_so_far(path, length)\n",
         breaks="`gpuyard logs -f` shows lines twice, or loses some, once a log was cut.",
@@ -229,7 +229,7 @@ FAULTS = (
         breaks="A driver that hangs while it suspends a job keeps that job suspending for ever.",
         near=(f"{_TESTS}/test_suspend_helpers.py",),
     ),
-    # Outposts
+    # Clusters
     Fault(
         id="engines-element-runs-twice",
         file=f"{_CLUSTER}/node_supervisor.py",
@@ -260,7 +260,7 @@ FAULTS = (
         old="                return _content(path) == _VOID\n",
         new="                return True\n",
         breaks="A job that its cluster has just begun is taken back, handed over again, and runs twice.",
-        near=("tests/unit/engines/test_parcels.py",),
+        near=("tests/unit/engines/cluster/test_submission_dir.py",),
     ),
     Fault(
         id="engines-promised-room-is-offered-again",
@@ -268,23 +268,23 @@ FAULTS = (
         old="                offer = replace(offer, free=subtract(offer.free, amount_needed(terms, offer.card_mb)))\n",
         new="                offer = replace(offer, free=offer.free)\n",
         breaks="Until the cluster is asked again, the same room is given to one job after the other.",
-        near=(f"{_TESTS}/test_outpost.py",),
+        near=(f"{_TESTS}/test_cluster_engine.py",),
     ),
     Fault(
         id="engines-failed-submission-is-forgotten",
         file=f"{_CLUSTER}/engine.py",
-        old="        except SiteUnreachable as error:\n            self._suffer(error)\n        except Env",
+        old="        except SiteUnreachable as error:\n            self._note_trouble(error)\n        except Env",
         new="        except Env",
-        breaks="A parcel that a cluster took without an answer is told as not begun, and runs twice.",
-        near=(f"{_TESTS}/test_outpost.py",),
+        breaks="A submission that a cluster took without an answer counts as never started, and runs twice.",
+        near=(f"{_TESTS}/test_cluster_engine.py",),
     ),
     Fault(
         id="engines-late-file-means-lost",
         file=f"{_CLUSTER}/outcome.py",
-        old='    if waited < PATIENCE:\n        return _NOT_YET\n    reason = f"{site} no longer',
-        new='    reason = f"{site} no longer',
+        old="    if waited < LATE_REPORTS:\n        return _NOT_YET\n    return _over(",
+        new="    return _over(",
         breaks="A job on a cluster whose network file system is slow is told as lost though it succeeded.",
-        near=("tests/unit/engines/test_judging.py",),
+        near=("tests/unit/engines/cluster/test_outcome.py",),
     ),
     Fault(
         id="engines-slurm-minutes-for-seconds",
@@ -292,7 +292,7 @@ FAULTS = (
         old='yield f"--time={max(1, math.ceil(limit_s / 60))}"',
         new='yield f"--time={max(1, math.ceil(limit_s))}"',
         breaks="A time limit of an hour is given to Slurm as sixty hours.",
-        near=("tests/unit/engines/test_slurm_commands.py",),
+        near=("tests/unit/engines/cluster/test_slurm_commands.py",),
     ),
     Fault(
         id="engines-slurm-leaves-its-children",
@@ -305,8 +305,8 @@ FAULTS = (
     Fault(
         id="engines-slurm-times-are-not-read",
         file=f"{_CLUSTER}/slurm_site.py",
-        old='return self._run(words, {"SLURM_TIME_FORMAT": "%s"})',
-        new="return self._run(words, {})",
+        old='return self._run(command, {"SLURM_TIME_FORMAT": "%s"})',
+        new="return self._run(command, {})",
         breaks="Nobody knows when a job began on Slurm, so its time limit and its duration are wrong.",
         near=(_SLURM,),
     ),
@@ -316,7 +316,7 @@ FAULTS = (
         old='"entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),',
         new='"entrypoint_memory": math.ceil(amount.ram_mb or 0.0),',
         breaks="Ray keeps a few kilobytes of RAM for a job that needs gigabytes.",
-        near=("tests/unit/engines/test_ray_words.py",),
+        near=("tests/unit/engines/cluster/test_ray_api.py",),
     ),
     # What programs and scripts see of the devices
     Fault(

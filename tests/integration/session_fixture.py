@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.engines.local.keeper import LEASE_AT
+from gpuyard.engines.common.spawn_program import LEASE_AT
 from gpuyard.engines.session import runner
 from tests.integration.engine_fixture import DEADLINE_S, wait_for, wait_until_gone
 

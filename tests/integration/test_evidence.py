@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.memory.out_of_memory import ShortageKind, recognise
-from gpuyard.engines.local import job_logs, oom_evidence
+from gpuyard.engines.common import job_logs, oom_evidence
 
 EVENTS = "low 0\nhigh 3\nmax 17\noom 2\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.local import job_logs
+from gpuyard.engines.common import job_logs
 from tests.integration.engine_fixture import wait_for
 
 BLOCK = 4096

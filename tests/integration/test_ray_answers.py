@@ -16,7 +16,7 @@ from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState, SiteUnreachable
 
-PARCEL = ClusterSubmission(
+SUBMISSION = ClusterSubmission(
     token="f00d", terms=ClusterTerms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",)
 )
 SIGHTING = Sighting(id="gpuyard-f00d-0", at=SiteState.FAILED)
@@ -55,8 +55,8 @@ def test_a_token_is_asked_for_where_there_is_none_and_sent_where_there_is() -> N
         is_known = request.headers["Authorization"] == "Bearer s3cret"
         return (200, b'{"logs": "come in"}') if is_known else (401, b"Unauthorized")
 
-    with answering(guard) as site, pytest.raises(SiteUnreachable, match="with a token only") as error:
-        site.look([])
+    with answering(guard) as site, pytest.raises(SiteUnreachable, match="requires a token") as error:
+        site.report([])
     assert "RAY_AUTH_TOKEN" in (error.value.hint or "")
     with answering(guard, {"RAY_AUTH_TOKEN": "s3cret\n"}) as site:
         assert site.output(SIGHTING) == b"come in"
@@ -74,7 +74,7 @@ def test_a_token_may_be_in_a_file(tmp_path: Path) -> None:
         assert site.output(SIGHTING) == b"Bearer s3cret"
 
 
-def test_jobs_of_others_and_of_parcels_long_over_are_looked_past() -> None:
+def test_jobs_of_others_and_of_submissions_long_over_are_looked_past() -> None:
     ids = ("gpuyard-f00d-1", "gpuyard-0ld-1", "raysubmit_4LamXRuQpYdSMg7J", None)
     answers = {
         "/api/jobs/": [{"submission_id": each, "status": "RUNNING"} for each in ids],
@@ -82,7 +82,7 @@ def test_jobs_of_others_and_of_parcels_long_over_are_looked_past() -> None:
         "/api/v0/nodes": {"data": {"result": {"result": [{"state": "ALIVE", "resources_total": {"GPU": 4.0}}]}}},
     }
     with answering(lambda request: (200, json.dumps(answers[request.path.partition("?")[0]]).encode())) as site:
-        report = site.look([PARCEL])
+        report = site.report([SUBMISSION])
     assert list(report.sightings) == [("f00d", 1)]
     assert report.offer.free is not None
     assert report.offer.free.gpus == 3.0
@@ -118,23 +118,23 @@ def test_what_could_not_be_stopped_or_read_is_told() -> None:
 def test_an_answer_that_says_nothing_of_jobs_counts_as_none(status: int, body: bytes, words: str) -> None:
     with answering(lambda _: (status, body)) as site:
         with pytest.raises(SiteUnreachable, match=words):
-            site.look([PARCEL])
+            site.report([SUBMISSION])
         if status != 200:
             with pytest.raises(SiteUnreachable, match=words):
-                site.submit(PARCEL)
+                site.submit(SUBMISSION)
 
 
 def test_what_is_taken_in_part_is_not_refused() -> None:
     answers = iter([(200, b"{}"), (400, b"ValueError: enough")])
     with answering(lambda _: next(answers)) as site, pytest.raises(SiteUnreachable, match=r"took 1 of 3.*enough"):
-        site.submit(PARCEL)
+        site.submit(SUBMISSION)
 
 
-def test_a_parcel_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_site, "_ALL_WITHIN_S", 0.0)
     with answering(lambda _: (200, b"{}")) as site:
         with pytest.raises(SiteUnreachable, match="took 1 of 3"):
-            site.submit(PARCEL)
+            site.submit(SUBMISSION)
         with pytest.raises(SiteUnreachable, match=r"stopped [01] of 2"):
             site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1"])
 
@@ -159,6 +159,6 @@ def test_nobody_is_waited_for_longer_than_a_while(monkeypatch: pytest.MonkeyPatc
         with answering(answer) as site:
             try:
                 with pytest.raises(SiteUnreachable, match="no answer from a Ray dashboard"):
-                    site.look([])
+                    site.report([])
             finally:
                 is_over.set()

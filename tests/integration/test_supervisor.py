@@ -16,7 +16,7 @@ import pytest
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs
-from gpuyard.engines.local.keeper_journal import outcome_of
+from gpuyard.engines.common.program_outcome import outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
@@ -36,16 +36,16 @@ class Node:
     """Where supervisors are started as a site does it: with an environment of its own, and little in it."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.parcels = SubmissionDirs(tmp_path / "shared")
+        self.submissions = SubmissionDirs(tmp_path / "shared")
         self._logs = tmp_path / "logs"
         self._logs.mkdir()
         self._started: list[Supervisor] = []
 
     def write(self, *launches: Launch) -> None:
-        self.parcels.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
+        self.submissions.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
 
     def start(self, number: int = 0, environment: dict[str, str] | None = None, **figures: float) -> Supervisor:
-        words = [*node_supervisor.command(self.parcels.path(TOKEN)), str(number)]
+        words = [*node_supervisor.command(self.submissions.path(TOKEN)), str(number)]
         if figures:
             words[words.index("-c") + 1] = HASTY
             words.insert(words.index("-c") + 3, repr(figures))
@@ -68,7 +68,7 @@ class Node:
         return (self._logs / str(number)).read_text(encoding="utf-8", errors="surrogateescape")
 
     def trace(self, number: int = 0) -> ElementTrace:
-        return self.parcels.traces(TOKEN).get(number, ElementTrace())
+        return self.submissions.traces(TOKEN).get(number, ElementTrace())
 
     def end_of(self, number: int = 0) -> Finish:
         end = self.trace(number).ended
@@ -177,13 +177,13 @@ def test_what_cannot_start_is_told_in_the_words_of_any_other_job(
     assert node.start().wait(60) == status
     end = node.end_of()
     assert (end.word, end.pid, end.usage) == (word, None, None)
-    outcome = outcome_of(end.word, node.parcels.read(TOKEN)[0].things)
+    outcome = outcome_of(end.word, node.submissions.read(TOKEN)[0].context)
     assert outcome.kind is OutcomeKind.CANNOT_START
     assert outcome.status == status
 
 
 def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
-    node.parcels.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), "/no/such/log")])
+    node.submissions.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), "/no/such/log")])
     assert node.start().wait(60) == 126
     assert node.end_of().word == "no-log"
     assert not (tmp_path / "ran").exists()
@@ -193,14 +193,14 @@ def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
 def test_a_supervisor_that_cannot_begin_says_so_and_leaves_no_trace(node: Node, hindrance: str) -> None:
     node.write(shell("exit 0"))
     if hindrance == "forgotten":
-        node.parcels.forget(TOKEN)
+        node.submissions.forget(TOKEN)
     if hindrance == "garbled":
-        Path(node.parcels.path(TOKEN), "parcel.json").write_text("{")
+        Path(node.submissions.path(TOKEN), "parcel.json").write_text("{")
     process = node.start(9 if hindrance == "no such element" else 0)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"of the parcel in {node.parcels.path(TOKEN)} cannot begin" in said
-    assert not list(Path(node.parcels.path(TOKEN)).glob("*.began"))
+    assert f"of the submission in {node.submissions.path(TOKEN)} cannot start" in said
+    assert not list(Path(node.submissions.path(TOKEN)).glob("*.began"))
 
 
 # Once
@@ -219,8 +219,8 @@ def test_an_element_is_either_void_or_run_whoever_comes_first(node: Node, tmp_pa
     numbers = range(24)
     node.write(*(shell(f"touch {tmp_path}/ran{n}; exit 7", n) for n in numbers))
     processes = [node.start(number) for number in numbers]
-    wait_for(lambda: node.parcels.traces(TOKEN), "the first to begin")
-    voided = {number: node.parcels.void(TOKEN, number) for number in reversed(numbers)}
+    wait_for(lambda: node.submissions.traces(TOKEN), "the first to begin")
+    voided = {number: node.submissions.void(TOKEN, number) for number in reversed(numbers)}
     assert [process.wait(60) for process in processes] == [NOT_FIRST if voided[number] else 7 for number in numbers]
     assert [(tmp_path / f"ran{number}").exists() for number in numbers] == [not voided[n] for n in numbers]
     assert [node.trace(number).began is VOID for number in numbers] == [voided[n] for n in numbers]
@@ -229,7 +229,7 @@ def test_an_element_is_either_void_or_run_whoever_comes_first(node: Node, tmp_pa
 
 def test_what_is_void_never_runs(node: Node, tmp_path: Path) -> None:
     node.write(launch_of(1, "touch", str(tmp_path / "ran")))
-    assert node.parcels.void(TOKEN, 0)
+    assert node.submissions.void(TOKEN, 0)
     assert node.start().wait(60) == NOT_FIRST
     assert not (tmp_path / "ran").exists()
     assert node.trace() == ElementTrace(began=VOID)
@@ -308,7 +308,7 @@ def _writers_of(log: Path) -> list[str]:
 
 def test_what_the_site_ignores_or_blocks_for_it_is_passed_on_all_the_same(node: Node, tmp_path: Path) -> None:
     node.write(shell(f"touch {tmp_path}/up; exec sleep 600"))
-    words = [*node_supervisor.command(node.parcels.path(TOKEN)), "0"]
+    words = [*node_supervisor.command(node.submissions.path(TOKEN)), "0"]
     blocking = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}); os.execv(sys.argv[1], sys.argv[1:])"
@@ -328,7 +328,7 @@ def test_what_the_engine_has_given_up_is_killed_with_its_whole_session(node: Nod
     node.write(shell(script, environment={"CHILD": child}))
     process = node.start()
     wait_for((tmp_path / "up").exists, "the program's child")
-    node.parcels.mark_lost(TOKEN, 0)
+    node.submissions.mark_lost(TOKEN, 0)
     assert process.wait(60) == 137
     wait_until_gone(int(_content(tmp_path / "pid")), "the program")
     wait_for(lambda: not _writers_of(tmp_path / "logs/0"), "the end of its child")
@@ -338,7 +338,7 @@ def test_what_the_engine_has_given_up_is_killed_with_its_whole_session(node: Nod
 def test_a_folder_that_is_away_for_a_while_ends_nothing_and_is_told_later(node: Node, tmp_path: Path) -> None:
     """What it looks for is not there, and nor is anything else."""
     node.write(shell(f"echo $$ > {tmp_path}/pid; sleep 0.5; exit 4"))
-    process = node.start(_LOOK_FOR_LOSS_S=0.01, _TRY_AGAIN_S=0.05)
+    process = node.start(_CHECK_LOST_EVERY_S=0.01, _TRY_AGAIN_S=0.05)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
     (tmp_path / "shared").rename(tmp_path / "away")
     wait_until_gone(int(_content(tmp_path / "pid")), "the program")
@@ -377,18 +377,18 @@ def test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does(node: Nod
         assert node.trace().ended is None
     assert process.wait(60) == 6
     assert node.end_of().word == "6"
-    assert not list(Path(node.parcels.path(TOKEN)).glob("*draft*"))
+    assert not list(Path(node.submissions.path(TOKEN)).glob("*draft*"))
 
 
 def test_where_the_disk_stays_full_its_status_tells_the_site_at_last(node: Node, tmp_path: Path, pipe: Path) -> None:
     node.write(waiting(tmp_path, pipe, 6))
-    process = node.start(_TRY_AGAIN_S=0.02, _PATIENCE_S=0.1)
+    process = node.start(_TRY_AGAIN_S=0.02, _GIVE_UP_AFTER_S=0.1)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
     with full_disk(process.pid):
         let_go(pipe)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 6
-    assert f"{node.parcels.path(TOKEN)}/0.ended cannot be written: File too large" in said
+    assert f"{node.submissions.path(TOKEN)}/0.ended cannot be written: File too large" in said
     assert node.trace().ended is None
 
 
@@ -447,7 +447,7 @@ def test_what_the_site_says_reaches_the_program_and_nothing_else_of_its_environm
 def test_of_two_environments_the_one_that_knows_holds(
     told: dict[str, str], own: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert node_supervisor.environment_of({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
+    assert node_supervisor.program_environment({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
 
 
 # What it used
@@ -464,7 +464,7 @@ def test_of_a_short_program_the_system_tells_how_much_ram_it_took(node: Node) ->
     assert usage.ram_mb is not None
     assert 200 < usage.ram_mb < 260
     assert usage.peaks_mb == {}
-    assert not list(Path(node.parcels.path(TOKEN)).glob("*.usage"))
+    assert not list(Path(node.submissions.path(TOKEN)).glob("*.usage"))
 
 
 def test_of_a_longer_one_the_meter_tells_what_it_held_on_each_device(
@@ -474,7 +474,7 @@ def test_of_a_longer_one_the_meter_tells_what_it_held_on_each_device(
     simulated = {"GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(own_home), "CUDA_VISIBLE_DEVICES": "0"}
     node.write(launch_of(1, *words, environment=simulated))
     process = node.start(environment={"CUDA_VISIBLE_DEVICES": "SIM-1"})
-    seen = Path(node.parcels.path(TOKEN), "0.usage")
+    seen = Path(node.submissions.path(TOKEN), "0.usage")
     wait_for(lambda: seen.exists() and json.loads(seen.read_text())["peaks_mb"], "what the meter saw")
     process.terminate()
     assert process.wait(60) == 143

@@ -16,7 +16,7 @@ from gpuyard.core.cluster.offer import Amount, Offer, gpu_count
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
-    Mark,
+    ElementRef,
     Sighting,
     SiteRefused,
     SiteReport,
@@ -95,7 +95,7 @@ class Run:
 class Piece:
     """An element as the site has it."""
 
-    mark: Mark
+    mark: ElementRef
     parcel: ClusterSubmission
     gpus: float
     at: SiteState = SiteState.PENDING
@@ -114,11 +114,11 @@ class Cluster:
     others take everything."""
 
     name = "yonder"
-    most_in_parcel = 5
+    most_in_submission = 5
 
     def __init__(self, world: World, shared: Path, course_of: CourseOf, *, tells_free: bool) -> None:
         self.runs: list[Run] = []
-        self.pieces: dict[Mark, Piece] = {}
+        self.pieces: dict[ElementRef, Piece] = {}
         self.down = False
         self.unheard = False
         self.refuses: str | None = None
@@ -156,7 +156,7 @@ class Cluster:
     def _in_use(self) -> float:
         return sum(piece.gpus for piece in self.pieces.values() if piece.at not in OVER)
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self._answer()
         tokens = {parcel.token for parcel in live}
         seen = {mark: self._sighting(piece) for mark, piece in self.pieces.items() if mark[0] in tokens}

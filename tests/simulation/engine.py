@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.engines.local.keeper_journal import StartContext, outcome_of
+from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 from tests.simulation.programs import Program

@@ -12,7 +12,7 @@ from gpuyard.core.job.dependencies import DependencyOutlook, outlook, outlook_of
 from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.scheduling.queue_order import current_priority
-from gpuyard.engines.local.keeper_journal import BEGAN, StartContext, outcome_of
+from gpuyard.engines.common.program_outcome import BEGAN, StartContext, outcome_of
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of

@@ -55,29 +55,29 @@ class SteppedOutpost(outpost.ClusterEngine):
 
     def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, life: "HandingLife") -> None:
         super().__init__(Port("site", cluster, thread), folder, life.hear, poll_s=8.0)
-        self._parcels = FilesPort("parcels", self._parcels, thread)  # type: ignore[assignment]
-        self._cargo = in_flight.InFlightJobs(self._site, self._parcels)
+        self._submissions = FilesPort("submissions", self._submissions, thread)  # type: ignore[assignment]
+        self._in_flight = in_flight.InFlightJobs(self._site, self._submissions)
         self._world = world
         self._daemon = thread
         self._alarm = 0
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         self._thread = threading.current_thread()
         self._turn_after(self._world.random("ring").uniform(0.0, 0.05))
 
-    def _suffer(self, error: EnvironmentFault) -> None:
+    def _note_trouble(self, error: EnvironmentFault) -> None:
         assert "a bug" not in str(error), error
-        super()._suffer(error)
+        super()._note_trouble(error)
 
     def _turn_after(self, seconds: float) -> None:
         self._alarm += 1
         alarm = self._alarm
-        self._world.after(seconds, lambda: self._wake(alarm))
+        self._world.after(seconds, lambda: self._take_turn(alarm))
 
-    def _wake(self, alarm: int) -> None:
+    def _take_turn(self, alarm: int) -> None:
         if alarm == self._alarm and not self._daemon.is_cut:
-            self._turn()
-            rest_s = self._rest_s()
+            self._run_once()
+            rest_s = self._pause_s()
             if rest_s is not None:
                 self._turn_after(max(rest_s, 0.001))
 

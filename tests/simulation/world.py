@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Holder, Lease, Share, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.engines.local.keeper_journal import BEGAN
+from gpuyard.engines.common.program_outcome import BEGAN
 from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
 from tests.simulation.programs import Program
 

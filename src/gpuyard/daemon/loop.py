@@ -26,8 +26,8 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.monitor.sample_logs import SampleLogs
 from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.engines.common.job_logs import rotate_if_over
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.job_logs import rotate_if_over
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.file_watch import FileWatch

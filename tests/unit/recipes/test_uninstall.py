@@ -13,7 +13,7 @@ from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
-from gpuyard.engines.local import job_logs
+from gpuyard.engines.common import job_logs
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Launch
 from gpuyard.recipes.batch.plan import default_root

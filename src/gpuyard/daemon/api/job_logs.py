@@ -20,7 +20,7 @@ from gpuyard.daemon.api.list_jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError, Request, ResponseStream, StreamClient
 from gpuyard.daemon.server.router import Routes
-from gpuyard.engines.local.job_logs import Kept
+from gpuyard.engines.common.job_logs import Kept
 from gpuyard.schema.jobs import LogEvent, LogTail
 from gpuyard.schema.requests import LogQuery
 

@@ -15,7 +15,7 @@ from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.daemon.api.job_rows import make_estimate
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.engines.local.oom_evidence import loaded_libraries, read_tail
+from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
 from gpuyard.schema.batches import EstimateList, ForgetResult
 from gpuyard.schema.jobs import NextMemory

@@ -42,7 +42,7 @@ from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream
 from gpuyard.daemon.server.router import RouteAnswer, Router
 from gpuyard.daemon.server.router import Routes as Table
 from gpuyard.daemon.web.open_page import PageListener
-from gpuyard.engines.local.job_logs import path_of, remove_logs
+from gpuyard.engines.common.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.schema.batches import BatchRunPage

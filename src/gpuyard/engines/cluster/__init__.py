@@ -1,1 +1,1 @@
-"""Engines that place work themselves: what is sent there, how it is asked about, and what runs on their nodes."""
+"""Cluster engines, which place jobs themselves: submissions, reports about them, and what runs on the nodes."""

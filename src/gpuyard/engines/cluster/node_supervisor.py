@@ -1,19 +1,21 @@
-"""The supervisor: what a site starts on a node for one element of a parcel. It is the parent of the element's program.
+"""The supervisor: a site starts it on a node for one element of a submission. It is the parent of the program.
 
-It is a program of its own, run as `command` says with the element's number, and uses the standard library alone: a node
-need not have more. All that it reads and writes is in the parcel's folder, which the nodes share with the engine.
+`command` starts it with the element's number. It uses the standard library alone, because a node need not have more.
+Everything that it reads and writes is in the submission's folder, which the nodes share with the engine.
 
-- `N.began` is made by whoever comes first. Who finds it there leaves, having run nothing: an element runs once.
-- The program runs in a session of its own. No signal but SIGKILL ends the supervisor before it: what it is sent is
-  passed on to all processes of that session, unless the site sends it to them itself.
-- `N.lost` says that the engine has given the element up: then all of the session is killed, and nothing more is told.
-  A folder that cannot be read says nothing.
-- `N.ended` is written the moment the program has ended, as the site may end us the next; where the disk is full or the
-  network away it is tried again for two minutes. Our status is the program's, so the site tells of it too.
-- After two seconds the meter is started beside it (`cluster_node/usage_meter.py`), which needs our package's
-  dependencies and may fail. What the program leaves behind it is the site's to end.
+- The first supervisor creates `N.began`; a later one finds it and exits without running anything. So an element runs
+  once.
+- The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
+  all processes of that session, unless the site signals them itself.
+- `N.lost` means that the engine has given up the element. Then the supervisor kills the whole session and reports
+  nothing. A folder that cannot be read means nothing.
+- The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
+  the disk is full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site
+  reports it too.
+- After 2 s it starts the meter (`cluster_node/usage_meter.py`), which needs our package's dependencies and may fail.
+  The site ends processes that the program leaves behind.
 
-The program's environment is the one it was submitted with, but for what only the site can know (`environment_of`).
+The program's environment is the submitted one, with changes that only the site can know (`program_environment`).
 """
 
 import contextlib
@@ -27,35 +29,33 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuyard.engines.local import keeper
+from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, open_above, spawn
+from gpuyard.system.python_command import python_command
+from gpuyard.system.signal_pipe import open_signal_pipe
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.cluster.node_supervisor import main; main()"
-)
-_METER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.cluster_node.usage_meter import main; main()"
-_ROOT = os.path.abspath(__file__).removesuffix("/gpuyard/engines/cluster/node_supervisor.py")
+_METER = "gpuyard.cluster_node.usage_meter"
 _METER_AFTER_S = 2.0
-_LOOK_FOR_LOSS_S = 2.0
+_CHECK_LOST_EVERY_S = 2.0
 _TRY_AGAIN_S = 1.0
-_PATIENCE_S = 120.0
+_GIVE_UP_AFTER_S = 120.0
 _CANNOT_EXECUTE, _NOT_FOUND, _BY_SIGNAL = 126, 127, 128
 _KILLED = _BY_SIGNAL + signal.SIGKILL
 _LOST = 0
-_NOT_FIRST = 75  # so that the site never says of what somebody else ran, or nobody, that it succeeded
-# Whoever forks faster than this many rounds needs a cgroup, not a supervisor.
+_NOT_FIRST = 75  # not 0: the site must not report success for an element that we did not run
+# Stopping a program that forks faster than this many rounds takes a cgroup.
 _MOST_ROUNDS = 50
-# Not those that nobody can heed, those that tell of our own faults, and what is about our own child and our own files.
-_PASSED_ON = signal.valid_signals() - {
+# Not those that cannot be caught, those of our own faults, and those about our own child and our own files.
+_FORWARDED = signal.valid_signals() - {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT,
     signal.SIGTRAP, signal.SIGSYS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ,
 }  # fmt: skip
-# Slurm and Ray end a job by sending these to each of its processes, in any session: once is enough for the program.
+# Slurm and Ray end a job by sending these to each of its processes, in any session: the program has them already.
 _SENT_TO_ALL = {signal.SIGTERM, signal.SIGCONT}
-_OF_SITE = ("SLURM_", "SLURMD_", "RAY_")
-# They describe a job, and some are set for some jobs only: what is left of the submitter's would be taken for this
-# one's. But for the one that says where Slurm is.
-_OF_OTHER_JOBS = ("SLURM_", "SLURMD_")
-_WHERE_SLURM_IS = "SLURM_CONF"
+_SITE_PREFIXES = ("SLURM_", "SLURMD_", "RAY_")
+# Variables that describe a job; some exist for some jobs only. The submitter's would be taken for this job's. The
+# exception is the one that says where Slurm is.
+_JOB_PREFIXES = ("SLURM_", "SLURMD_")
+_SLURM_CONF = "SLURM_CONF"
 _DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
@@ -64,45 +64,50 @@ _NO_DEVICES = ("", "-1", "none", "void", "NoDevFiles")
 
 
 def command(folder: str) -> tuple[str, ...]:
-    """The words that start the supervisor of an element of the parcel in that folder; its number is to follow."""
-    return sys.executable, "-I", "-S", "-c", _CODE, _ROOT, os.path.abspath(folder)
+    """Return the command that starts a supervisor for the submission in this folder; add the element's number."""
+    return python_command(__name__, os.path.abspath(folder), options=("-I", "-S"))
 
 
-def environment_of(told: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The program's, of the one it was submitted with and the supervisor's own.
+def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the program's environment, from the submitted one and the supervisor's own.
 
-    What the site says of the job and its devices holds. The submitter's device variables name devices of another
-    machine, so they never hold, but for one that says that there are none, where the site says nothing. A TMPDIR that
-    is not there is none.
+    The site's variables about the job and its devices win. The submitter's device variables name devices of another
+    machine, so they are dropped, except for one that means "no devices" if the site sets none. A submitted TMPDIR that
+    does not exist here is dropped.
     """
-    sites = {name: value for name, value in own.items() if name.startswith(_OF_SITE) or name in (*_DEVICES, "TMPDIR")}
-    names_devices = not sites.keys().isdisjoint(_DEVICES)
+    from_site = {
+        name: value for name, value in own.items() if name.startswith(_SITE_PREFIXES) or name in (*_DEVICES, "TMPDIR")
+    }
+    names_devices = not from_site.keys().isdisjoint(_DEVICES)
     environment = {
         name: value
-        for name, value in told.items()
-        if not (name.startswith(_OF_OTHER_JOBS) and name != _WHERE_SLURM_IS)
+        for name, value in submitted.items()
+        if not (name.startswith(_JOB_PREFIXES) and name != _SLURM_CONF)
         and not (name in _DEVICES and (names_devices or value not in _NO_DEVICES))
         and not (name == "TMPDIR" and not os.path.isdir(value))
     }
-    return {**environment, **sites}
+    return {**environment, **from_site}
 
 
 class Supervisor:
-    """Of one element, whose files begin with `path` and a dot."""
+    """Runs one element. Its files are `path` with a suffix, such as `.began`."""
 
     def __init__(self, path: str, element: Mapping[str, Any], environment: dict[str, str]) -> None:
         self._path = path
         self._element = element
         self._environment = environment
-        self._nowhere = keeper.open_above(2)
-        self._wire, self._bell = _lay_wire()
+        self._null = open_above(2)
+        self._signal_pipe, self._signal_pipe_end = _catch_signals()
         self._program = 0
         self._meter = 0
-        self._site_reaches_all = any(name.startswith(_OF_SITE) and name != _WHERE_SLURM_IS for name in os.environ)
+        self._site_reaches_all = any(name.startswith(_SITE_PREFIXES) and name != _SLURM_CONF for name in os.environ)
 
-    def begin(self) -> bool:
-        """False where somebody did before us, or never lets it begin; OSError where nobody can. What a full disk does
-        not take of the file's content is left out: that it is there is what counts."""
+    def claim(self) -> bool:
+        """Create `N.began`. Return False if another supervisor has, or if the engine has voided the element.
+
+        Raises OSError if the file cannot be created. Its content may be cut off by a full disk: only its existence
+        counts.
+        """
         content = json.dumps(
             {"at": time.time(), "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "pid": os.getpid()}
         )
@@ -115,65 +120,65 @@ class Supervisor:
         return True
 
     def run(self) -> int:
-        """The status to leave with."""
+        """Run the program, and return the exit status for the supervisor."""
         try:
             self._program = self._start()
-        except keeper.StartFailure as hindrance:
-            self._tell_end(hindrance.word, None, None)
-            return _NOT_FOUND if hindrance.word == "no-program" else _CANNOT_EXECUTE
+        except StartFailure as failure:
+            self._write_end(failure.word, None, None)
+            return _NOT_FOUND if failure.word == "no-program" else _CANNOT_EXECUTE
         threading.Thread(target=self._watch_for_loss, daemon=True).start()
         status = self._wait()
         self._end_meter()
         return status
 
     def _start(self) -> int:
-        each = self._element
-        if each["folder"] is not None:
-            with contextlib.suppress(OSError):  # the program finds out, and knows better what to say
-                os.mkdir(each["folder"])
-        words = tuple(each["command"])
-        launch = (each["key"], False, words, self._environment, each["cwd"], each["log"], each["stdin"])
+        element = self._element
+        if element["folder"] is not None:
+            with contextlib.suppress(OSError):  # the program notices, and has the better error message
+                os.mkdir(element["folder"])
+        arguments = tuple(element["command"])
         try:
-            return keeper.spawn(launch, None, self._nowhere)
-        except ValueError:  # no system can be given half a character, or a zero byte
-            raise keeper.StartFailure("not-executable") from None
+            spec = SpawnSpec(arguments, self._environment, element["cwd"], element["log"], element["stdin"])
+            return spawn(spec, None, self._null)
+        except ValueError:  # an incomplete character or a zero byte cannot be passed to a program
+            raise StartFailure("not-executable") from None
 
     # While it runs
 
     def _wait(self) -> int:
         poll = select.poll()
-        poll.register(self._wire, select.POLLIN)
+        poll.register(self._signal_pipe, select.POLLIN)
         meter_at = time.monotonic() + _METER_AFTER_S
         while True:
             left_ms = None if self._meter else max(0.0, meter_at - time.monotonic()) * 1000
             if poll.poll(left_ms):
-                for signum in os.read(self._wire, 4096):
-                    self._heed(signum)
+                for signum in os.read(self._signal_pipe, 4096):
+                    self._handle_signal(signum)
             else:
                 self._meter = self._start_meter()
             pid, status, used = os.wait4(self._program, os.WNOHANG)
             if pid:
                 return self._conclude(status, _to_mb(used.ru_maxrss))
 
-    def _heed(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         if signum == _LOST:
             _signal_session(self._program, signal.SIGKILL)
             os._exit(_KILLED)
-        if signum in _PASSED_ON and not (self._site_reaches_all and signum in _SENT_TO_ALL):
+        if signum in _FORWARDED and not (self._site_reaches_all and signum in _SENT_TO_ALL):
             _signal_session(self._program, signum)
 
     def _watch_for_loss(self) -> None:
-        """In a thread of its own: to ask a network that is away may take for ever."""
+        """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""
         while not os.path.exists(f"{self._path}.lost"):
-            time.sleep(_LOOK_FOR_LOSS_S)
-        os.write(self._bell, bytes([_LOST]))
+            time.sleep(_CHECK_LOST_EVERY_S)
+        os.write(self._signal_pipe_end, bytes([_LOST]))
 
     def _start_meter(self) -> int:
-        """-1 where there can be none."""
-        words = (sys.executable, "-E", "-P", "-c", _METER, _ROOT, str(self._program), f"{self._path}.usage")
-        actions = [(os.POSIX_SPAWN_DUP2, self._nowhere, 0)]
+        """Return the meter's pid, or -1 if it cannot start."""
+        meter = python_command(_METER, str(self._program), f"{self._path}.usage", options=("-E", "-P"))
+        actions = [(os.POSIX_SPAWN_DUP2, self._null, 0)]
         try:
-            return os.posix_spawn(words[0], words, self._environment, file_actions=actions, setsigmask=())
+            return os.posix_spawn(meter[0], meter, self._environment, file_actions=actions, setsigmask=())
         except OSError:
             return -1
 
@@ -187,12 +192,12 @@ class Supervisor:
     def _conclude(self, wait_status: int, ram_mb: float) -> int:
         code = os.waitstatus_to_exitcode(wait_status)
         status = code if code >= 0 else _BY_SIGNAL - code
-        self._tell_end(str(status), self._program, self._usage(ram_mb))
+        self._write_end(str(status), self._program, self._usage(ram_mb))
         return status
 
     def _usage(self, ram_mb: float) -> dict[str, Any]:
-        """As the meter left it, who adds up what all processes hold but may miss a peak; and the system sees every peak
-        of any one."""
+        """Return the meter's usage. The meter adds up all processes but may miss a peak; the system's `ram_mb` is the
+        true peak of any one process, so the larger one counts."""
         try:
             with open(f"{self._path}.usage", "rb") as file:
                 usage = json.load(file)
@@ -200,15 +205,15 @@ class Supervisor:
             usage = {}
         return {**usage, "ram_mb": max(ram_mb, usage.get("ram_mb") or 0.0)}
 
-    def _tell_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> None:
+    def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> None:
         content = json.dumps({"word": word, "pid": pid, "at": time.time(), "usage": usage})
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
                 return _write_whole(f"{self._path}.ended", content)
             except OSError as error:
                 if time.monotonic() >= until:
-                    return _complain(f"{self._path}.ended cannot be written: {error.strerror}")
+                    return _report(f"{self._path}.ended cannot be written: {error.strerror}")
             time.sleep(_TRY_AGAIN_S)
 
 
@@ -216,12 +221,12 @@ class Supervisor:
 
 
 def _load(folder: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """The element, and the environment it was submitted with."""
+    """Return the element, and the environment it was submitted with."""
     with open(f"{folder}/parcel.json", "rb") as file:
-        parcel = json.load(file)
-    element = parcel["elements"][number]
-    told = {**parcel["environment"], **element["environment"]}
-    return element, {name: value for name, value in told.items() if value is not None}
+        submission = json.load(file)
+    element = submission["elements"][number]
+    environment = {**submission["environment"], **element["environment"]}
+    return element, {name: value for name, value in environment.items() if value is not None}
 
 
 def _write_whole(path: str, content: str) -> None:
@@ -238,8 +243,8 @@ def _write_whole(path: str, content: str) -> None:
         raise
 
 
-def _complain(text: str) -> None:
-    """Where the site keeps what its jobs write."""
+def _report(text: str) -> None:
+    """Write to standard error, which the site keeps."""
     with contextlib.suppress(OSError):
         os.write(2, os.fsencode(f"gpuyard: {text}\n"))
 
@@ -247,34 +252,34 @@ def _complain(text: str) -> None:
 # Signals
 
 
-def _lay_wire() -> tuple[int, int]:
-    """Two ends of a pipe that tells the numbers of signals; none of them does anything else."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for signum in _PASSED_ON | {signal.SIGCHLD}:
-        with contextlib.suppress(OSError):  # the C library keeps some to itself
+def _catch_signals() -> tuple[int, int]:
+    """Return both ends of a pipe for the numbers of signals. The signals have no other effect."""
+    ends = open_signal_pipe()
+    for signum in _FORWARDED | {signal.SIGCHLD}:
+        with contextlib.suppress(OSError):  # the C library reserves some
             signal.signal(signum, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return reading, writing
+    return ends
 
 
 def _signal_session(leader: int, signum: int) -> None:
-    """Only while the leader has not been waited for: its number is its own until then. What cannot be dodged is sent
-    until nobody new is found."""
+    """Signal all processes of the session; SIGKILL again until there are no new ones.
+
+    Call it only before the leader is reaped: until then its pid is its own.
+    """
     reached: set[int] = set()
     for _ in range(_MOST_ROUNDS if signum == signal.SIGKILL else 1):
-        fresh = [pid for pid in _session(leader) if pid not in reached]
-        for pid in fresh:
+        new = [pid for pid in _session(leader) if pid not in reached]
+        for pid in new:
             with contextlib.suppress(OSError):
                 os.kill(pid, signum)
-        reached.update(fresh)
-        if not fresh:
+        reached.update(new)
+        if not new:
             return
 
 
 def _session(leader: int) -> Sequence[int]:
-    """The leader's process group, as a negative number, where the system does not list its processes."""
+    """Return the session's processes; without /proc, the leader's process group as a negative number."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -296,9 +301,9 @@ def _to_mb(max_rss: int) -> float:
 def main() -> None:
     folder, number = sys.argv[1], int(sys.argv[2])
     try:
-        element, told = _load(folder, number)
-        supervisor = Supervisor(f"{folder}/{number}", element, environment_of(told, os.environ))
-        is_first = supervisor.begin()
+        element, environment = _load(folder, number)
+        supervisor = Supervisor(f"{folder}/{number}", element, program_environment(environment, os.environ))
+        is_first = supervisor.claim()
     except (OSError, ValueError, LookupError) as error:
-        sys.exit(f"gpuyard: element {number} of the parcel in {folder} cannot begin: {error!r}")
+        sys.exit(f"gpuyard: element {number} of the submission in {folder} cannot start: {error!r}")
     sys.exit(supervisor.run() if is_first else _NOT_FIRST)

@@ -1,11 +1,11 @@
-"""What is said to Ray and what it says, as its Jobs REST API has it. Pure: nobody is asked here.
+"""Requests and responses of Ray's Jobs REST API. Pure: builds and parses, and sends nothing.
 
-What Ray does, and its manual does not say (2.60):
-- A job's `start_time` is when it was submitted, so nothing says when it began to run.
-- It has an exit code where its command ended by itself, and none where Ray lost it: its supervising actor died, or its
-  node, or it was never started, which Ray gives up after 15 minutes.
-- A request that breaks off while a job is submitted may leave it pending for ever.
-- What is in use is told every 5 seconds.
+How Ray behaves beyond its manual (2.60):
+- A job's `start_time` is when it was submitted; nothing says when it started to run.
+- A job has an exit code if its command ended by itself, and none if Ray lost it: its supervising actor or its node
+  died, or it was never started, which Ray gives up after 15 minutes.
+- A request that breaks off during a submission may leave the job pending forever.
+- Ray updates what is in use every 5 s.
 """
 
 import json
@@ -20,7 +20,14 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed
 from gpuyard.core.job.job import DEFAULT_GRACE_S
-from gpuyard.engines.cluster.site import ClusterSubmission, Mark, Sighting, SiteRefused, SiteState, SiteUnreachable
+from gpuyard.engines.cluster.site import (
+    ClusterSubmission,
+    ElementRef,
+    Sighting,
+    SiteRefused,
+    SiteState,
+    SiteUnreachable,
+)
 from gpuyard.errors import EnvironmentFault
 
 T = TypeVar("T")
@@ -29,9 +36,9 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _OURS = "gpuyard-"
 _MB = 1048576
-# Ray's own `accelerator_type` asks for so much of the resource that stands for a model.
+# How much Ray's own `accelerator_type` requests of the resource that stands for a GPU model.
 _A_LITTLE = 0.001
-# Words of `ray job submit` that mean something here, and the field that each fills.
+# Options of `ray job submit` that are supported here, and the field of each.
 _OPTIONS = {
     "--entrypoint-resources": "entrypoint_resources",
     "--entrypoint-label-selector": "entrypoint_label_selector",
@@ -40,12 +47,12 @@ _PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "STOPPED": SiteState.CANCELLED}
 _KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
 _STALE_S = 60.0
-# So long after a job's end its resources may still count as used.
+# For how long after a job's end its resources may still count as used.
 _LINGER_S = 1.0
 
 
 class RaySettings(Struct, frozen=True, kw_only=True):
-    """`address` is the dashboard's. Each GPU has `card_mb`, where somebody has said so."""
+    """`address` is the dashboard's. `card_mb` is the memory of each GPU, if configured."""
 
     address: str | None = None
     card_mb: float | None = None
@@ -53,7 +60,7 @@ class RaySettings(Struct, frozen=True, kw_only=True):
 
 
 class RayJobRecord(Struct, frozen=True, kw_only=True):
-    """A job as Ray lists it, as far as it is read; one that nobody submitted has no id. Times are in milliseconds."""
+    """The fields we use of a job in Ray's list. A job that was not submitted has no id. Times are in milliseconds."""
 
     status: str
     submission_id: str | None = None
@@ -70,7 +77,7 @@ class _Logs(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What the cluster has, and what was in use `at` that time, where that is known."""
+    """What the cluster has, and what was in use at the time `at`, if known."""
 
     total: Amount
     used: Amount | None = None
@@ -78,16 +85,16 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def address_of(settings: RaySettings, environment: Mapping[str, str]) -> str:
-    """Where the dashboard is: as set, else as Ray's own variables say, unless they name no dashboard."""
+    """Return the dashboard's address: the configured one, else a URL in one of Ray's variables, else the default."""
     address = settings.address
     if address is None:
-        told = (environment.get(name, "") for name in _ADDRESS_VARIABLES)
-        address = next((each for each in told if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
+        values = (environment.get(name, "") for name in _ADDRESS_VARIABLES)
+        address = next((each for each in values if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
     elif "://" not in address:
         address = f"http://{address}"
     if not _is_url(address):
         raise EnvironmentFault(
-            f"'{address}' is not the address of a Ray dashboard", hint=f"such an address is {DEFAULT_ADDRESS}"
+            f"'{address}' is not the address of a Ray dashboard", hint=f"an example is {DEFAULT_ADDRESS}"
         )
     return address.rstrip("/")
 
@@ -100,54 +107,56 @@ def _is_url(address: str) -> bool:
         return False
 
 
-# What is submitted
+# Submitting
 
 
 def id_of(token: str, index: int) -> str:
     return f"{_OURS}{token}-{index}"
 
 
-def mark_of(submission_id: str | None) -> Mark | None:
-    """`None` for what is not ours."""
+def ref_of(submission_id: str | None) -> ElementRef | None:
+    """Return None for a job that is not ours."""
     token, _, index = (submission_id or "").removeprefix(_OURS).rpartition("-")
     is_ours = submission_id is not None and submission_id.startswith(_OURS) and token and index.isdecimal()
     return (token, int(index)) if is_ours else None
 
 
-def submission_of(parcel: ClusterSubmission, index: int, card_mb: float | None) -> dict[str, Any]:
-    """What is posted for an element; what is nothing is left out, as older Rays do not know every field."""
-    terms = parcel.terms
+def request_of(submission: ClusterSubmission, index: int, card_mb: float | None) -> dict[str, Any]:
+    """Return the request that submits an element, without empty fields: older versions of Ray do not know them all."""
+    terms = submission.terms
     amount = amount_needed(terms, card_mb)
     fields = {
-        "entrypoint": _entrypoint(parcel, index),
-        "submission_id": id_of(parcel.token, index),
-        "metadata": {"gpuyard": parcel.token, "name": terms.name.encode("utf-8", "backslashreplace").decode()},
-        # Its supervisor's environment: how long what is told to end may take, which is three seconds otherwise.
+        "entrypoint": _entrypoint(submission, index),
+        "submission_id": id_of(submission.token, index),
+        "metadata": {"gpuyard": submission.token, "name": terms.name.encode("utf-8", "backslashreplace").decode()},
+        # How long Ray waits after SIGTERM; its default is 3 s.
         "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(DEFAULT_GRACE_S))}},
         "entrypoint_num_gpus": amount.gpus,
         "entrypoint_num_cpus": amount.cpus,
         "entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),
-        **_of_options(terms),
+        **_option_fields(terms),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def _entrypoint(parcel: ClusterSubmission, index: int) -> str:
-    """Says so in Ray's log where the node does not see what it is to start.
+def _entrypoint(submission: ClusterSubmission, index: int) -> str:
+    """Return a shell command that starts the supervisor, or says in Ray's log which path the node does not see.
 
-    When Ray loses a job it kills its process group, and would forget what the supervisor had started in a session of
-    its own. So the supervisor has a session of its own too, where there is a setsid that waits, and lives to end that.
+    When Ray loses a job it kills the job's process group. Then the program, in a session of its own, would go on. So
+    the supervisor has a session of its own too, if there is a `setsid` that waits, and survives to end the program.
     """
-    words = shlex.join((*parcel.supervisor, str(index)))
-    paths = shlex.join(dict.fromkeys(word for word in (*parcel.supervisor, parcel.folder) if word.startswith("/")))
+    command = shlex.join((*submission.supervisor, str(index)))
+    paths = shlex.join(
+        dict.fromkeys(each for each in (*submission.supervisor, submission.folder) if each.startswith("/"))
+    )
     absent = 'echo "gpuyard: this node has no $path: nodes must see the same files there as the queue does"'
     return (
         f'for path in {paths}; do test -e "$path" || {{ {absent}; exit 127; }}; done; '
-        f'set -- {words}; setsid -w true 2>/dev/null && exec setsid -w "$@"; exec "$@"'
+        f'set -- {command}; setsid -w true 2>/dev/null && exec setsid -w "$@"; exec "$@"'
     )
 
 
-def _of_options(terms: ClusterTerms) -> dict[str, Any]:
+def _option_fields(terms: ClusterTerms) -> dict[str, Any]:
     resources = {f"accelerator_type:{terms.need.model}": _A_LITTLE} if terms.need.model else {}
     fields: dict[str, Any] = {"entrypoint_resources": resources}
     for option in terms.options:
@@ -158,14 +167,14 @@ def _of_options(terms: ClusterTerms) -> dict[str, Any]:
             value = None
         if name not in _OPTIONS or not isinstance(value, dict):
             raise SiteRefused(
-                f"Ray cannot be told '{option}'",
-                hint=" or ".join(f"""{each}={{"NAME": …}}""" for each in _OPTIONS),
+                f"the option '{option}' is not supported for Ray",
+                hint="supported: " + ", ".join(f"""{each}={{"NAME": …}}""" for each in _OPTIONS),
             )
         fields[_OPTIONS[name]] = {**fields.get(_OPTIONS[name], {}), **value}
     return fields
 
 
-# What Ray answers
+# Responses
 
 
 def records_of(body: bytes) -> list[RayJobRecord]:
@@ -177,7 +186,7 @@ def logs_of(body: bytes) -> bytes:
 
 
 def _read(body: bytes, form: type[T]) -> T:
-    """Messages are full of what programs wrote, and only the standard library takes half a character."""
+    """Parse with the standard library: messages contain output of programs, and only it accepts lone surrogates."""
     try:
         return msgspec.convert(json.loads(body), form)
     except (ValueError, msgspec.ValidationError) as error:
@@ -185,8 +194,8 @@ def _read(body: bytes, form: type[T]) -> T:
 
 
 def sighting_of(record: RayJobRecord, *, is_stopped: bool, now: float) -> Sighting:
-    """`is_stopped` where Ray has been told to stop it: one that is pending stays so until it would start."""
-    at, reason = _standing(record, is_stopped=is_stopped, now=now)
+    """`is_stopped`: we asked Ray to stop it. Ray keeps a pending job pending until it would start."""
+    at, reason = _state(record, is_stopped=is_stopped, now=now)
     return Sighting(
         id=record.submission_id or "",
         at=at,
@@ -198,14 +207,15 @@ def sighting_of(record: RayJobRecord, *, is_stopped: bool, now: float) -> Sighti
 
 
 def _status(record: RayJobRecord) -> int | None:
-    """As shells have it. A setsid whose child was killed leaves with the signal's number, and says so."""
+    """Return the exit status as in shells. A `setsid` whose child was killed exits with the signal's number and a
+    message."""
     code = record.driver_exit_code
     if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
         return 128 + abs(code)
     return code
 
 
-def _standing(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
+def _state(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
     if record.status == "PENDING":
         return _waiting(record, is_stopped=is_stopped, now=now)
     if record.status == "FAILED":
@@ -236,14 +246,14 @@ def _place(record: RayJobRecord) -> str:
 
 
 def gist(text: str) -> str:
-    """The line that matters: the last one of a traceback, else the first."""
+    """Return the line that matters: the last one of a traceback, else the first."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" .\t")]
     if not lines:
         return ""
     return (lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0])[:300]
 
 
-# What is free
+# Capacity
 
 
 class _Load(Struct, frozen=True):
@@ -281,13 +291,13 @@ class _NodesAnswer(Struct, frozen=True):
 
 
 def capacity_of(nodes: bytes, status: bytes, now: float) -> Capacity:
-    """From the list of nodes, and the cluster's status, which some do not keep, or not always."""
+    """Return the capacity, from the list of nodes and the cluster's status, which some clusters do not have."""
     alive = [node.resources_total for node in _read(nodes, _NodesAnswer).data.result.result if node.state == "ALIVE"]
-    told = _read(status, _StatusAnswer).data.cluster_status
-    if told is None or told.load_metrics_report is None or now - told.time > _STALE_S:
+    current = _read(status, _StatusAnswer).data.cluster_status
+    if current is None or current.load_metrics_report is None or now - current.time > _STALE_S:
         return Capacity(total=_amount(alive))
-    used = {name: used for name, (used, _) in told.load_metrics_report.usage.items()}
-    return Capacity(total=_amount(alive), used=_amount([used]), at=told.time)
+    used = {name: used for name, (used, _) in current.load_metrics_report.usage.items()}
+    return Capacity(total=_amount(alive), used=_amount([used]), at=current.time)
 
 
 def _amount(resources: Sequence[Mapping[str, float]]) -> Amount:
@@ -296,7 +306,8 @@ def _amount(resources: Sequence[Mapping[str, float]]) -> Amount:
 
 
 def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> Amount:
-    """What nobody uses, and none of ours that is not over will. Others use what was in use, and not by ours."""
+    """Return the total minus what other users use and what our live jobs need. Others use what was in use, minus what
+    our jobs used at that time."""
     then = _sum(amount for record, amount in ours if _was_in_use(record, capacity.at))
     now = _sum(amount for record, amount in ours if record.status in ("PENDING", "RUNNING"))
     used = _sum([capacity.used] if capacity.used is not None else [])
@@ -306,14 +317,14 @@ def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> 
 
 
 def _sum(amounts: Iterable[Amount]) -> tuple[float, float, float]:
-    figures = [(each.gpus or 0.0, each.cpus or 0.0, each.ram_mb or 0.0) for each in amounts]
-    gpus, cpus, ram_mb = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *figures, strict=True))
+    rows = [(each.gpus or 0.0, each.cpus or 0.0, each.ram_mb or 0.0) for each in amounts]
+    gpus, cpus, ram_mb = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *rows, strict=True))
     return gpus, cpus, ram_mb
 
 
 def _was_in_use(record: RayJobRecord, at: float) -> bool:
-    """At that time, as far as can be told: one that runs since may be taken for it, and then a little too much seems to
-    be free, for which Ray has a line of its own."""
+    """Return whether the job used its resources at that time. This may be wrong for a job that started after it; then
+    too much seems free, and the job waits in Ray's own queue."""
     if record.status == "PENDING" or (record.start_time or 0.0) / 1000 > at:
         return False
     return record.end_time is None or record.end_time / 1000 > at - _LINGER_S

@@ -1,4 +1,4 @@
-"""A site: an engine that places work itself, as the outpost asks it. One call each, which may take its time."""
+"""A site: what the cluster engine needs from a cluster, such as Slurm or Ray. Calls may take a while."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -9,20 +9,20 @@ from msgspec import Struct
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.errors import EnvironmentFault
 
-# The parcel, and the element's number in it.
-Mark = tuple[str, int]
+# The submission's token, and the element's number in it.
+ElementRef = tuple[str, int]
 
 
 class SiteUnreachable(EnvironmentFault):
-    """The site did not answer, or not in a way that can be understood: whatever was asked may have been done."""
+    """The site did not answer, or its answer cannot be understood. The request may have been carried out."""
 
 
 class SiteRefused(EnvironmentFault):
-    """The site answered, and will not take this: nothing of it was done."""
+    """The site refused the request. Nothing was done."""
 
 
 class SiteState(StrEnum):
-    """How the site says an element stands."""
+    """The state of an element at the site."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -39,7 +39,7 @@ OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING}
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """`id` is the site's own. `reason` says why it waits, or why it ended so; `place` is where it runs."""
+    """An element in a report. `id` is the site's own; `reason` is why it waits or how it ended; `place` its node."""
 
     id: str
     at: SiteState
@@ -51,8 +51,12 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 class ClusterSubmission(Struct, frozen=True, kw_only=True):
-    """Elements that are handed over in one go, on the same terms. `folder` is its own, where all nodes see it; element
-    number N is run by `supervisor`, whose last word is to be N. It is `known_as` what `submit` returned."""
+    """Elements that are submitted in one call, on the same terms.
+
+    folder: the submission's own, which all nodes see.
+    supervisor: the command that runs element N when N is added as its last argument.
+    known_as: what `submit` returned.
+    """
 
     token: str
     terms: ClusterTerms
@@ -63,32 +67,34 @@ class ClusterSubmission(Struct, frozen=True, kw_only=True):
 
 
 class SiteReport(Struct, frozen=True, kw_only=True):
-    """All that the site knows of those it was asked about, and what it will take now."""
+    """What the site knows about the submissions in question, and what it will take now."""
 
-    sightings: Mapping[Mark, Sighting] = {}
+    sightings: Mapping[ElementRef, Sighting] = {}
     offer: Offer = Offer()
 
 
 class Site(Protocol):
-    """Every call may raise Unreachable, and nothing else unless it says so. No call lasts for longer than a minute."""
+    """Every call may raise SiteUnreachable, and no other error unless it says so. No call takes over a minute."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def most_in_parcel(self) -> int:
-        """So many elements at most make a parcel."""
+    def most_in_submission(self) -> int:
+        """How many elements a submission may have."""
 
-    def submit(self, parcel: ClusterSubmission) -> str:
-        """What it is known as there, where that helps to find it again; empty where its token does. Raises Refused
-        where the site will have none of it."""
+    def submit(self, submission: ClusterSubmission) -> str:
+        """Submit all elements. Return the site's name for the submission if that is needed to find it again, else "".
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        """How all elements of these parcels stand, in as few calls as can be; an element that the site does not know is
-        left out."""
+        Raises SiteRefused if the site takes none of it.
+        """
+
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+        """Report all elements of these submissions, in as few calls as possible. Leaves out elements that the site does
+        not know."""
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Ends those that wait and those that run, by the ids of their sightings. What is over already is no error."""
+        """End waiting and running elements, by the ids of their sightings. Elements that are over are no error."""
 
     def output(self, sighting: Sighting) -> bytes | None:
-        """What the element wrote, where the site keeps that itself; for elements that left no log of their own."""
+        """Return the element's output if the site keeps it, for elements that left no log."""

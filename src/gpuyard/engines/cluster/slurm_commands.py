@@ -1,12 +1,12 @@
-"""What is said to Slurm and what it says: the words of its commands, and what they print. Pure: nobody is asked here.
+"""Slurm's commands: builds their arguments, and parses their output. Pure: runs nothing.
 
-What Slurm does, and its manual does not say loudly (22.05):
-- A job that exports nothing, or a list of names, gets a login shell run for it on its node, which takes seconds. So all
-  is exported, out of an environment with next to nothing in it.
-- Columns of `squeue --Format` are cut to their width: they are read by their place, whatever is in them.
-- An element that is cancelled while it waits is gone from `squeue` at once. Where it was the last one that waited, the
-  array stays behind as a record without a number.
-- A submission that is refused may leave a record behind, which has failed.
+How Slurm behaves beyond its manual (22.05):
+- For a job that exports nothing, or a list of names, Slurm runs a login shell on the node, which takes seconds. So we
+  export everything, out of an almost empty environment.
+- `squeue --Format` cuts columns to their width, so they are read by position.
+- An element that is cancelled while it waits vanishes from `squeue` at once. If it was the last waiting one, the array
+  remains as a record without an element number.
+- A refused submission may leave a record in state FAILED.
 """
 
 import math
@@ -20,11 +20,11 @@ from msgspec import Struct
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteState
-from gpuyard.engines.cluster.slurm_text import at_of, reason_of, status_of
+from gpuyard.engines.cluster.slurm_text import reason_of, state_of, status_of
 
 _OURS = "gpuyard:"
-# What its commands need to find their configuration, and what a user may have said for every job of theirs.
-_PASSED_ON = frozenset(
+# What the commands need to find their configuration, and defaults that a user may have set for all jobs.
+_KEPT_VARIABLES = frozenset(
     (
         *("HOME", "KRB5CCNAME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER"),
         *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION"),
@@ -32,7 +32,7 @@ _PASSED_ON = frozenset(
     )
 )
 _LONGEST_NAME = 200
-# Of the list: what is read from which column, and how wide that is to be.
+# Fields of `squeue`: the column, and its width.
 _COLUMNS = {
     "job": ("ArrayJobID", 16),
     "number": ("ArrayTaskID", 16),
@@ -44,7 +44,7 @@ _COLUMNS = {
     "reason": ("Reason", 160),
     "comment": ("Comment", 128),
 }
-# And of the accounts.
+# Fields of `sacct`.
 _FIELDS = {"job": "JobID", "state": "State", "code": "ExitCode", "start": "Start", "end": "End", "place": "NodeList"}
 _MOST_IN_ARRAY = re.compile(r"^MaxArraySize\s*= ([0-9]+)$|\bmax_array_tasks=([0-9]+)", re.MULTILINE)
 _LISTED_FOR = re.compile(r"^MinJobAge\s*= ([0-9]+) sec$", re.MULTILINE)
@@ -55,8 +55,11 @@ _CANCELLED_AT_ONCE = 500
 
 
 class SlurmSettings(Struct, frozen=True, kw_only=True):
-    """`options` are more words for every `sbatch`. Where a shard stands for `shard_mb`, jobs that share a GPU ask for
-    shards. `nice_base` is what a job of priority 0 gets; nobody but root may be less nice than 0."""
+    """
+    options: more arguments for every `sbatch`.
+    shard_mb: the memory that a shard stands for; if given, jobs that share a GPU request shards.
+    nice_base: the nice value of a job with priority 0; only root may use values below 0.
+    """
 
     partition: str | None = None
     account: str | None = None
@@ -69,7 +72,7 @@ class SlurmSettings(Struct, frozen=True, kw_only=True):
 
 
 class SlurmJobRow(Struct, frozen=True, kw_only=True):
-    """An element as Slurm lists it; what is no array has no `number`, and neither has what is left of one."""
+    """An element as Slurm lists it. `number` is None for a job that is no array, and for the remains of an array."""
 
     job: str
     number: int | None
@@ -78,35 +81,35 @@ class SlurmJobRow(Struct, frozen=True, kw_only=True):
 
 
 class SlurmLimits(Struct, frozen=True, kw_only=True):
-    """So many elements make an array at most, and so long what is over is still listed at least."""
+    """The largest array, and for how long at least Slurm lists jobs that are over."""
 
     most_in_array: int = 1000
     listed_for_s: float = 0.0
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """For Slurm's commands, and for jobs until their own takes its place. Settings of the job in which a daemon may be
-    running itself are no settings for others."""
-    return {**{name: value for name, value in own.items() if name in _PASSED_ON}, "LC_ALL": "C"}
+    """Return the environment for Slurm's commands, and for jobs until the supervisor sets theirs. If the daemon runs in
+    a Slurm job itself, the settings of that job must not apply to others."""
+    return {**{name: value for name, value in own.items() if name in _KEPT_VARIABLES}, "LC_ALL": "C"}
 
 
-# Handing over
+# Submitting
 
 
-def submission(parcel: ClusterSubmission, settings: SlurmSettings) -> list[str]:
-    terms = parcel.terms
+def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> list[str]:
+    terms = submission.terms
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
         *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1", "--ntasks=1"),
         f"--job-name={_name_of(terms)}",
-        f"--chdir={parcel.folder}",
-        f"--output={parcel.folder.replace('%', '%%')}/{'%a' if parcel.count > 1 else '0'}.out",
-        *_array_of(parcel),
+        f"--chdir={submission.folder}",
+        f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
+        *_array_of(submission),
         *_resources_of(terms, settings),
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,
         *terms.options,
-        f"--comment={_OURS}{parcel.token}",  # the last one counts: by it we know the job
+        f"--comment={_OURS}{submission.token}",  # last, so that it wins: it identifies the job
     ]
 
 
@@ -115,16 +118,16 @@ def _name_of(terms: ClusterTerms) -> str:
     return printable[:_LONGEST_NAME].strip() or "gpuyard"
 
 
-def _array_of(parcel: ClusterSubmission) -> Iterator[str]:
-    if parcel.count > 1:
-        at_most = parcel.terms.at_most
-        yield f"--array=0-{parcel.count - 1}" + (f"%{at_most}" if at_most else "")
+def _array_of(submission: ClusterSubmission) -> Iterator[str]:
+    if submission.count > 1:
+        at_most = submission.terms.at_most
+        yield f"--array=0-{submission.count - 1}" + (f"%{at_most}" if at_most else "")
 
 
 def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]:
     if terms.need.devices:
         yield f"--gres={_gres_of(terms.need, settings)}"
-    if terms.ram_mb:  # all of a node's is what 0 would ask for
+    if terms.ram_mb:  # 0 would request all memory of a node
         yield f"--mem={math.ceil(terms.ram_mb)}M"
     if terms.cpus:
         yield f"--cpus-per-task={terms.cpus}"
@@ -142,7 +145,7 @@ def _gres_of(need: Need, settings: SlurmSettings) -> str:
 
 
 def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
-    """`None` for whole GPUs: also where nobody knows how much it will use, as nobody here measures it."""
+    """Return None for whole GPUs; also if the job's memory is unknown, because it is not measured on the node."""
     if settings.shard_mb is None or need.devices != 1 or not isinstance(need.memory, FixedMemory | PartOfDevice):
         return None
     memory_mb, card_mb = need.required_mb, settings.card_mb
@@ -153,21 +156,21 @@ def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
     return max(1, math.ceil(memory_mb / settings.shard_mb))
 
 
-def script(parcel: ClusterSubmission) -> str:
-    return f'#!/bin/sh\nexec {shlex.join(parcel.supervisor)} "${{SLURM_ARRAY_TASK_ID:-0}}"\n'
+def script(submission: ClusterSubmission) -> str:
+    return f'#!/bin/sh\nexec {shlex.join(submission.supervisor)} "${{SLURM_ARRAY_TASK_ID:-0}}"\n'
 
 
 def parse_submission(text: str) -> str | None:
-    """The job's number; a site may have `sbatch` print more than that."""
+    """Return the job's number. At some sites `sbatch` prints more than that."""
     found = _TAKEN.findall(text)
     return found[-1] if found else None
 
 
-# Looking
+# Listing
 
 
 class _Cells(Struct, frozen=True, kw_only=True):
-    """A line of the list or of the accounts, as it is written there."""
+    """A line of `squeue` or `sacct`, as text."""
 
     job: str
     state: str
@@ -180,13 +183,13 @@ class _Cells(Struct, frozen=True, kw_only=True):
     comment: str = ""
 
 
-def listing(uid: int) -> list[str]:
+def list_command(uid: int) -> list[str]:
     columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.values())
     return ["squeue", "--noheader", "--array", "--states=all", f"--user={uid}", f"--Format={columns}"]
 
 
 def parse_listing(text: bytes) -> list[SlurmJobRow]:
-    """Whatever cannot be read is no job of ours: others may have line breaks in their comments."""
+    """Ignores lines that cannot be parsed: other jobs may have line breaks in their comments."""
     ends = list(accumulate((width for _, width in _COLUMNS.values()), initial=0))
     lines = (line.decode("ascii", "replace") for line in text.split(b"\n"))
     cells = ([line[begin:end].strip() for begin, end in pairwise(ends)] for line in lines)
@@ -205,14 +208,14 @@ def _listed(cells: _Cells) -> SlurmJobRow | None:
     )
 
 
-def accounting(jobs: Iterable[str]) -> list[str]:
-    """All elements of these, however long ago they ended."""
-    words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={','.join(_FIELDS.values())}"]
-    return [*words, f"--jobs={','.join(sorted(jobs))}"]
+def accounting_command(jobs: Iterable[str]) -> list[str]:
+    """List all elements of these jobs, however long ago they ended."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={','.join(_FIELDS.values())}"]
+    return [*command, f"--jobs={','.join(sorted(jobs))}"]
 
 
 def parse_accounting(text: str) -> list[SlurmJobRow]:
-    """Only what is over: the accounts may be late, and what lives is listed."""
+    """Return only elements that are over: accounting may be late, and `squeue` lists live ones."""
     lines = (line.split("|") for line in text.splitlines())
     cells = (_Cells(**dict(zip(_FIELDS, line, strict=True))) for line in lines if len(line) == len(_FIELDS))
     rows = [row for each in cells if (row := _accounted(each)) is not None]
@@ -230,14 +233,14 @@ def _accounted(cells: _Cells) -> SlurmJobRow | None:
 def _sighting(id_: str, cells: _Cells) -> Sighting:
     state = cells.state.partition(" ")[0]  # of `CANCELLED by 1000`
     place = cells.place if cells.place != _NOWHERE else ""
-    at = at_of(state, place)
+    at = state_of(state, place)
     is_over = at in OVER
     return Sighting(
         id=id_,
         at=at,
         reason=reason_of(state, cells.reason),
         place=place,
-        # Of what waits it is when it is expected to start, and of what runs when it will have to end.
+        # For a waiting job Slurm has the expected start, and for a running one the latest end.
         started_at=_time(cells.start) if place and at is not SiteState.PENDING else None,
         ended_at=_end_of_second(_time(cells.end)) if is_over else None,
         status=status_of(cells.code) if place and is_over else None,
@@ -245,27 +248,27 @@ def _sighting(id_: str, cells: _Cells) -> Sighting:
 
 
 def _time(text: str) -> float | None:
-    """Slurm has whole seconds, and cuts off the rest."""
+    """Parse whole seconds: Slurm cuts off fractions."""
     return float(text) if text.isdigit() else None
 
 
 def _end_of_second(at: float | None) -> float | None:
-    """The latest that it can have ended: otherwise it would seem to have run for a second less than it did."""
+    """Return the latest possible end: otherwise a job would seem to have run up to a second shorter."""
     return None if at is None else at + 1
 
 
-# Taking back
+# Cancelling
 
 
-def cancelling(ids: Sequence[str]) -> Iterator[list[str]]:
-    """A call for some hundreds at a time. It sends SIGCONT and SIGTERM to every process of a job, and SIGKILL after the
-    site's KillWait; `--batch` would kill the supervisor alone, and leave its program running."""
+def cancel_commands(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a command for 500 elements at a time. It sends SIGCONT and SIGTERM to every process of a job, and SIGKILL
+    after the site's KillWait; `--batch` would kill the supervisor alone, and leave its program running."""
     for first in range(0, len(ids), _CANCELLED_AT_ONCE):
         yield ["scancel", "--quiet", *_joined(ids[first : first + _CANCELLED_AT_ONCE])]
 
 
 def _joined(ids: Iterable[str]) -> Iterator[str]:
-    """Elements of an array in one word, as `17_[0-3,7]`."""
+    """Join elements of an array in one argument, as `17_[0-3,7]`."""
     arrays: dict[str, list[int]] = {}
     for each in ids:
         element = _ELEMENT.fullmatch(each)
@@ -278,16 +281,16 @@ def _joined(ids: Iterable[str]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """Consecutive numbers are those that are equally far from their places."""
+    """Group consecutive numbers: those with the same distance from their position."""
     for _, run in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
         first, *rest = [number for _, number in run]
         yield f"{first}-{rest[-1]}" if rest else f"{first}"
 
 
-# What a site allows
+# Limits
 
 
-def configuration() -> list[str]:
+def configuration_command() -> list[str]:
     return ["scontrol", "show", "config"]
 
 
@@ -295,7 +298,7 @@ def parse_configuration(text: str) -> SlurmLimits:
     most = [int(size or tasks) for size, tasks in _MOST_IN_ARRAY.findall(text)]
     listed_for = _LISTED_FOR.search(text)
     return SlurmLimits(
-        # Where there are no arrays at all the largest size is 0.
+        # The largest size is 0 at a site without arrays.
         most_in_array=max(1, min(most)) if most else SlurmLimits().most_in_array,
         listed_for_s=float(listed_for[1]) if listed_for else 0.0,
     )

@@ -1,7 +1,7 @@
-"""Slurm as a site: runs its commands, and remembers of jobs what Slurm forgets.
+"""Slurm as a site: runs its commands, and remembers ended jobs, which Slurm forgets.
 
-A command has a session of its own and a time limit; past that it is killed with its children. It may have been done
-then, and the next look tells.
+Each command has a session of its own and a timeout, after which it is killed with its children. Slurm may have carried
+out the request by then; the next report shows it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
-    Mark,
+    ElementRef,
     Sighting,
     Site,
     SiteRefused,
@@ -29,7 +29,7 @@ from gpuyard.engines.cluster.slurm_text import fault_of, unanswered
 
 _LIMIT_S = 30.0
 _REAP_S = 1.0
-_ACCOUNTS_REST_S = 600.0
+_ACCOUNTING_PAUSE_S = 600.0
 
 
 class SlurmSite(Site):
@@ -39,119 +39,118 @@ class SlurmSite(Site):
         self._settings = settings
         self._limit_s = limit_s
         self._limits: SlurmLimits | None = None
-        self._jobs: dict[str, str] = {}  # of a token, Slurm's number
+        self._jobs: dict[str, str] = {}  # Slurm's job number by token
         self._keeps_comments = False
-        self._over: dict[Mark, Sighting] = {}
-        self._waiting: dict[Mark, Sighting] = {}
-        self._looked_at = 0.0
-        self._ask_accounts_at = 0.0
+        self._over: dict[ElementRef, Sighting] = {}
+        self._waiting: dict[ElementRef, Sighting] = {}
+        self._reported_at = 0.0
+        self._ask_accounting_at = 0.0
 
     @property
     def name(self) -> str:
         return "slurm"
 
     @property
-    def most_in_parcel(self) -> int:
-        return self._learned_limits().most_in_array
+    def most_in_submission(self) -> int:
+        return self._site_limits().most_in_array
 
-    def submit(self, parcel: ClusterSubmission) -> str:
-        script = commands.script(parcel).encode("utf-8", "surrogateescape")
-        said = self._run(commands.submission(parcel, self._settings), {}, script)
-        job = commands.parse_submission(said.decode("utf-8", "replace"))
-        if job is None and not said.strip():
-            raise SiteRefused("sbatch took nothing, and said nothing", hint="is one of its options --test-only?")
+    def submit(self, submission: ClusterSubmission) -> str:
+        script = commands.script(submission).encode("utf-8", "surrogateescape")
+        printed = self._run(commands.submit_command(submission, self._settings), {}, script)
+        job = commands.parse_submission(printed.decode("utf-8", "replace"))
+        if job is None and not printed.strip():
+            raise SiteRefused("sbatch submitted and printed nothing", hint="is one of its options --test-only?")
         if job is None:
-            raise SiteUnreachable(f"sbatch did not say the job's number, but: {said[:200]!r}")
-        self._jobs[parcel.token] = job
+            raise SiteUnreachable(f"sbatch did not print the job's number, but: {printed[:200]!r}")
+        self._jobs[submission.token] = job
         return job
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        rows = commands.parse_listing(self._ask(commands.listing(os.getuid())))
-        parcels = {parcel.token: parcel for parcel in live}
-        self._keep_only(parcels)
-        self._learn_jobs(rows, parcels)
-        found = dict(self._listed(rows, parcels))
-        unseen = {mark for mark in _marks_of(live) if mark not in found and mark not in self._over}
-        self._over.update((mark, each) for mark, each in found.items() if each.at in OVER)
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+        rows = commands.parse_listing(self._ask(commands.list_command(os.getuid())))
+        submissions = {submission.token: submission for submission in live}
+        self._keep_only(submissions)
+        self._learn_jobs(rows, submissions)
+        found = dict(self._listed(rows, submissions))
+        unseen = {ref for ref in _refs_of(live) if ref not in found and ref not in self._over}
+        self._over.update((ref, each) for ref, each in found.items() if each.at in OVER)
         self._over.update(self._cancelled(unseen, rows))
-        self._over.update(self._from_accounts(unseen - self._over.keys(), parcels))
-        self._waiting = {mark: each for mark, each in found.items() if each.at is SiteState.PENDING}
-        self._looked_at = time.monotonic()
+        self._over.update(self._from_accounting(unseen - self._over.keys(), submissions))
+        self._waiting = {ref: each for ref, each in found.items() if each.at is SiteState.PENDING}
+        self._reported_at = time.monotonic()
         return SiteReport(sightings={**self._over, **found}, offer=self._offer())
 
     def cancel(self, ids: Sequence[str]) -> None:
-        for words in commands.cancelling(ids):
-            self._ask(words)
+        for command in commands.cancel_commands(ids):
+            self._ask(command)
 
-    def output(self, sighting: Sighting) -> None:  # noqa: ARG002 - it is in the parcel's folder
+    def output(self, sighting: Sighting) -> None:  # noqa: ARG002 - it is in the submission's folder
         return None
 
-    # What is remembered
+    # Memory
 
-    def _keep_only(self, parcels: Mapping[str, ClusterSubmission]) -> None:
-        self._jobs = {token: job for token, job in self._jobs.items() if token in parcels}
-        self._over = {mark: each for mark, each in self._over.items() if mark[0] in parcels}
+    def _keep_only(self, submissions: Mapping[str, ClusterSubmission]) -> None:
+        self._jobs = {token: job for token, job in self._jobs.items() if token in submissions}
+        self._over = {ref: each for ref, each in self._over.items() if ref[0] in submissions}
 
-    def _learn_jobs(self, rows: Sequence[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]) -> None:
-        self._jobs = {**{each.token: each.known_as for each in parcels.values() if each.known_as}, **self._jobs}
+    def _learn_jobs(self, rows: Sequence[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]) -> None:
+        self._jobs = {**{each.token: each.known_as for each in submissions.values() if each.known_as}, **self._jobs}
         for row in rows:
-            if row.token is not None and row.token in parcels:
+            if row.token is not None and row.token in submissions:
                 self._jobs.setdefault(row.token, row.job)
 
     def _listed(
-        self, rows: Sequence[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]
-    ) -> Iterator[tuple[Mark, Sighting]]:
-        """By their comments: a cluster that was set up anew gives our numbers to others. Where a site puts words of its
-        own in place of every comment there are only the numbers."""
+        self, rows: Sequence[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[ElementRef, Sighting]]:
+        """Find our elements by their comments: a cluster that was reinstalled gives our job numbers to others. If a
+        site replaces all comments by text of its own, there are only the numbers."""
         self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
         ours = (row for row in rows if row.token is not None) if self._keeps_comments else rows
-        return self._marked(ours, parcels)
+        return self._marked(ours, submissions)
 
     def _marked(
-        self, rows: Iterable[SlurmJobRow], parcels: Mapping[str, ClusterSubmission]
-    ) -> Iterator[tuple[Mark, Sighting]]:
+        self, rows: Iterable[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[ElementRef, Sighting]]:
         tokens = {job: token for token, job in self._jobs.items()}
         for row in rows:
-            parcel = parcels.get(tokens.get(row.job, ""))
-            if parcel is None:
+            submission = submissions.get(tokens.get(row.job, ""))
+            if submission is None:
                 continue
-            number = row.number if parcel.count > 1 else 0
+            number = row.number if submission.count > 1 else 0
             if number is not None:
-                yield (parcel.token, number), row.sighting
+                yield (submission.token, number), row.sighting
 
-    def _cancelled(self, unseen: set[Mark], rows: Sequence[SlurmJobRow]) -> Iterator[tuple[Mark, Sighting]]:
-        """Those that waited a moment ago: had they run, they would still be listed, as others of their array are."""
+    def _cancelled(self, unseen: set[ElementRef], rows: Sequence[SlurmJobRow]) -> Iterator[tuple[ElementRef, Sighting]]:
+        """Yield elements that waited in the last report and are no longer listed: if they had run, they would still be,
+        as other elements of their array are."""
         listed = {row.job for row in rows}
-        away_s = time.monotonic() - self._looked_at
-        for mark in unseen & self._waiting.keys():
-            if self._jobs.get(mark[0]) in listed and away_s < self._learned_limits().listed_for_s / 2:
-                yield (
-                    mark,
-                    Sighting(id=self._waiting[mark].id, at=SiteState.CANCELLED, reason="it was cancelled as it waited"),
-                )
+        away_s = time.monotonic() - self._reported_at
+        for ref in unseen & self._waiting.keys():
+            if self._jobs.get(ref[0]) in listed and away_s < self._site_limits().listed_for_s / 2:
+                reason = "it was cancelled while it waited"
+                yield ref, Sighting(id=self._waiting[ref].id, at=SiteState.CANCELLED, reason=reason)
 
-    def _from_accounts(
-        self, unseen: set[Mark], parcels: Mapping[str, ClusterSubmission]
-    ) -> Iterator[tuple[Mark, Sighting]]:
-        """What is not listed any more is over, and it is good to know how; where there are no accounts nobody does."""
+    def _from_accounting(
+        self, unseen: set[ElementRef], submissions: Mapping[str, ClusterSubmission]
+    ) -> Iterator[tuple[ElementRef, Sighting]]:
+        """Yield how elements ended that are no longer listed. Some sites have no accounting."""
         jobs = {self._jobs[token] for token, _ in unseen if token in self._jobs}
-        if not jobs or time.monotonic() < self._ask_accounts_at:
+        if not jobs or time.monotonic() < self._ask_accounting_at:
             return
         try:
-            said = self._ask(commands.accounting(jobs))
+            printed = self._ask(commands.accounting_command(jobs))
         except SiteUnreachable:
-            self._ask_accounts_at = time.monotonic() + _ACCOUNTS_REST_S
+            self._ask_accounting_at = time.monotonic() + _ACCOUNTING_PAUSE_S
             return
-        rows = commands.parse_accounting(said.decode("utf-8", "replace"))
-        yield from ((mark, each) for mark, each in self._marked(rows, parcels) if mark in unseen)
+        rows = commands.parse_accounting(printed.decode("utf-8", "replace"))
+        yield from ((ref, each) for ref, each in self._marked(rows, submissions) if ref in unseen)
 
-    def _learned_limits(self) -> SlurmLimits:
+    def _site_limits(self) -> SlurmLimits:
         if self._limits is None:
             try:
-                said = self._ask(commands.configuration())
+                printed = self._ask(commands.configuration_command())
             except SiteUnreachable:
                 return SlurmLimits()
-            self._limits = commands.parse_configuration(said.decode("utf-8", "replace"))
+            self._limits = commands.parse_configuration(printed.decode("utf-8", "replace"))
         return self._limits
 
     def _offer(self) -> Offer:
@@ -159,44 +158,44 @@ class SlurmSite(Site):
 
     # Running commands
 
-    def _ask(self, words: Sequence[str]) -> bytes:
-        return self._run(words, {"SLURM_TIME_FORMAT": "%s"})
+    def _ask(self, command: Sequence[str]) -> bytes:
+        return self._run(command, {"SLURM_TIME_FORMAT": "%s"})
 
-    def _run(self, words: Sequence[str], more: Mapping[str, str], given: bytes = b"") -> bytes:
-        """What it printed."""
-        program = words[0]
-        process = _started(words, {**commands.environment(os.environ), **more})
+    def _run(self, command: Sequence[str], variables: Mapping[str, str], stdin: bytes = b"") -> bytes:
+        """Run a command, and return its standard output."""
+        program = command[0]
+        process = _start(command, {**commands.environment(os.environ), **variables})
         try:
-            printed, said = process.communicate(given, timeout=self._limit_s)
+            printed, errors = process.communicate(stdin, timeout=self._limit_s)
         except subprocess.TimeoutExpired as error:
             so_far = (error.stderr or b"").decode("utf-8", "replace")
             raise unanswered(program, self._limit_s, so_far) from error
         finally:
             _end(process)
-        fault = fault_of(program, process.returncode, said.decode("utf-8", "replace")) if process.returncode else None
+        fault = fault_of(program, process.returncode, errors.decode("utf-8", "replace")) if process.returncode else None
         if fault is not None:
             raise fault
         return printed
 
 
-def _started(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     try:
         return subprocess.Popen(
-            words, env=environment, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            command, env=environment, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except FileNotFoundError as error:
         raise SiteUnreachable(
-            f"there is no {words[0]} on PATH", hint="start the daemon where Slurm's commands are"
+            f"there is no {command[0]} on PATH", hint="start the daemon where Slurm's commands are"
         ) from error
     except OSError as error:
-        raise SiteUnreachable(f"{words[0]} cannot start: {error.strerror}") from error
+        raise SiteUnreachable(f"{command[0]} cannot start: {error.strerror}") from error
     except ValueError as error:
-        raise SiteRefused(f"{words[0]} cannot be given such options: {error}") from error
+        raise SiteRefused(f"invalid options for {command[0]}: {error}") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever it was cut short by, nothing is left of it."""
+    """Kill the command and its children if it still runs."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -204,5 +203,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.communicate(timeout=_REAP_S)
 
 
-def _marks_of(parcels: Sequence[ClusterSubmission]) -> Iterator[Mark]:
-    return ((parcel.token, number) for parcel in parcels for number in range(parcel.count))
+def _refs_of(submissions: Sequence[ClusterSubmission]) -> Iterator[ElementRef]:
+    return ((submission.token, number) for submission in submissions for number in range(submission.count))

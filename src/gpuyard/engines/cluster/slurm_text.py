@@ -1,4 +1,4 @@
-"""Slurm's words for how a job stands, why it waits and what went wrong, and ours. Pure."""
+"""Translates Slurm's job states, reasons and error messages. Pure."""
 
 import re
 
@@ -22,13 +22,13 @@ _OVER = {
     "RECONFIG_FAIL": SiteState.LOST,
     "REVOKED": SiteState.LOST,
 }
-# By how a reason begins; the first that fits.
+# By the start of a reason; the first match counts.
 _REASONS = {
     "Resources": "what it asks for is in use",
     "Priority": "others are ahead of it",
     "Dependency": "it waits for another job",
-    "BeginTime": "its time has not come",
-    "JobArrayTaskLimit": "as many of its group run as may at once",
+    "BeginTime": "its start time has not come",
+    "JobArrayTaskLimit": "its group has reached its limit of running jobs",
     "JobHeldUser": "it is held: `scontrol release` lets it go",
     "JobHeldAdmin": "an administrator holds it",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
@@ -47,10 +47,10 @@ _REASONS = {
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "JobLaunchFailure": "it could not be launched, or its supervisor was killed",
-    "Prolog": "what the site runs before each job is running, or failed",
+    "Prolog": "the site's prolog is running, or has failed",
 }
-# The state says as much, or the job's own status does.
-_SAID_OTHERWISE = frozenset(("", "None", "(null)", "NonZeroExitCode", "TimeLimit", "OutOfMemory"))
+# The job's state or exit status says the same.
+_REDUNDANT_REASONS = frozenset(("", "None", "(null)", "NonZeroExitCode", "TimeLimit", "OutOfMemory"))
 _UNREACHED = re.compile(
     r"unable to contact|connection (?:refused|timed out|reset)|timed out|munge|authentication|zero bytes|no route to"
     r"|configuration source|standby|retrying|temporarily|communication",
@@ -62,8 +62,8 @@ _PREFIX = re.compile(r"^\w+: (?:error: |fatal: )?(?:Batch job submission failed:
 _LONGEST = 500
 
 
-def at_of(state: str, place: str) -> SiteState:
-    """One that nobody knows is not taken for an end: what is over leaves the list."""
+def state_of(state: str, place: str) -> SiteState:
+    """Translate a state. An unknown one does not count as an end: jobs that are over leave Slurm's list."""
     if state in _OVER:
         return _OVER[state]
     known_to_run = state not in _WAITING and bool(place)
@@ -71,16 +71,16 @@ def at_of(state: str, place: str) -> SiteState:
 
 
 def reason_of(state: str, reason: str) -> str:
-    """Slurm's own word first: its manual and its administrators know it."""
-    if reason in _SAID_OTHERWISE:
+    """Return Slurm's own word, which manuals and administrators use, followed by an explanation."""
+    if reason in _REDUNDANT_REASONS:
         return "suspended by Slurm" if state == "SUSPENDED" else ""
-    plain = next((words for word, words in _REASONS.items() if reason.startswith(word)), None)
-    return reason if plain is None else f"{reason}: {plain}"
+    explanation = next((text for start, text in _REASONS.items() if reason.startswith(start)), None)
+    return reason if explanation is None else f"{reason}: {explanation}"
 
 
 def status_of(code: str) -> int | None:
-    """Of `EXIT:SIGNAL`, as accounts have it, or of a wait status, as the list has it; the list may also have the number
-    of an error of Slurm's own, where a job could not be launched."""
+    """Parse `EXIT:SIGNAL`, as in `sacct`, or a wait status, as in `squeue`. For a job that could not be launched,
+    `squeue` has the number of an error of Slurm's own instead."""
     status, colon, signum = code.partition(":")
     if not status.isdigit() or (colon and not signum.isdigit()):
         return None
@@ -90,22 +90,22 @@ def status_of(code: str) -> int | None:
     return _BY_SIGNAL + killed if killed else exited
 
 
-def fault_of(program: str, status: int, said: str) -> SiteUnreachable | SiteRefused | None:
-    """Why a command failed; `None` where it only found that there is nothing to do any more."""
-    words = _in_one_line(said) or f"{program} ended with status {status}"
-    if program == "scancel" and status > 0 and all(map(_NO_LONGER_THERE.search, said.splitlines())):
+def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRefused | None:
+    """Return why a command failed; None if it only found nothing left to do."""
+    message = _in_one_line(errors) or f"{program} exited with status {status}"
+    if program == "scancel" and status > 0 and all(map(_NO_LONGER_THERE.search, errors.splitlines())):
         return None
-    if program != "sbatch" or status < 0 or _UNREACHED.search(said):
-        return SiteUnreachable(words, hint=f"`{program}` by hand, or `scontrol ping`, says more")
-    hint = "lower `most_jobs` in [slurm], if it is for their number" if _LIMITED.search(said) else None
-    return SiteRefused(f"Slurm refused it: {words}", hint=hint)
+    if program != "sbatch" or status < 0 or _UNREACHED.search(errors):
+        return SiteUnreachable(message, hint=f"run `{program}` by hand, or `scontrol ping`")
+    hint = "lower `most_jobs` in [slurm], if there are too many jobs" if _LIMITED.search(errors) else None
+    return SiteRefused(f"Slurm refused it: {message}", hint=hint)
 
 
-def unanswered(program: str, limit_s: float, said: str) -> SiteUnreachable:
-    told = _in_one_line(said)
-    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {told}" if told else ""))
+def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:
+    message = _in_one_line(errors)
+    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {message}" if message else ""))
 
 
-def _in_one_line(said: str) -> str:
-    lines = (_PREFIX.sub("", line).strip() for line in said.splitlines())
+def _in_one_line(errors: str) -> str:
+    lines = (_PREFIX.sub("", line).strip() for line in errors.splitlines())
     return "; ".join(dict.fromkeys(line for line in lines if line))[:_LONGEST]

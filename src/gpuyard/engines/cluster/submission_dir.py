@@ -1,15 +1,16 @@
-"""Parcels on disk, from the engine's side: what is handed over in one go, and what the supervisors left of it.
+"""Submissions on disk, from the engine's side.
 
-A parcel is a folder named by its token, in a folder that the engine and all nodes see. In it are `parcel.json`, all
-elements, of which one that is there is whole; `submitted`; and for each element, by its number, what `supervisor.py`
-writes and reads. Everything is for its owner alone: environments may hold secrets.
+A submission is a folder named by its token, in a folder that the engine and all nodes see. It holds `parcel.json` with
+all elements, which is always complete; `submitted`; and for each element, by its number, the files that
+`node_supervisor.py` writes and reads. Only the owner can read them: environments may hold secrets.
 
-- `N.began` is made by whoever comes first: the supervisor, or the engine, which thereby *voids* the element. So either
-  it runs or it never will, whatever else is delayed or lost.
-- What cannot be read whole is not there yet.
-- A parcel is renamed before it is removed: no supervisor that comes late finds half of it.
+- The supervisor or the engine creates `N.began`, whichever is first; the engine thereby *voids* the element. So the
+  element either runs or never will, however late other messages are.
+- A file that cannot be read completely counts as not written yet.
+- A submission is renamed before it is removed, so that no late supervisor finds half of it.
+- The names on disk stay as earlier versions wrote them (`parcels`, `parcel.json`): jobs may run during an upgrade.
 
-Every call may raise an EnvironmentFault. For one thread at a time.
+Every call may raise EnvironmentFault. For one thread at a time.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.core.job.job import Usage
-from gpuyard.engines.local.keeper_journal import StartContext
+from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
 _TRACE = re.compile(r"([0-9]+)\.(began|ended)")
-_PARCEL, _SUBMITTED, _VOID = "parcel.json", "submitted", b"void"
-# A token never begins like this: such a folder is on its way in or out.
+_CONTENT, _SUBMITTED, _VOID = "parcel.json", "submitted", b"void"
+# The prefix of a folder that is being written or removed. No token starts with it.
 _HIDDEN = "."
 _MOST_OUTPUT = 1 << 16
 _WRITTEN_WITHIN_S = 30.0
 
 
 class SubmittedElement(Struct, frozen=True, kw_only=True):
-    """As it was written: the attempt's key, where its log is, and what it needs to start."""
+    """An element as it was written: the attempt's key, the path of its log, and what it needs to start."""
 
     key: str
     log: str
-    things: StartContext
+    context: StartContext
 
 
 class Began(Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class Began(Struct, frozen=True, kw_only=True):
 
 
 class NeverBegan(Enum):
-    """The engine came first: it never began, and never will."""
+    """The engine was first: the element has not started, and never will."""
 
     VOID = "void"
 
@@ -65,7 +66,7 @@ VOID: Literal[NeverBegan.VOID] = NeverBegan.VOID
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """`word` is as `journal.outcome_of` reads it; `pid` is the program's, where there was one."""
+    """How an element ended: `word` is for `outcome_of`; `pid` is the program's, if it was started."""
 
     word: str
     at: float
@@ -74,25 +75,25 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class ElementTrace(Struct, frozen=True, kw_only=True):
-    """What is to be seen of an element by now."""
+    """The files about an element so far."""
 
     began: Began | NeverBegan | None = None
     ended: Finish | None = None
 
 
 class SubmissionDirs:
-    """All parcels of one engine, in `folder/parcels`, which is made when the first is written."""
+    """All submissions of one engine, in `folder/parcels`, which is created with the first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / "parcels"
         self._seen: dict[str, dict[int, ElementTrace]] = {}
 
     def path(self, token: str) -> str:
-        """The parcel's own folder."""
+        """Return the submission's own folder."""
         return f"{self._folder}/{token}"
 
     def write(self, token: str, elements: Sequence[tuple[Launch, str]]) -> None:
-        """Launches with the paths of their logs. It is on disk, and whole, when this returns."""
+        """Write launches with the paths of their logs. The submission is complete and on disk when this returns."""
         draft = self.path(f"{_HIDDEN}{token}")
         base = elements[0][0].environment
         content = {"environment": base, "elements": [_element(launch, log, base) for launch, log in elements]}
@@ -100,15 +101,15 @@ class SubmissionDirs:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.mkdir(draft, 0o700)
             try:
-                _write(f"{draft}/{_PARCEL}", json.dumps(content).encode("ascii"), is_synced=True)
+                _write(f"{draft}/{_CONTENT}", json.dumps(content).encode("ascii"), is_synced=True)
                 os.rename(draft, self.path(token))
             except OSError:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
 
     def read(self, token: str) -> tuple[SubmittedElement, ...]:
-        """In their order: an element's number is its place."""
-        path = f"{self.path(token)}/{_PARCEL}"
+        """Return the elements, in the order of their numbers."""
+        path = f"{self.path(token)}/{_CONTENT}"
         with _using(path), open(path, "rb") as file:
             content = file.read()
         try:
@@ -116,12 +117,12 @@ class SubmissionDirs:
         except (ValueError, TypeError, LookupError) as error:
             raise EnvironmentFault(
                 f"{path} cannot be understood: {error}",
-                hint="what was handed over with it may run or not: see the site",
+                hint="its jobs may run or not: see the cluster",
             ) from error
 
     def all(self) -> list[str]:
-        """The tokens of all that are there. Only before any is written: what a daemon that died left half made or half
-        removed is cleared away."""
+        """Return all tokens, and remove what a dead daemon left half written or half removed. Call it only before the
+        first `write`."""
         with _using(str(self._folder)):
             names = sorted(os.listdir(self._folder)) if self._folder.exists() else []
         for name in names:
@@ -130,12 +131,12 @@ class SubmissionDirs:
         return [name for name in names if not name.startswith(_HIDDEN)]
 
     def forget(self, token: str) -> None:
-        """Whatever is in it. One that is not there is no error."""
+        """Remove a submission. A missing one is no error."""
         self._seen.pop(token, None)
         hidden = self.path(f"{_HIDDEN}{token}")
         with _using(self.path(token)), contextlib.suppress(FileNotFoundError):
             os.rename(self.path(token), hidden)
-        # On a network, what somebody has open cannot be removed: the next daemon does it.
+        # On a network file system, a file that a process has open cannot be removed: the next daemon does it.
         shutil.rmtree(hidden, ignore_errors=True)
 
     # Marks
@@ -144,26 +145,24 @@ class SubmissionDirs:
         self._mark(token, _SUBMITTED, known_as.encode("utf-8", "replace"))
 
     def known_as(self, token: str) -> str:
-        """As it was marked; empty where it was not."""
+        """Return the name given to `mark_submitted`, or an empty one."""
         path = f"{self.path(token)}/{_SUBMITTED}"
         with _using(path):
             return (_content(path) or b"").decode("utf-8", "replace")
 
     def is_gone(self, token: str) -> bool:
-        """Whether somebody has removed it: all the others are there to be seen."""
+        """Return whether the folder was removed, and not just its whole file system is missing."""
         return self._folder.is_dir() and not os.path.isdir(self.path(token))
 
-    def is_submitted(self, token: str) -> bool:
-        """A parcel that is not there is a fault: it may be that its network is not."""
-        with _using(self.path(token)):
-            return _SUBMITTED in os.listdir(self.path(token))
+    def is_complete(self, token: str) -> bool:
+        return os.path.lexists(f"{self.path(token)}/{_CONTENT}")
 
     def mark_lost(self, token: str, number: int) -> None:
-        """A supervisor that still lives ends its program and leaves, within seconds where the network allows."""
+        """Tell a supervisor that still runs to kill its program and exit, which takes seconds if the network allows."""
         self._mark(token, f"{number}.lost")
 
     def void(self, token: str, number: int) -> bool:
-        """True where the element had not begun and never will; false where somebody has begun it."""
+        """Keep the element from starting. Return False if it has started."""
         path = f"{self.path(token)}/{number}.began"
         with _using(path):
             try:
@@ -177,21 +176,21 @@ class SubmissionDirs:
         with _using(path), contextlib.suppress(FileExistsError):
             _write(path, content)
 
-    # What supervisors left
+    # Files of supervisors
 
     def traces(self, token: str) -> Mapping[int, ElementTrace]:
-        """By their numbers, of elements that have left any by now. A file is read once."""
+        """Return traces by number, of elements that have any. Reads a file once."""
         seen = self._seen.setdefault(token, {})
         for number, kind in self._names(token):
             trace = seen.get(number, ElementTrace())
             if getattr(trace, kind) is None:
-                found = _understood(kind, f"{self.path(token)}/{number}.{kind}")
+                found = _parse(kind, f"{self.path(token)}/{number}.{kind}")
                 if found is not None:
                     seen[number] = msgspec.structs.replace(trace, **{kind: found})
         return dict(seen)
 
     def output(self, token: str, number: int) -> bytes | None:
-        """The last of what the site kept of the supervisor's own output."""
+        """Return the end of the supervisor's own output, if the site wrote it to this folder."""
         path = f"{self.path(token)}/{number}.out"
         with _using(path):
             return _content(path, _MOST_OUTPUT)
@@ -203,7 +202,7 @@ class SubmissionDirs:
             yield int(match[1]), match[2]
 
 
-# What is in the files
+# Formats
 
 
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
@@ -226,11 +225,12 @@ def _as_written(element: Mapping[str, Any]) -> SubmittedElement:
     return SubmittedElement(
         key=element["key"],
         log=element["log"],
-        things=StartContext(directory=element["cwd"], program=program, stdin=stdin),
+        context=StartContext(directory=element["cwd"], program=program, stdin=stdin),
     )
 
 
-def _understood(kind: str, path: str) -> Began | NeverBegan | Finish | None:
+def _parse(kind: str, path: str) -> Began | NeverBegan | Finish | None:
+    """Return None if the file cannot be read completely yet."""
     with _using(path):
         content = _content(path)
     if content is None:
@@ -238,7 +238,7 @@ def _understood(kind: str, path: str) -> Began | NeverBegan | Finish | None:
     if kind == "began" and content == _VOID:
         return VOID
     if kind == "began" and not content:
-        return _begun_without_a_word(path)
+        return _began_without_content(path)
     try:
         if kind == "began":
             return msgspec.json.decode(content, type=Began)
@@ -247,15 +247,15 @@ def _understood(kind: str, path: str) -> Began | NeverBegan | Finish | None:
         return None
 
 
-def _begun_without_a_word(path: str) -> Began | None:
-    """On a full disk, or as its node died, the file is all there is of it; but it may be written at this moment."""
+def _began_without_content(path: str) -> Began | None:
+    """A full disk or the death of the node may leave the file empty; but it may also be written at this moment."""
     with _using(path):
         at = os.stat(path).st_mtime
     return Began(at=at, node="?", pid=0) if time.time() - at > _WRITTEN_WITHIN_S else None
 
 
 def _content(path: str, most: int | None = None) -> bytes | None:
-    """`None` where there is no such file; at most so much of its end."""
+    """Return the file's content, or at most its last `most` bytes; None if there is no file."""
     try:
         with open(path, "rb") as file:
             if most is not None:
@@ -266,7 +266,7 @@ def _content(path: str, most: int | None = None) -> bytes | None:
 
 
 def _write(path: str, content: bytes = b"", *, is_synced: bool = False) -> None:
-    """A new file. Where it cannot be written whole it is gone again: who saw it in between saw that it was there."""
+    """Create a file. Removes it again if it cannot be written; until then others see that it exists."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(file, "wb") as stream:
@@ -286,6 +286,6 @@ def _using(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentFault(
-            f"{error.filename or path} cannot be used for work that is handed over: {error.strerror}",
-            hint="see that its folder is there on this machine and yours, and its disk not full",
+            f"{error.filename or path} cannot be used for cluster jobs: {error.strerror}",
+            hint="see that its folder exists on this machine and is yours, and that its disk is not full",
         ) from error

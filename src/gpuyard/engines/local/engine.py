@@ -28,12 +28,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.engines.argument_checks import check_arguments
-from gpuyard.engines.local import job_logs, keeper, keeper_journal, oom_evidence, process_tree
+from gpuyard.engines.common import job_logs, oom_evidence
+from gpuyard.engines.common.argument_checks import check_arguments
+from gpuyard.engines.common.program_outcome import BEGAN, UNBEGUN, StartContext, outcome_of
+from gpuyard.engines.local import keeper, keeper_journal, process_tree
 from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
 from gpuyard.engines.session.runner_command import remove_socket, start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.system.python_command import python_command
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _LONG_JOURNAL = 1 << 20
@@ -53,7 +56,7 @@ class _WatchedAttempt(Struct, frozen=True, kw_only=True):
 
     job_id: int
     attempt: int
-    context: keeper_journal.StartContext = keeper_journal.StartContext()
+    context: StartContext = StartContext()
     log: str | None = None
     kills: int | None = None
 
@@ -138,7 +141,7 @@ class LocalEngine(PlacesNothing):
                 environment, launch.cwd, log, launch.stdin or "",
             )
         )  # fmt: skip
-        context = keeper_journal.StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
+        context = StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
         watched = _WatchedAttempt(
             job_id=launch.job_id, attempt=launch.attempt, context=context, log=log, kills=self._count_kills()
         )
@@ -220,7 +223,7 @@ class LocalEngine(PlacesNothing):
             streams = [(null, 0), (log, 1), (log, 2)]
             return os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", str(keeper.__file__), self._keepers_at],
+                python_command(keeper.__name__, self._keepers_at, options=("-I", "-S")),
                 {"PATH": os.defpath},
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in (*given, *streams)],
                 setsid=True,
@@ -282,7 +285,7 @@ class LocalEngine(PlacesNothing):
             return
         name = (entry.key, entry.keeper)
         if name in self._watched and _is_last(entry):
-            if entry.word == keeper_journal.UNBEGUN:
+            if entry.word == UNBEGUN:
                 self._paused_until = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             self._entries[name] = entry
             self._reported.append(name)
@@ -296,7 +299,7 @@ class LocalEngine(PlacesNothing):
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
         remove_socket(self._sessions_at, name[0])
-        outcome = keeper_journal.outcome_of(entry.word if entry is not None else None, watched.context)
+        outcome = outcome_of(entry.word if entry is not None else None, watched.context)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
         shortage = oom_evidence.shortage_of(outcome, watched.log, watched.kills)
         return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at, shortage=shortage)
@@ -346,7 +349,7 @@ class LocalEngine(PlacesNothing):
 
 
 def _is_last(entry: keeper_journal.JournalEntry) -> bool:
-    return entry.word != keeper_journal.BEGAN
+    return entry.word != BEGAN
 
 
 def _make_private(folder: Path) -> None:

@@ -16,19 +16,18 @@ A launch is sent as its length in four bytes and a marshalled tuple. A message w
 along with its first byte, and starts with their number.
 """
 
-import errno
 import marshal
 import os
 import select
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable
 
+from gpuyard.engines.common.spawn_program import LEASE_AT, SpawnSpec, StartFailure, open_above, spawn
+
 CONNECTION, JOURNAL = 3, 4
-LEASE_AT = 8
 # Key, whether it has a lease, program and arguments, environment, directory, log, input.
 Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
 
@@ -36,17 +35,8 @@ _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
 _EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # temporary
 _BY_SIGNAL = 128
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-
-
-class StartFailure(Exception):
-    """Why a program was not started: `word` is for the journal, `text` for the program's log."""
-
-    def __init__(self, word: str, text: str = "") -> None:
-        super().__init__(text)
-        self.word = word
 
 
 def frame(part: Launch | int) -> bytes:
@@ -167,7 +157,7 @@ class Keeper:
                 raise StartFailure("unbegun")
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise StartFailure("unbegun")
-            self._jobs[spawn(launch, lease, self._null)] = key
+            self._jobs[spawn(SpawnSpec(*launch[2:]), lease, self._null)] = key
         except StartFailure as failure:
             word = failure.word
         if lease is not None:
@@ -247,119 +237,7 @@ def _line(key: str, keeper: int, word: str) -> bytes:
     return f"\n{key} {keeper} {word} .\n".encode()
 
 
-# One program
-
-
-def spawn(launch: Launch, lease: int | None, null: int) -> int:
-    """Start the program as the leader of a new session, and return its pid. Changes our own directory to the program's.
-
-    Raises StartFailure, and writes the reason to the program's log.
-    """
-    _, _, command, environment, directory, log_path, stdin_path = launch
-    log, stdin = _open_log(log_path), null
-    try:
-        _enter(directory, log)
-        stdin = _open_input(stdin_path, null, log)
-        return _execute(_find(command[0], environment, log), command, environment, (log, stdin, lease))
-    finally:
-        for descriptor in {log, stdin} - {null}:
-            os.close(descriptor)
-
-
-def _open_log(path: str) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StartFailure("unbegun" if error.errno in _TOO_MANY_FILES else "no-log") from None
-
-
-def _enter(directory: str, log: int) -> None:
-    try:
-        os.chdir(directory)
-    except OSError:
-        raise _failure("no-directory", f"the directory {directory} is missing, or cannot be entered", log) from None
-
-
-def _open_input(path: str, null: int, log: int) -> int:
-    """Open the standard input. Never a named pipe: all jobs would wait until another process writes to it."""
-    if not path:
-        return null
-    try:
-        stdin = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno in _TOO_MANY_FILES:
-            raise StartFailure("unbegun") from None
-        raise _failure("no-stdin", f"the input {path} cannot be read", log) from None
-    if stat.S_ISFIFO(os.fstat(stdin).st_mode):
-        os.close(stdin)
-        raise _failure("stdin-is-pipe", f"the input {path} is a named pipe: a file is needed", log)
-    os.set_blocking(stdin, True)
-    return stdin
-
-
-def _find(name: str, environment: dict[str, str], log: int) -> str:
-    """Find a program as shells do: by path, or on the job's PATH. Relative parts of PATH count from its directory."""
-    folders = environment.get("PATH", os.defpath).split(":")
-    candidates = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]
-    existing = [path for path in candidates if os.path.exists(path)] if name else []
-    for path in existing:
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    if existing:
-        raise _failure("not-executable", f"{existing[0]} cannot be executed", log)
-    raise _failure("no-program", f"there is no program {name}", log)
-
-
-def _execute(
-    path: str, command: tuple[str, ...], environment: dict[str, str], descriptors: tuple[int, int, int | None]
-) -> int:
-    log, stdin, lease = descriptors
-    given = [(stdin, 0), (log, 1), (log, 2)] if lease is None else [(lease, LEASE_AT), (stdin, 0), (log, 1), (log, 2)]
-    actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in given]
-    by_shell = ("/bin/sh", ("/bin/sh", path, *command[1:]))  # for a script without an interpreter line
-    for program, arguments in ((path, command), by_shell):
-        try:
-            return _spawn_in_session(program, arguments, environment, actions)
-        except OSError as error:
-            if error.errno != errno.ENOEXEC:
-                raise _failure(*_why_not(path, error), log) from None
-    raise _failure("not-executable", f"{path} cannot be executed", log)
-
-
-def _spawn_in_session(
-    path: str, command: tuple[str, ...], environment: dict[str, str], actions: list[tuple[int, int, int]]
-) -> int:
-    return os.posix_spawn(
-        path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_EVERY_SIGNAL
-    )
-
-
-def _why_not(path: str, error: OSError) -> tuple[str, str]:
-    if error.errno == errno.E2BIG:
-        return "too-long", "the command with its environment is longer than the system allows"
-    if error.errno in (errno.EAGAIN, errno.ENOMEM, *_TOO_MANY_FILES):
-        return "no-process", f"the system refused another process: {error.strerror}"
-    return "not-executable", f"{path} cannot be executed: {error.strerror}"
-
-
-def _failure(word: str, text: str, log: int) -> StartFailure:
-    """Write the reason to the log, where people look first."""
-    try:
-        os.write(log, os.fsencode(f"gpuyard: {text}\n"))
-    except OSError:
-        return StartFailure("no-log")
-    return StartFailure(word, text)
-
-
 # The keeper's own descriptors
-
-
-def open_above(highest: int) -> int:
-    """Open /dev/null until its number is above `highest`, so that later files never get a number that jobs use."""
-    while True:
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        if null > highest:
-            return null
 
 
 def _open_signal_pipe() -> int:
@@ -391,7 +269,3 @@ def main() -> None:
     for signum in _EVERY_SIGNAL - {signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
     Keeper(sys.argv[1]).run()
-
-
-if __name__ == "__main__":
-    main()

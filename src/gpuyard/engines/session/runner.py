@@ -33,9 +33,9 @@ from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TER
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer_sockets import Listeners, ViewerSockets
 from gpuyard.system.private_files import PrivateFileError
+from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
-_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session.runner import main; main()"
 _KILL_AFTER_S = 10.0
 _REOPEN_AFTER_S = 1.0
 _FIRST_VIEWER_WITHIN_S = 20.0
@@ -80,7 +80,7 @@ class RunnerSpec(NamedTuple):
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
     """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
-    return viewer.isolated(_CODE, json.dumps(spec))
+    return python_command("gpuyard.engines.session.runner", json.dumps(spec))
 
 
 class TaskRunner:

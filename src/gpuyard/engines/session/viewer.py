@@ -21,6 +21,7 @@ import time
 import tty
 from collections.abc import Iterator
 
+from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
 OUTPUT, END, KEYS, SIZE, CLOSED = b"oekxc"
@@ -33,17 +34,10 @@ _RECEIVED_WITHIN_S = 10.0
 _SHOWN_WITHIN_S = 1.0
 # The status request (DSR) and its answer "OK". Every terminal answers it after everything written before it.
 _ASKS_TERMINAL, _TERMINAL_ANSWERS = b"\x1b[5n", b"\x1b[0n"
-_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.session.viewer import main; main()"
-
-
-def isolated(code: str, *arguments: str) -> tuple[str, ...]:
-    """Return a command that runs Python code with this installation of the package, in any directory or environment."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    return sys.executable, "-I", "-c", code, root, *arguments
 
 
 def command(sockets: str, key: str) -> tuple[str, ...]:
-    return isolated(_CODE, sockets, key)
+    return python_command("gpuyard.engines.session.viewer", sockets, key)
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:

@@ -19,7 +19,7 @@ from gpuyard.core.cluster.offer import gpu_count
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.engines.cluster.ray_api import RaySettings, address_of, submission_of
+from gpuyard.engines.cluster.ray_api import RaySettings, address_of, request_of
 from gpuyard.engines.cluster.site import ClusterSubmission
 from gpuyard.recipes.export.job_groups import JobGroup, group_jobs, missing_dependencies
 from gpuyard.recipes.export.script_text import (
@@ -172,7 +172,7 @@ def _condition(job: ExportedJob, ids: Collection[int]) -> str:
 def _request_options(job: ExportedJob, settings: RaySettings) -> Iterator[str]:
     terms = replace(job.terms, options=job.terms.options if job.engine == _NAME else ())
     placeholder = ClusterSubmission(token="", terms=terms, count=1, folder="", supervisor=())
-    for field, value in submission_of(placeholder, 0, settings.card_mb).items():
+    for field, value in request_of(placeholder, 0, settings.card_mb).items():
         if field.startswith("entrypoint_"):
             text = json.dumps(value) if isinstance(value, dict) else value
             yield f"--{field.replace('_', '-')}={text}"

@@ -16,7 +16,7 @@ from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.site import ClusterSubmission
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submission
+from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submit_command
 from gpuyard.recipes.export.job_groups import JobGroup, Positions, group_jobs, missing_dependencies, positions
 from gpuyard.recipes.export.script_text import (
     Script,
@@ -76,7 +76,7 @@ def _request_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
     options = job.terms.options if job.engine == _NAME else ()
     terms = replace(job.terms, expected_s=None, options=options)
     placeholder = ClusterSubmission(token=_NO_FOLDER, terms=terms, count=1, folder=_NO_FOLDER, supervisor=())
-    arguments = submission(placeholder, settings)
+    arguments = submit_command(placeholder, settings)
     return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]
 
 

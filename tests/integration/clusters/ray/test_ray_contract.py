@@ -8,8 +8,8 @@ import pytest
 from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import Site
+from tests.contract.cluster_engines import ClusterPlace, hasten
 from tests.contract.engine import EngineContract
-from tests.contract.outposts import OutpostPlace, hasten
 from tests.ray_cluster import RayCluster
 
 
@@ -19,9 +19,9 @@ def open_site(address: str) -> Site:
 
 class TestRay(EngineContract):
     @pytest.fixture
-    def place(self, ray_cluster: RayCluster, tmp_path: Path, unmeasured: None) -> Iterator[OutpostPlace]:
+    def place(self, ray_cluster: RayCluster, tmp_path: Path, unmeasured: None) -> Iterator[ClusterPlace]:
         slow_again = hasten()
-        place = OutpostPlace(tmp_path, f"{__name__}:{open_site.__name__}", ray_cluster.address)
+        place = ClusterPlace(tmp_path, f"{__name__}:{open_site.__name__}", ray_cluster.address)
         yield place
         place.close()
         slow_again()

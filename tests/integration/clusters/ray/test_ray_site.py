@@ -44,7 +44,7 @@ def site(cluster: RayCluster) -> RaySite:
     return RaySite(RaySettings(address=cluster.address, card_mb=CARD_MB), ELSEWHERE)
 
 
-def parcel_of(folder: Path, script: str, count: int = 1, **terms: object) -> ClusterSubmission:
+def submission_of(folder: Path, script: str, count: int = 1, **terms: object) -> ClusterSubmission:
     token = secrets.token_hex(6)
     own = folder / token
     own.mkdir()
@@ -58,9 +58,9 @@ def parcel_of(folder: Path, script: str, count: int = 1, **terms: object) -> Clu
     )
 
 
-def wait_until(site: RaySite, parcel: ClusterSubmission, is_so: Look) -> SiteReport:
+def wait_until(site: RaySite, submission: ClusterSubmission, is_so: Look) -> SiteReport:
     until = time.monotonic() + WITHIN_S
-    while not is_so(report := site.look([parcel])):
+    while not is_so(report := site.report([submission])):
         assert time.monotonic() < until, report
         time.sleep(0.1)
     return report
@@ -92,13 +92,13 @@ def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_e
     site: RaySite, tmp_path: Path
 ) -> None:
     script = WAIT + 'echo "on GPU $CUDA_VISIBLE_DEVICES"; exit "$1"'
-    parcel = parcel_of(tmp_path, script, 3, need=HALF, cpus=1, ram_mb=64.0)
-    site.submit(parcel)
-    running = wait_until(site, parcel, all_are(SiteState.RUNNING))
+    submission = submission_of(tmp_path, script, 3, need=HALF, cpus=1, ram_mb=64.0)
+    site.submit(submission)
+    running = wait_until(site, submission, all_are(SiteState.RUNNING))
     assert {each.place for each in running.sightings.values()} == {"127.0.0.1"}
-    wait_until(site, parcel, are_free(GPUS - 1.5, CPUS - 3))
-    Path(parcel.folder, "go").touch()
-    over = by_number(wait_until(site, parcel, all_are(SiteState.SUCCEEDED, SiteState.FAILED)))
+    wait_until(site, submission, are_free(GPUS - 1.5, CPUS - 3))
+    Path(submission.folder, "go").touch()
+    over = by_number(wait_until(site, submission, all_are(SiteState.SUCCEEDED, SiteState.FAILED)))
     assert [(over[number].at, over[number].status) for number in range(3)] == [
         (SiteState.SUCCEEDED, 0),
         (SiteState.FAILED, 1),
@@ -108,12 +108,12 @@ def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_e
     assert b"\non GPU " in (site.output(over[1]) or b"")
 
 
-def test_a_parcel_that_is_submitted_again_runs_once(site: RaySite, tmp_path: Path) -> None:
-    parcel = parcel_of(tmp_path, 'echo ran >> "$0/ran"', 2, need=Need(devices=0), cpus=1)
-    site.submit(parcel)
-    site.submit(parcel)
-    wait_until(site, parcel, all_are(SiteState.SUCCEEDED))
-    assert Path(parcel.folder, "ran").read_text() == "ran\n" * 2
+def test_a_submission_that_is_submitted_again_runs_once(site: RaySite, tmp_path: Path) -> None:
+    submission = submission_of(tmp_path, 'echo ran >> "$0/ran"', 2, need=Need(devices=0), cpus=1)
+    site.submit(submission)
+    site.submit(submission)
+    wait_until(site, submission, all_are(SiteState.SUCCEEDED))
+    assert Path(submission.folder, "ran").read_text() == "ran\n" * 2
 
 
 def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_waited_for(
@@ -121,8 +121,8 @@ def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_wai
 ) -> None:
     # Longer than Ray itself would wait.
     script = "trap 'sleep 4; echo so be it > \"$0/last\"; exit' TERM; " + WAIT
-    running = parcel_of(tmp_path, script, need=Need(devices=GPUS))
-    waiting = parcel_of(tmp_path, "exit")
+    running = submission_of(tmp_path, script, need=Need(devices=GPUS))
+    waiting = submission_of(tmp_path, "exit")
     site.submit(running)
     [first] = wait_until(site, running, all_are(SiteState.RUNNING)).sightings.values()
     site.submit(waiting)
@@ -130,7 +130,7 @@ def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_wai
     [second] = full.sightings.values()
     assert "waiting for resources" in second.reason
     site.cancel([second.id])
-    assert all_are(SiteState.CANCELLED)(site.look([waiting]))
+    assert all_are(SiteState.CANCELLED)(site.report([waiting]))
     wait_for(Path(running.folder, "0.pid"))
     site.cancel([first.id, "gpuyard-nobody-0"])
     wait_until(site, running, all_are(SiteState.CANCELLED))
@@ -141,35 +141,35 @@ def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_wai
 def test_what_ray_lost_is_not_what_failed_and_its_supervisor_lives_to_hear_of_it(
     site: RaySite, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    parcel = parcel_of(tmp_path, WAIT + 'echo heard > "$0/heard"')
-    site.submit(parcel)
-    pid = int(wait_for(Path(parcel.folder, "0.pid")))
+    submission = submission_of(tmp_path, WAIT + 'echo heard > "$0/heard"')
+    site.submit(submission)
+    pid = int(wait_for(Path(submission.folder, "0.pid")))
     cluster.kill_actor_above(pid)
-    [lost] = wait_until(site, parcel, all_are(SiteState.LOST)).sightings.values()
+    [lost] = wait_until(site, submission, all_are(SiteState.LOST)).sightings.values()
     assert "actor died" in lost.reason
     assert lost.status is None
-    Path(parcel.folder, "go").touch()
-    assert wait_for(Path(parcel.folder, "heard")) == "heard\n"
+    Path(submission.folder, "go").touch()
+    assert wait_for(Path(submission.folder, "heard")) == "heard\n"
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(site: RaySite, tmp_path: Path) -> None:
-    parcel = parcel_of(tmp_path, "exit")
-    Path(parcel.folder).rmdir()
-    site.submit(parcel)
-    [failed] = wait_until(site, parcel, all_are(SiteState.FAILED)).sightings.values()
+    submission = submission_of(tmp_path, "exit")
+    Path(submission.folder).rmdir()
+    site.submit(submission)
+    [failed] = wait_until(site, submission, all_are(SiteState.FAILED)).sightings.values()
     assert failed.status == 127
-    assert f"this node has no {parcel.folder}:".encode() in (site.output(failed) or b"")
+    assert f"this node has no {submission.folder}:".encode() in (site.output(failed) or b"")
 
 
 def test_a_refusal_is_told_in_rays_own_words(site: RaySite, tmp_path: Path) -> None:
     options = ('--entrypoint-label-selector={"no!": "key"}',)
     with pytest.raises(SiteRefused, match="Invalid label key name `no!`"):
-        site.submit(parcel_of(tmp_path, "exit", options=options))
+        site.submit(submission_of(tmp_path, "exit", options=options))
 
 
 def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
-    others = parcel_of(tmp_path, WAIT, need=Need(devices=GPUS), cpus=1)
-    mine = parcel_of(tmp_path, "exit")
+    others = submission_of(tmp_path, WAIT, need=Need(devices=GPUS), cpus=1)
+    mine = submission_of(tmp_path, "exit")
     wait_until(site, mine, are_free(GPUS, CPUS))
     site.submit(others)
     wait_until(site, mine, are_free(0, CPUS - 1))
@@ -181,17 +181,21 @@ def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
 def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_nothing(
     site: RaySite, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    parcel = parcel_of(tmp_path, "exit", need=Need(devices=0))
-    site.submit(parcel)
-    wait_until(site, parcel, all_are(SiteState.SUCCEEDED))
+    submission = submission_of(tmp_path, "exit", need=Need(devices=0))
+    site.submit(submission)
+    wait_until(site, submission, all_are(SiteState.SUCCEEDED))
     left = {process.pid for process in cluster.processes()}
     cluster.stop()
     assert not [pid for pid in left if _is_there(pid)]
-    for ask in (lambda: site.look([parcel]), lambda: site.submit(parcel), lambda: site.cancel(["gpuyard-x-0"])):
+    for ask in (
+        lambda: site.report([submission]),
+        lambda: site.submit(submission),
+        lambda: site.cancel(["gpuyard-x-0"]),
+    ):
         with pytest.raises(SiteUnreachable, match=cluster.address):
             ask()
     cluster.start()
-    report = site.look([parcel])
+    report = site.report([submission])
     assert not report.sightings
     assert report.offer.free is not None
     assert report.offer.free.gpus == GPUS

@@ -8,8 +8,8 @@ import pytest
 from gpuyard.engines.cluster.site import Site
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings
 from gpuyard.engines.cluster.slurm_site import SlurmSite
+from tests.contract.cluster_engines import ClusterPlace, hasten
 from tests.contract.engine import EngineContract
-from tests.contract.outposts import OutpostPlace, hasten
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
 
@@ -22,11 +22,11 @@ class TestSlurm(EngineContract):
     @pytest.fixture
     def place(
         self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unmeasured: None
-    ) -> Iterator[OutpostPlace]:
+    ) -> Iterator[ClusterPlace]:
         for name, value in slurm.environment.items():
             monkeypatch.setenv(name, value)
         slow_again = hasten()
-        place = OutpostPlace(tmp_path, f"{__name__}:{open_site.__name__}", "")
+        place = ClusterPlace(tmp_path, f"{__name__}:{open_site.__name__}", "")
         yield place
         place.close()
         slow_again()

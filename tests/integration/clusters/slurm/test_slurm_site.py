@@ -12,7 +12,7 @@ import pytest
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, listing
+from gpuyard.engines.cluster.slurm_commands import SlurmSettings, list_command
 from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
 
@@ -42,7 +42,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def parcel(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> ClusterSubmission:
+def submission(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> ClusterSubmission:
     """Its supervisor is a shell, and the number of the element its `$1`. Slurm remembers those of other tests."""
     token = uuid.uuid4().hex
     terms = ClusterTerms(**{"need": need, "name": "train", **other})  # type: ignore[arg-type]
@@ -53,12 +53,12 @@ def parcel(folder: Path, script: str, count: int = 1, need: Need = CPU, **other:
     )
 
 
-def seen(site: SlurmSite, *parcels: ClusterSubmission) -> dict[int, Sighting]:
-    return {number: each for (_, number), each in site.look(parcels).sightings.items()}
+def seen(site: SlurmSite, *submissions: ClusterSubmission) -> dict[int, Sighting]:
+    return {number: each for (_, number), each in site.report(submissions).sightings.items()}
 
 
-def states(site: SlurmSite, *parcels: ClusterSubmission) -> list[SiteState]:
-    return [each.at for _, each in sorted(seen(site, *parcels).items())]
+def states(site: SlurmSite, *submissions: ClusterSubmission) -> list[SiteState]:
+    return [each.at for _, each in sorted(seen(site, *submissions).items())]
 
 
 def await_states(site: SlurmSite, sent: ClusterSubmission, wanted: Sequence[SiteState]) -> dict[int, Sighting]:
@@ -71,7 +71,7 @@ class TestRunning:
     def test_each_element_of_an_array_runs_with_its_number_and_a_gpu_of_its_own(
         self, site: SlurmSite, tmp_path: Path
     ) -> None:
-        sent = parcel(tmp_path, 'echo "$1 $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; sleep 0.5', 4, need=GPU)
+        sent = submission(tmp_path, 'echo "$1 $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; sleep 0.5', 4, need=GPU)
         began = time.time()
         site.submit(sent)
         found = await_states(site, sent, [SiteState.SUCCEEDED] * 4)
@@ -86,7 +86,7 @@ class TestRunning:
             assert began - 1 <= each.started_at <= each.ended_at <= time.time() + 1
 
     def test_a_lone_element_is_number_0_and_its_failure_has_a_status(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, 'echo "number $1"; exit 3')
+        sent = submission(tmp_path, 'echo "number $1"; exit 3')
         site.submit(sent)
         found = await_states(site, sent, [SiteState.FAILED])
         assert found[0].status == 3
@@ -95,7 +95,7 @@ class TestRunning:
     def test_a_job_that_shares_a_gpu_gets_shards(self, site: SlurmSite, tmp_path: Path) -> None:
         sharing = SlurmSite(SlurmSettings(shard_mb=1000.0, card_mb=24000.0))
         need = Need(memory=FixedMemory(2500.0), model="fake")
-        sent = parcel(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
+        sent = submission(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
         sharing.submit(sent)
         await_states(sharing, sent, [SiteState.SUCCEEDED])
         assert "shard:fake:3" in Path(sent.folder, "0.out").read_text()
@@ -103,14 +103,14 @@ class TestRunning:
     def test_names_may_be_strange(self, site: SlurmSite, tmp_path: Path) -> None:
         folder = tmp_path / "100%a 'of' \"it\"\nand é"
         folder.mkdir()
-        sent = parcel(folder, "echo ok\n#SBATCH --hold", 2, name="a|b\n%j é")
+        sent = submission(folder, "echo ok\n#SBATCH --hold", 2, name="a|b\n%j é")
         site.submit(sent)
         await_states(site, sent, [SiteState.SUCCEEDED] * 2)
         assert Path(sent.folder, "1.out").read_text() == "ok\n"
 
     def test_all_that_terms_can_say_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
         choosy = SlurmSite(SlurmSettings(partition="main", options=("--hold",), nice_base=50))
-        sent = parcel(
+        sent = submission(
             tmp_path,
             "true",
             3,
@@ -145,7 +145,7 @@ class TestRunning:
         monkeypatch.setenv("SECRET", "x")
         monkeypatch.setenv("SLURM_JOB_NAME", "the one around us")
         monkeypatch.setenv("SBATCH_HOLD", "1")
-        sent = parcel(tmp_path, "env")
+        sent = submission(tmp_path, "env")
         site.submit(sent)
         await_states(site, sent, [SiteState.SUCCEEDED])
         environment = Path(sent.folder, "0.out").read_text()
@@ -157,7 +157,7 @@ class TestRunning:
 @needs_slurm
 class TestLooking:
     def test_what_waits_says_why(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "exec sleep 60", 6, need=GPU)
+        sent = submission(tmp_path, "exec sleep 60", 6, need=GPU)
         site.submit(sent)
         found = await_states(site, sent, [*[SiteState.RUNNING] * 4, *[SiteState.PENDING] * 2])
         until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason is told")
@@ -165,21 +165,21 @@ class TestLooking:
         assert found[0].place in {"n0", "n1"}
 
     def test_a_new_daemon_finds_what_an_old_one_handed_over(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "exec sleep 60", 2)
+        sent = submission(tmp_path, "exec sleep 60", 2)
         site.submit(sent)
         found = states(SlurmSite(SlurmSettings()), sent)
         assert len(found) == 2
         assert set(found) <= {SiteState.PENDING, SiteState.RUNNING}, "Slurm may have begun them by now"
 
-    def test_all_parcels_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
-        one, two, three = (parcel(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
+    def test_all_submissions_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
+        one, two, three = (submission(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
         for each in (one, two, three):
             site.submit(each)
-        marks = {(one.token, 0), (three.token, 0), (three.token, 1), (three.token, 2)}
-        assert set(site.look([one, three]).sightings) == marks
+        refs = {(one.token, 0), (three.token, 0), (three.token, 1), (three.token, 2)}
+        assert set(site.report([one, three]).sightings) == refs
 
     def test_what_slurm_never_had_is_left_out(self, site: SlurmSite, tmp_path: Path) -> None:
-        assert seen(site, parcel(tmp_path, "true", 3)) == {}
+        assert seen(site, submission(tmp_path, "true", 3)) == {}
 
     def test_what_ran_on_a_node_that_went_down_is_lost(
         self,
@@ -187,7 +187,7 @@ class TestLooking:
         slurm: SlurmCluster,
         tmp_path: Path,
     ) -> None:
-        sent = parcel(tmp_path, "exec sleep 60", options=("--nodelist=n1",))
+        sent = submission(tmp_path, "exec sleep 60", options=("--nodelist=n1",))
         site.submit(sent)
         await_states(site, sent, [SiteState.RUNNING])
         slurm.kill_node("n1")
@@ -201,7 +201,7 @@ class TestLooking:
 @needs_slurm
 class TestCancelling:
     def test_what_runs_gets_its_time_to_end_in_good_order(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "trap 'echo ended; exit 0' TERM; echo began; while :; do sleep 0.1; done", 2)
+        sent = submission(tmp_path, "trap 'echo ended; exit 0' TERM; echo began; while :; do sleep 0.1; done", 2)
         site.submit(sent)
         output = Path(sent.folder, "1.out")
         until(lambda: output.exists() and "began" in output.read_text(), "it has begun")
@@ -211,7 +211,7 @@ class TestCancelling:
         assert "ended" in output.read_text()
 
     def test_what_waits_is_cancelled_though_slurm_forgets_it_at_once(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "true", 5, options=("--hold",))
+        sent = submission(tmp_path, "true", 5, options=("--hold",))
         site.submit(sent)
         ids = [each.id for _, each in sorted(seen(site, sent).items())]
         site.cancel(ids[1:3])
@@ -226,13 +226,13 @@ class TestCancelling:
         assert states(site, sent) == [SiteState.CANCELLED] * 5
 
     def test_what_somebody_else_cancelled_is_seen_as_such(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "true", 3, options=("--hold",))
+        sent = submission(tmp_path, "true", 3, options=("--hold",))
         site.submit(sent)
         subprocess.run(["scancel", seen(site, sent)[2].id], check=True)
         assert states(site, sent) == [SiteState.PENDING, SiteState.PENDING, SiteState.CANCELLED]
 
     def test_what_is_over_or_was_never_there_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = parcel(tmp_path, "true")
+        sent = submission(tmp_path, "true")
         site.submit(sent)
         found = await_states(site, sent, [SiteState.SUCCEEDED])
         site.cancel([found[0].id, "99999", "99998_7"])
@@ -242,8 +242,8 @@ class TestCancelling:
 @needs_slurm
 class TestLimits:
     def test_an_array_may_be_as_large_as_slurm_allows(self, site: SlurmSite, tmp_path: Path) -> None:
-        assert site.most_in_parcel == MAX_ARRAY_SIZE
-        sent = parcel(tmp_path, "true", MAX_ARRAY_SIZE, options=("--hold",))
+        assert site.most_in_submission == MAX_ARRAY_SIZE
+        sent = submission(tmp_path, "true", MAX_ARRAY_SIZE, options=("--hold",))
         site.submit(sent)
         found = seen(site, sent)
         assert len(found) == MAX_ARRAY_SIZE
@@ -263,7 +263,7 @@ class TestLimits:
     def test_what_slurm_will_not_take_is_refused_in_its_words(
         self, site: SlurmSite, tmp_path: Path, other: dict[str, object], words: str
     ) -> None:
-        sent = parcel(tmp_path, "true", **{"need": CPU, **other})  # type: ignore[arg-type]
+        sent = submission(tmp_path, "true", **{"need": CPU, **other})  # type: ignore[arg-type]
         with pytest.raises(SiteRefused, match=words):
             site.submit(sent)
 
@@ -273,15 +273,15 @@ class TestLimits:
         slurm: SlurmCluster,
         tmp_path: Path,
     ) -> None:
-        sent = parcel(tmp_path, "exec sleep 60", 2)
+        sent = submission(tmp_path, "exec sleep 60", 2)
         site.submit(sent)
         await_states(site, sent, [SiteState.RUNNING] * 2)
         slurm.stop_controller()
         try:
             with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
-                site.look([sent])
+                site.report([sent])
             with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
-                site.submit(parcel(tmp_path, "true"))
+                site.submit(submission(tmp_path, "true"))
         finally:
             slurm.start_controller()
         assert states(site, sent) == [SiteState.RUNNING] * 2
@@ -308,11 +308,11 @@ class TestCommands:
         monkeypatch.setenv("PATH", str(tmp_path))
         site = SlurmSite(SlurmSettings())
         with pytest.raises(SiteUnreachable, match="there is no sbatch on PATH") as caught:
-            site.submit(parcel(tmp_path, "true"))
+            site.submit(submission(tmp_path, "true"))
         assert caught.value.hint
         with pytest.raises(SiteUnreachable, match="there is no squeue on PATH"):
-            site.look([])
-        assert site.most_in_parcel == 1000
+            site.report([])
+        assert site.most_in_submission == 1000
 
     def test_a_command_that_may_not_be_executed_is_unreachable(
         self, tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +320,7 @@ class TestCommands:
         tools("sbatch", "").chmod(0o600)
         monkeypatch.setenv("PATH", str(tmp_path / "tools"))
         with pytest.raises(SiteUnreachable, match="sbatch cannot start: Permission denied"):
-            SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
+            SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
 
     def test_a_command_that_hangs_is_killed_with_its_children(self, tmp_path: Path, tools: Tools) -> None:
         pids = tmp_path / "pids"
@@ -333,20 +333,20 @@ class TestCommands:
             "time.sleep(600)\n",
         )
         with pytest.raises(SiteUnreachable, match="did not answer within 2 s: sleeping and retrying"):
-            SlurmSite(SlurmSettings(), limit_s=2.0).submit(parcel(tmp_path, "true"))
+            SlurmSite(SlurmSettings(), limit_s=2.0).submit(submission(tmp_path, "true"))
         for pid in pids.read_text().split():
             until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
 
     def test_an_answer_that_is_no_number_may_be_anything(self, tmp_path: Path, calls: Callable[..., list[str]]) -> None:
         calls(sbatch="hello\n")
         with pytest.raises(SiteUnreachable, match="hello"):
-            SlurmSite(SlurmSettings()).submit(parcel(tmp_path, "true"))
+            SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
 
     def test_how_what_is_no_longer_listed_ended_is_asked_of_the_accounts_once(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
-        sent = parcel(tmp_path, "true", 3)
+        sent = submission(tmp_path, "true", 3)
         calls(
             sbatch="17\n",
             squeue="",
@@ -361,7 +361,7 @@ class TestCommands:
         self, tmp_path: Path, calls: Callable[..., list[str]], tools: Tools
     ) -> None:
         site = SlurmSite(SlurmSettings())
-        sent = parcel(tmp_path, "true", 3)
+        sent = submission(tmp_path, "true", 3)
         calls(sbatch="17\n", squeue="")
         asked = tmp_path / "asked"
         tools(
@@ -376,7 +376,7 @@ class TestCommands:
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
-        sent = parcel(tmp_path, "true", 2)
+        sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", squeue=listed("17", 0, "theirs") + listed("17", 1, "theirs"))
         site.submit(sent)
         assert states(site, sent) == [SiteState.RUNNING] * 2
@@ -385,7 +385,7 @@ class TestCommands:
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
-        sent = parcel(tmp_path, "true", 2)
+        sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", sacct="", squeue=listed("17", 0, "(null)") + listed("16", 0, "gpuyard:another"))
         site.submit(sent)
         assert seen(site, sent) == {}
@@ -393,12 +393,12 @@ class TestCommands:
     def test_the_offer_is_what_the_settings_say(self, calls: Callable[..., list[str]]) -> None:
         calls(squeue="")
         site = SlurmSite(SlurmSettings(most_jobs=7, card_mb=24000.0))
-        offer = site.look([]).offer
+        offer = site.report([]).offer
         assert (offer.trouble, offer.free, offer.most_jobs, offer.card_mb) == (None, None, 7, 24000.0)
 
 
 def listed(job: str, number: int, comment: str) -> str:
-    widths = [int(column.rpartition(":")[2]) for column in listing(0)[-1].split(",")]
+    widths = [int(column.rpartition(":")[2]) for column in list_command(0)[-1].split(",")]
     cells = [job, str(number), "RUNNING", "0", "1700000000", "N/A", "n0", "None", comment]
     return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + "\n"
 

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from gpuyard.daemon.api.job_logs import LogChunk, read_piece
-from gpuyard.engines.local.job_logs import rotate_if_over
+from gpuyard.engines.common.job_logs import rotate_if_over
 
 
 def test_the_last_part_comes_first_and_then_what_follows_it(tmp_path: Path) -> None:

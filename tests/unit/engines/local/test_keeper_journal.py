@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.engines.local.keeper import _line
-from gpuyard.engines.local.keeper_journal import JournalEntry, StartContext, outcome_of, parse
+from gpuyard.engines.local.keeper_journal import JournalEntry, parse
 
 CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(

@@ -89,7 +89,7 @@ class _WatchedLog:
 def _print(watched: _WatchedLog, attempt: "dict[str, Any]", lines: int | None) -> None:
     from pathlib import Path
 
-    from gpuyard.engines.local.job_logs import follow, read_tail
+    from gpuyard.engines.common.job_logs import follow, read_tail
 
     log = Path(attempt["log"] or "")
     if not log.is_file():
@@ -102,7 +102,7 @@ def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int |
     from functools import partial
     from pathlib import Path
 
-    from gpuyard.engines.local.job_logs import follow
+    from gpuyard.engines.common.job_logs import follow
 
     while attempt is not None:
         number = attempt["number"]

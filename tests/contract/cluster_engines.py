@@ -1,7 +1,7 @@
-"""A place for the engine contract where an outpost hands work over to a site.
+"""A place for the engine contract: a cluster engine that submits to a site.
 
-The site is made anew by each daemon, this process's and those that are killed, from a function's name and a word:
-`OutpostPlace(folder, "package.module:function", "word")`. Its nodes have to be on this machine.
+Each daemon, this process and those that are killed, makes the site from a function's name and its argument:
+`ClusterPlace(folder, "package.module:function", "argument")`. The site's nodes have to be on this machine.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import psutil
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster import engine as module
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
 from gpuyard.ports import Ended, Engine, Launch, Prepared
@@ -29,15 +29,15 @@ from tests.fakes.site import ProcessSite
 
 TERMS = ClusterTerms(need=Need(devices=0), name="contract")
 ROOT = Path(__file__).parents[2]
-# What a daemon does that is killed: all that it handed over was seen at the site, or nothing was handed over.
+# A daemon that is killed: the site has reported everything that it submitted, or it has submitted nothing.
 DAEMON = """
 import os, select, signal, sys
 import msgspec
-from tests.contract.outposts import hasten, open_outpost
+from tests.contract.cluster_engines import hasten, open_cluster_engine
 from gpuyard.ports import Launch
-folder, maker, word, begins, launches = sys.argv[1:]
+folder, maker, argument, begins, launches = sys.argv[1:]
 hasten()
-engine = open_outpost(folder, maker, word)
+engine = open_cluster_engine(folder, maker, argument)
 prepared = [engine.prepare(launch, None) for launch in msgspec.json.decode(launches, type=list[Launch])]
 missing = {(each.job_id, each.attempt) for each in prepared}
 if begins:
@@ -51,40 +51,42 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hasten() -> Callable[[], None]:
-    """What outposts wait for in seconds comes in hundredths; undone by what is returned."""
+    """Shorten the waits of cluster engines to hundredths of seconds. Return a function that undoes it."""
     quick = {"_TICK_S": 0.05, "_SOON_S": 0.02, "_FIRST_PAUSE_S": 0.04, "_LONGEST_PAUSE_S": 0.2}
-    before = {name: getattr(outpost, name) for name in quick}
+    before = {name: getattr(module, name) for name in quick}
 
     def put(values: dict[str, float]) -> None:
         for name, value in values.items():
-            setattr(outpost, name, value)
+            setattr(module, name, value)
 
     put(quick)
     return lambda: put(before)
 
 
-def open_outpost(folder: str, maker: str, word: str, on_news: Callable[[], None] = lambda: None) -> ClusterEngine:
-    module, _, name = maker.partition(":")
-    site: Site = getattr(importlib.import_module(module), name)(word)
+def open_cluster_engine(
+    folder: str, maker: str, argument: str, on_news: Callable[[], None] = lambda: None
+) -> ClusterEngine:
+    path, _, name = maker.partition(":")
+    site: Site = getattr(importlib.import_module(path), name)(argument)
     return ClusterEngine(site, Path(folder), on_news, poll_s=0.1)
 
 
-class OutpostPlace(Programs):
+class ClusterPlace(Programs):
     """Implements `Place`."""
 
     places_work = True
 
-    def __init__(self, folder: Path, maker: str, word: str) -> None:
+    def __init__(self, folder: Path, maker: str, argument: str) -> None:
         super().__init__(folder)
         self.queue = folder / "queue"
         self._maker = maker
-        self._word = word
+        self._word = argument
         self._news = threading.Event()
         self._engines: list[ClusterEngine] = []
         self._orphans: list[psutil.Process] = []
 
     def engine(self) -> ClusterEngine:
-        self._engines.append(open_outpost(str(self.queue), self._maker, self._word, self._news.set))
+        self._engines.append(open_cluster_engine(str(self.queue), self._maker, self._word, self._news.set))
         return self._engines[-1]
 
     def launch(self, job_id: int, kind: str) -> Launch:
@@ -109,10 +111,10 @@ class OutpostPlace(Programs):
 
     def kill_supervisor(self, prepared: Prepared) -> None:
         key = f"{prepared.job_id}.{prepared.attempt}"
-        for parcel in self.queue.glob("*/parcels/*/parcel.json"):
-            for number, element in enumerate(json.loads(parcel.read_text())["elements"]):
+        for submission in self.queue.glob("*/parcels/*/parcel.json"):
+            for number, element in enumerate(json.loads(submission.read_text())["elements"]):
                 if element["key"] == key:
-                    supervisor = psutil.Process(json.loads((parcel.parent / f"{number}.began").read_text())["pid"])
+                    supervisor = psutil.Process(json.loads((submission.parent / f"{number}.began").read_text())["pid"])
                     self._orphans += supervisor.children(recursive=True)
                     supervisor.kill()
 
@@ -128,12 +130,12 @@ class OutpostPlace(Programs):
 
 
 @contextlib.contextmanager
-def process_place(folder: Path) -> Iterator[OutpostPlace]:
-    """Over a site of real processes, which outlives daemons; those that are left end with it."""
+def process_place(folder: Path) -> Iterator[ClusterPlace]:
+    """A place with a site of real processes, which outlives daemons and ends its processes when it is closed."""
     site = ProcessSite()
     server = SiteServer(site, str(folder / "site"))
     slow_again = hasten()
-    place = OutpostPlace(folder, "tests.fakes.distant_site:DistantSite", str(folder / "site"))
+    place = ClusterPlace(folder, "tests.fakes.distant_site:DistantSite", str(folder / "site"))
     yield place
     place.close()
     slow_again()

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.engines.cluster.outcome import PATIENCE, ElementOutcome, judge
+from gpuyard.engines.cluster.outcome import LATE_REPORTS, ElementOutcome, decide
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish
-from gpuyard.engines.local.keeper_journal import StartContext
+from gpuyard.engines.common.program_outcome import StartContext
 
 NOTHING = ElementTrace()
 BEGAN = ElementTrace(began=Began(at=1.0, node="n0", pid=42))
 VOIDED = ElementTrace(began=VOID)
 NOT_YET = "not yet"
 TO_BE_VOIDED = "to be voided"
-ENOUGH = PATIENCE
+ENOUGH = LATE_REPORTS
 
 
 def left(word: str) -> ElementTrace:
@@ -29,15 +29,15 @@ def seen(at: SiteState, **other: Any) -> Sighting:
     return Sighting(id="7", at=at, **other)
 
 
-def fate_of(sighting: Sighting | None, trace: ElementTrace, waited: int) -> ElementOutcome:
-    return judge("yonder", sighting, trace, StartContext(directory="/here", program="prog"), waited=waited)
+def outcome_of(sighting: Sighting | None, trace: ElementTrace, waited: int) -> ElementOutcome:
+    return decide("yonder", sighting, trace, StartContext(directory="/here", program="prog"), waited=waited)
 
 
-def short(fate: ElementOutcome) -> object:
+def short(decided: ElementOutcome) -> object:
     """As the tables have it: `not yet`, `to be voided`, or the kind of its end and its status."""
-    if fate.outcome is None:
-        return TO_BE_VOIDED if fate.is_to_be_voided else NOT_YET
-    return fate.outcome.kind if fate.outcome.status is None else (fate.outcome.kind, fate.outcome.status)
+    if decided.outcome is None:
+        return TO_BE_VOIDED if decided.is_to_be_voided else NOT_YET
+    return decided.outcome.kind if decided.outcome.status is None else (decided.outcome.kind, decided.outcome.status)
 
 
 FAILED_3 = (OutcomeKind.FAILED, 3)
@@ -46,21 +46,21 @@ FAILED_3 = (OutcomeKind.FAILED, 3)
 @pytest.mark.parametrize("waited", [0, 1, ENOUGH])
 @pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_a_word_of_success_is_believed_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
-    assert short(fate_of(sighting, left("0"), waited)) == (OutcomeKind.SUCCEEDED, 0)
+    assert short(outcome_of(sighting, left("0"), waited)) == (OutcomeKind.SUCCEEDED, 0)
 
 
 @pytest.mark.parametrize("waited", [0, 1, ENOUGH])
 @pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_what_was_voided_never_began_whatever_the_site_says(sighting: Sighting | None, waited: int) -> None:
-    assert short(fate_of(sighting, VOIDED, waited)) == OutcomeKind.NEVER_STARTED
+    assert short(outcome_of(sighting, VOIDED, waited)) == OutcomeKind.NEVER_STARTED
 
 
 @pytest.mark.parametrize("sighting", [None, *map(seen, SiteState)])
 def test_what_could_not_start_says_so_at_once(sighting: Sighting | None) -> None:
-    fate = fate_of(sighting, left("no-program"), 0)
-    assert short(fate) == (OutcomeKind.CANNOT_START, 127)
-    assert fate.outcome is not None
-    assert "prog" in (fate.outcome.reason or "")
+    decided = outcome_of(sighting, left("no-program"), 0)
+    assert short(decided) == (OutcomeKind.CANNOT_START, 127)
+    assert decided.outcome is not None
+    assert "prog" in (decided.outcome.reason or "")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_could_not_start_says_so_at_once(sighting: Sighting | None) -> None
     ],
 )
 def test_a_failure_waits_for_what_the_site_knows_of_it(at: SiteState | None, waited: int, comes_to: object) -> None:
-    assert short(fate_of(None if at is None else seen(at), left("3"), waited)) == comes_to
+    assert short(outcome_of(None if at is None else seen(at), left("3"), waited)) == comes_to
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_failure_waits_for_what_the_site_knows_of_it(at: SiteState | None, wai
     ],
 )
 def test_of_what_left_no_trace(at: SiteState | None, waited: int, comes_to: object) -> None:
-    assert short(fate_of(None if at is None else seen(at), NOTHING, waited)) == comes_to
+    assert short(outcome_of(None if at is None else seen(at), NOTHING, waited)) == comes_to
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_of_what_left_no_trace(at: SiteState | None, waited: int, comes_to: obje
     ],
 )
 def test_of_what_began_and_left_no_word(sighting: Sighting | None, waited: int, comes_to: object) -> None:
-    assert short(fate_of(sighting, BEGAN, waited)) == comes_to
+    assert short(outcome_of(sighting, BEGAN, waited)) == comes_to
 
 
 def test_out_of_memory_is_told_with_the_site_s_own_words() -> None:
-    fate = fate_of(seen(SiteState.OUT_OF_MEMORY, reason="OutOfMemory"), left("137"), 0)
-    assert fate.shortage is not None
-    assert fate.shortage.where is ShortageKind.HOST
-    assert fate.shortage.says == "yonder ended it: out of memory (OutOfMemory)"
+    decided = outcome_of(seen(SiteState.OUT_OF_MEMORY, reason="OutOfMemory"), left("137"), 0)
+    assert decided.shortage is not None
+    assert decided.shortage.where is ShortageKind.HOST
+    assert decided.shortage.says == "yonder ended it: out of memory (OutOfMemory)"
 
 
 _TRACES = st.sampled_from([NOTHING, BEGAN, VOIDED, left("0"), left("3"), left("143"), left("no-log"), left("rubbish")])
@@ -159,23 +159,25 @@ _SIGHTINGS = st.none() | st.builds(
 
 @given(sighting=_SIGHTINGS, trace=_TRACES, waited=st.integers(0, 6))
 def test_whatever_is_seen_has_one_meaning(sighting: Sighting | None, trace: ElementTrace, waited: int) -> None:
-    fate = fate_of(sighting, trace, waited)
-    assert not (fate.is_to_be_voided and fate.outcome is not None)
-    assert not fate.is_to_be_voided or trace == NOTHING, "only what left no trace can be kept from beginning"
+    decided = outcome_of(sighting, trace, waited)
+    assert not (decided.is_to_be_voided and decided.outcome is not None)
+    assert not decided.is_to_be_voided or trace == NOTHING, "only what left no trace can be kept from beginning"
     if trace.ended is not None and trace.ended.word == "0":
-        assert short(fate) == (OutcomeKind.SUCCEEDED, 0)
-    elif fate.outcome is not None and trace.began is not VOID:
+        assert short(decided) == (OutcomeKind.SUCCEEDED, 0)
+    elif decided.outcome is not None and trace.began is not VOID:
         by_site = sighting is not None and sighting.at is SiteState.SUCCEEDED and trace.ended is None
-        assert by_site or fate.outcome.kind is not OutcomeKind.SUCCEEDED, "nobody else says that"
-        assert fate.outcome.kind is not OutcomeKind.NEVER_STARTED, "and what left a trace, or was seen, may have begun"
-    if fate.outcome is not None and fate.outcome.kind is not OutcomeKind.SUCCEEDED:
-        assert fate.outcome.reason, "a person would ask why"
+        assert by_site or decided.outcome.kind is not OutcomeKind.SUCCEEDED, "nobody else says that"
+        assert decided.outcome.kind is not OutcomeKind.NEVER_STARTED, (
+            "and what left a trace, or was seen, may have begun"
+        )
+    if decided.outcome is not None and decided.outcome.kind is not OutcomeKind.SUCCEEDED:
+        assert decided.outcome.reason, "a person would ask why"
 
 
 @given(sighting=_SIGHTINGS, trace=_TRACES)
 def test_nothing_that_is_over_or_gone_is_waited_for_for_ever(sighting: Sighting | None, trace: ElementTrace) -> None:
     is_over = sighting is None or sighting.at in OVER or trace.ended is not None
     if is_over or trace == VOIDED:
-        assert short(fate_of(sighting, trace, PATIENCE)) != NOT_YET
+        assert short(outcome_of(sighting, trace, LATE_REPORTS)) != NOT_YET
     else:
-        assert short(fate_of(sighting, trace, 1000)) == NOT_YET
+        assert short(outcome_of(sighting, trace, 1000)) == NOT_YET

@@ -18,11 +18,11 @@ from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Site
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.errors import EnvironmentFault, UserError
+from tests.contract.cluster_engines import DAEMON, ROOT, hasten
 from tests.contract.engine import DEADLINE_S, until
-from tests.contract.outposts import DAEMON, ROOT, hasten
 from tests.fakes.distant_site import DistantSite, SiteServer
 from tests.fakes.site import ProcessSite
-from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
+from tests.integration.cluster_engine_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
 from tests.scale import some
 
 MANY = 50
@@ -90,33 +90,33 @@ def test_all_of_a_step_on_the_same_terms_is_one_call_and_each_of_them_runs_once(
     assert (log.read_text(), log.stat().st_mode & 0o077) == ("I am 7\n", 0)
 
 
-def test_other_terms_are_other_parcels_and_none_is_too_large(
+def test_other_terms_are_other_submissions_and_none_is_too_large(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "most_in_parcel", 3)
+    monkeypatch.setattr(site, "most_in_submission", 3)
     other = replace(TERMS, priority=5)
     post.hand_over(*(post.launch(each, terms=TERMS if each % 2 else other) for each in range(1, 10)))
     assert post.until_ended(*range(1, 10)) == [SUCCEEDED] * 9
     assert sorted(submissions(site)) == ["submit 1", "submit 2", "submit 3", "submit 3"]
 
 
-def test_a_parcel_is_there_until_the_ends_of_all_in_it_are_recorded(post: Post) -> None:
+def test_a_submission_is_there_until_the_ends_of_all_in_it_are_recorded(post: Post) -> None:
     post.hand_over(post.launch(1), post.waiting(2))
     post.until_ended(1)
     post.until_runs(2)
     post.listen()
-    assert len(post.parcels()) == 1
+    assert len(post.submissions()) == 1
     post.let_go(2)
     post.until_ended(2)
-    assert len(post.parcels()) == 1, "it is told, and not recorded"
-    post.until(lambda: not post.parcels(), "the end of the parcel")
+    assert len(post.submissions()) == 1, "it is told, and not recorded"
+    post.until(lambda: not post.submissions(), "the end of the submission")
 
 
 def test_what_is_handed_over_is_for_its_owner_alone(post: Post) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
-    [parcel] = post.parcels()
-    assert all(not path.stat().st_mode & 0o077 for path in (parcel, *parcel.glob("*.json")))
+    [submission] = post.submissions()
+    assert all(not path.stat().st_mode & 0o077 for path in (submission, *submission.glob("*.json")))
     post.let_go(1)
     post.until_ended(1)
 
@@ -200,7 +200,7 @@ def test_a_refusal_is_told_in_the_site_s_words_and_others_go_on(post: Post, site
     post.hand_over(post.launch(1), post.launch(2))
     assert post.until_ended(1, 2) == [UNBEGUN, UNBEGUN]
     assert post.ends[1].outcome.reason == "there is no partition 'gpu'"
-    assert post.parcels() == []
+    assert post.submissions() == []
     site.refuses = None
     post.hand_over(post.launch(3))
     assert post.until_ended(3) == [SUCCEEDED]
@@ -218,7 +218,7 @@ def test_one_that_was_refused_and_is_handed_over_again_is_not_taken_for_recorded
         post.engine.ended()
         post.hand_over(post.waiting(1))
     post.until_runs(1, 2)
-    assert len(post.parcels()) == 2
+    assert len(post.submissions()) == 2
     post.let_go(1)
     del post.ends[1]
     assert post.until_ended(1) == [SUCCEEDED]
@@ -227,8 +227,8 @@ def test_one_that_was_refused_and_is_handed_over_again_is_not_taken_for_recorded
 
 
 def test_a_site_with_a_bug_loses_nothing(post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(parcel: ClusterSubmission) -> None:
-        raise KeyError(parcel.token)
+    def submit(submission: ClusterSubmission) -> None:
+        raise KeyError(submission.token)
 
     post.until(lambda: not post.trouble(), "the first offer")
     monkeypatch.setattr(site, "submit", submit)
@@ -323,7 +323,7 @@ def test_whenever_a_daemon_is_killed_the_next_one_has_all_it_handed_over(
     assert post.until_ended(*ids) == [comes_to] * MANY
     assert [post.runs(each) for each in ids] == [int(comes_to == SUCCEEDED)] * MANY
     assert submissions(site) == [f"submit {MANY}"] * (comes_to == SUCCEEDED)
-    post.until(lambda: not post.parcels(), "the end of the parcel")
+    post.until(lambda: not post.submissions(), "the end of the submission")
     server.close()
 
 
@@ -334,7 +334,7 @@ def test_who_adopts_waits_for_a_folder_that_is_not_there(post: Post, site: Proce
     shared, away = post.folder / "shared", post.folder / "away"
     shared.rename(away)
     post.succeed(*attempts)
-    post.until(lambda: "is not there" in post.trouble(), "that the folder is missed")
+    post.until(lambda: "is missing" in post.trouble(), "that the folder is missed")
     assert post.engine.signal(attempts[1], signal.SIGTERM) == 1
     assert post.ends == {}
     away.rename(shared)
@@ -407,13 +407,13 @@ def test_a_folder_that_is_gone_for_a_while_loses_nothing(post: Post) -> None:
     post.until(lambda: not post.trouble(), "that all is well")
 
 
-def test_an_end_that_was_seen_is_told_whatever_is_wrong_with_the_next_parcel(post: Post, site: GatedSite) -> None:
+def test_an_end_that_was_seen_is_told_whatever_is_wrong_with_the_next_submission(post: Post, site: GatedSite) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
-    [first] = post.parcels()
+    [first] = post.submissions()
     post.hand_over(post.waiting(2, replace(TERMS, priority=5)))
     post.until_runs(2)
-    [second] = [parcel for parcel in post.parcels() if parcel != first]
+    [second] = [submission for submission in post.submissions() if submission != first]
     with site.shut():
         post.let_go(1)
         until((first / "0.ended").exists, "the word of the first")

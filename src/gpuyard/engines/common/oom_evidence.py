@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
-from gpuyard.engines.local.job_logs import Kept
+from gpuyard.engines.common.job_logs import Kept
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16

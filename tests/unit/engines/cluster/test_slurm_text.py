@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.engines.cluster.site import SiteRefused, SiteState, SiteUnreachable
-from gpuyard.engines.cluster.slurm_text import at_of, fault_of, reason_of, status_of, unanswered
+from gpuyard.engines.cluster.slurm_text import fault_of, reason_of, state_of, status_of, unanswered
 
 
 class TestStates:
@@ -31,11 +31,11 @@ class TestStates:
         ],
     )
     def test_each_has_its_place(self, state: str, at: SiteState) -> None:
-        assert at_of(state, "n0") is at
+        assert state_of(state, "n0") is at
 
     def test_one_that_nobody_knows_is_no_end(self) -> None:
-        assert at_of("BRAND_NEW", "n0") is SiteState.RUNNING
-        assert at_of("BRAND_NEW", "") is SiteState.PENDING
+        assert state_of("BRAND_NEW", "n0") is SiteState.RUNNING
+        assert state_of("BRAND_NEW", "") is SiteState.PENDING
 
     @pytest.mark.parametrize(
         ("reason", "words"),
@@ -111,7 +111,7 @@ class TestFaults:
                 "sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information\n",
                 "Slurm refused it: unrecognized option '--nonsense'; Try \"sbatch --help\" for more information",
             ),
-            ("", "Slurm refused it: sbatch ended with status 1"),
+            ("", "Slurm refused it: sbatch exited with status 1"),
         ],
     )
     def test_a_refusal_is_in_sbatchs_own_words(self, said: str, words: str) -> None:

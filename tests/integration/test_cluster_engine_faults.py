@@ -1,4 +1,4 @@
-"""The outpost among people: parcels that somebody removed, folders that were changed, words that cannot be written."""
+"""The cluster engine with removed submissions, changed folders, and arguments that cannot be written."""
 
 import os
 import select
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, SiteReport
-from tests.contract.outposts import hasten
+from tests.contract.cluster_engines import hasten
 from tests.fakes.site import ProcessSite
-from tests.integration.outpost_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
+from tests.integration.cluster_engine_fixture import SUCCEEDED, TERMS, UNBEGUN, GatedSite, Post, attempt_of
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def post(tmp_path: Path, site: ProcessSite) -> Iterator[Post]:
     post.close()
 
 
-def parcels(post: Post) -> list[Path]:
+def submissions(post: Post) -> list[Path]:
     return sorted((post.folder / "shared" / "yonder" / "parcels").iterdir())
 
 
-def test_of_a_parcel_that_somebody_removed_the_site_tells_and_others_go_on(post: Post, site: ProcessSite) -> None:
+def test_of_a_submission_that_somebody_removed_the_site_tells_and_others_go_on(post: Post, site: ProcessSite) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
-    [first] = parcels(post)
+    [first] = submissions(post)
     post.hand_over(post.waiting(2))
     post.until_runs(2)
     shutil.rmtree(first)
@@ -52,10 +52,10 @@ def test_of_a_parcel_that_somebody_removed_the_site_tells_and_others_go_on(post:
     assert post.until_ended(1)[0][0] is OutcomeKind.LOST
 
 
-def test_a_folder_that_is_no_parcel_is_left_alone(post: Post) -> None:
+def test_a_folder_that_is_no_submission_is_left_alone(post: Post) -> None:
     attempts = post.hand_over(post.waiting(1))
     post.until_runs(1)
-    stray = parcels(post)[0].parent / "stray"
+    stray = submissions(post)[0].parent / "stray"
     stray.mkdir()
     post.succeed(*attempts)
     post.let_go(1)
@@ -73,7 +73,7 @@ def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None
     shared.rename(post.folder / "elsewhere")
     (shared / "yonder" / "parcels").mkdir(parents=True)
     post.succeed(replace(known, log=str(post.folder / "elsewhere" / "logs" / "1.1.log")))
-    post.until(lambda: "set it back" in (post.engine.offer().trouble or ""), "the hint")
+    post.until(lambda: "set the folder back" in (post.engine.offer().trouble or ""), "the hint")
     assert not post.ends
     post.close()
     shutil.rmtree(shared)
@@ -90,9 +90,9 @@ def test_what_began_without_a_word_is_lost_with_its_node(
     monkeypatch.setattr("gpuyard.engines.cluster.submission_dir._WRITTEN_WITHIN_S", 0.0)
     attempts = post.hand_over(post.waiting(1))
     post.until_runs(1)
-    [parcel] = parcels(post)
+    [submission] = submissions(post)
     post.close()
-    os.truncate(parcel / "0.began", 0)
+    os.truncate(submission / "0.began", 0)
     site.forget_all()
     post.succeed(*attempts)
     assert post.until_ended(1)[0][0] is OutcomeKind.LOST
@@ -144,20 +144,20 @@ def test_a_site_that_nobody_waits_for_is_not_asked_again(post: Post, site: Proce
     post.until(rests, "rest")
 
 
-def test_the_next_daemon_knows_what_a_parcel_is_called_there(
+def test_the_next_daemon_knows_what_a_submission_is_called_there(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, look = site.submit, site.look
+    submit, report = site.submit, site.report
     known: list[str] = []
 
     def note(live: Sequence[ClusterSubmission]) -> SiteReport:
         known.extend(each.known_as for each in live)
-        return look(live)
+        return report(live)
 
-    monkeypatch.setattr(site, "submit", lambda parcel: submit(parcel) or "no. 17")
+    monkeypatch.setattr(site, "submit", lambda submission: submit(submission) or "no. 17")
     attempts = post.hand_over(post.waiting(1))
     post.until_runs(1)
-    monkeypatch.setattr(site, "look", note)
+    monkeypatch.setattr(site, "report", note)
     post.succeed(*attempts)
     post.until(lambda: "no. 17" in known, "its name")
     post.let_go(1)
@@ -169,8 +169,8 @@ def test_an_attempt_whose_files_are_gone_for_good_is_lost_and_ended_there(post: 
     post.until(lambda: post.seen and post.runs(1), "where it is")
     known = replace(attempt_of(1), site_id=post.seen[-1].site_id)
     assert attempt.key == known.key
-    for parcel in parcels(post):
-        shutil.rmtree(parcel)
+    for submission in submissions(post):
+        shutil.rmtree(submission)
     post.succeed(known)
     assert post.until_ended(1)[0][0] is OutcomeKind.LOST
     assert "cancel 1" in site.calls

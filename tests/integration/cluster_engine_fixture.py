@@ -1,4 +1,4 @@
-"""An outpost of the test's own at a site of real processes, and daemons that succeed each other there."""
+"""A cluster engine with a site of real processes, and daemons that succeed each other."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ UNBEGUN = (OutcomeKind.NEVER_STARTED, None)
 
 
 class GatedSite(ProcessSite):
-    """While its gate is shut, whoever looks has to wait; `came` says that somebody does."""
+    """While its gate is shut, `report` waits; `came` is set when a call arrives."""
 
     def __init__(self, *, most: int = 8, free: Amount | None = None) -> None:
         super().__init__(most=most, free=free)
         self.gate, self.came = threading.Event(), threading.Event()
         self.gate.set()
 
-    def look(self, live: Sequence[ClusterSubmission]) -> SiteReport:
+    def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self.came.set()
         assert self.gate.wait(DEADLINE_S)
-        return super().look(live)
+        return super().report(live)
 
     @contextlib.contextmanager
     def shut(self) -> Iterator[None]:
-        """The outpost's thread is at the gate meanwhile."""
+        """Shut the gate, and wait until the engine's thread has reached it."""
         self.gate.clear()
         self.came.clear()
         assert self.came.wait(DEADLINE_S)
@@ -44,7 +44,7 @@ class GatedSite(ProcessSite):
 
 
 class Post:
-    """An outpost as a daemon has it, and what it has told so far."""
+    """A cluster engine as a daemon uses it, and its results so far."""
 
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Post:
         self.engine = ClusterEngine(site, folder / "shared", lambda: None, poll_s=0.05)
 
     def succeed(self, *attempts: Attempt) -> None:
-        """As the next daemon does, which knows what was recorded."""
+        """Take over as the next daemon does, which knows the recorded attempts."""
         self.close()
         self.engine = ClusterEngine(self.site, self.folder / "shared", lambda: None, poll_s=0.05)
         self.engine.adopt(attempts)
@@ -75,7 +75,7 @@ class Post:
         )
 
     def waiting(self, job_id: int, terms: ClusterTerms = TERMS) -> Launch:
-        """Of one that waits until it is let go."""
+        """Return a launch that waits for `let_go`."""
         pipe = self.folder / f"pipe{job_id}"
         if not pipe.exists():
             os.mkfifo(pipe)
@@ -90,7 +90,7 @@ class Post:
         return [attempt_of(one.job_id) for one in prepared]
 
     def listen(self) -> None:
-        """As a controller does that records at once what it is told."""
+        """Record results at once, as a controller does."""
         self.ends.update((ended.job_id, ended) for ended in self.engine.ended())
         self.seen += self.engine.site_changes()
 
@@ -113,7 +113,7 @@ class Post:
             return len((self.folder / "runs" / str(job_id)).read_text().splitlines())
         return 0
 
-    def parcels(self) -> list[Path]:
+    def submissions(self) -> list[Path]:
         return list((self.folder / "shared/yonder/parcels").glob("[!.]*"))
 
     def trouble(self) -> str:

@@ -18,12 +18,12 @@ def terms(**said: object) -> ClusterTerms:
     return ClusterTerms(**{"need": Need(devices=0), "name": "train", **said})  # type: ignore[arg-type]
 
 
-def parcel(asked: ClusterTerms, count: int = 1, folder: str = "/shared/parcels/t1") -> ClusterSubmission:
+def submission(asked: ClusterTerms, count: int = 1, folder: str = "/shared/parcels/t1") -> ClusterSubmission:
     return ClusterSubmission(token="t1", terms=asked, count=count, folder=folder, supervisor=("python3", "x"))
 
 
 def submitted(count: int = 1, settings: SlurmSettings | None = None, **said: object) -> list[str]:
-    return commands.submission(parcel(terms(**said), count), settings or SlurmSettings())
+    return commands.submit_command(submission(terms(**said), count), settings or SlurmSettings())
 
 
 def starting(words: list[str], option: str) -> list[str]:
@@ -32,7 +32,7 @@ def starting(words: list[str], option: str) -> list[str]:
 
 def listed(**cells: str) -> bytes:
     """A line as squeue prints it for the columns that it is asked for."""
-    asked = commands.listing(0)[-1].removeprefix("--Format=").split(",")
+    asked = commands.list_command(0)[-1].removeprefix("--Format=").split(",")
     widths = {name: int(width) for name, width in (column.split(":") for column in asked)}
     said = {
         "ArrayJobID": "17",
@@ -113,7 +113,7 @@ class TestSubmitting:
         [(terms(limit_s=0.5), 1), (terms(limit_s=60.0), 1), (terms(limit_s=60.1), 2), (terms(expected_s=7200.0), 120)],
     )
     def test_time_is_in_whole_minutes_and_never_none_at_all(self, said: ClusterTerms, minutes: int) -> None:
-        assert f"--time={minutes}" in commands.submission(parcel(said), SlurmSettings())
+        assert f"--time={minutes}" in commands.submit_command(submission(said), SlurmSettings())
 
     def test_what_has_no_limit_and_no_history_gets_the_sites_own(self) -> None:
         assert starting(submitted(), "--time") == []
@@ -129,7 +129,7 @@ class TestSubmitting:
         assert starting(words, "--nice") == ([] if nice is None else [f"--nice={nice}"])
 
     def test_a_folder_may_have_a_percent_sign_in_its_name(self) -> None:
-        words = commands.submission(parcel(terms(), 2, "/shared/100%a"), SlurmSettings())
+        words = commands.submit_command(submission(terms(), 2, "/shared/100%a"), SlurmSettings())
         assert "--output=/shared/100%%a/%a.out" in words
         assert "--chdir=/shared/100%a" in words
 
@@ -192,7 +192,7 @@ class TestGpus:
 
 class TestListing:
     def test_one_call_is_for_all_jobs_of_the_user(self) -> None:
-        words = commands.listing(1000)
+        words = commands.list_command(1000)
         assert words[:5] == ["squeue", "--noheader", "--array", "--states=all", "--user=1000"]
 
     def test_an_element_that_runs(self) -> None:
@@ -252,7 +252,7 @@ class TestListing:
 
 class TestAccounts:
     def test_all_are_asked_about_in_one_call(self) -> None:
-        words = commands.accounting({"9", "17"})
+        words = commands.accounting_command({"9", "17"})
         assert words[0] == "sacct"
         assert words[-1] == "--jobs=17,9"
 
@@ -305,14 +305,14 @@ class TestCancelling:
         ],
     )
     def test_elements_of_an_array_are_one_word(self, ids: list[str], words: list[str]) -> None:
-        assert list(commands.cancelling(ids)) == [["scancel", "--quiet", *words]]
+        assert list(commands.cancel_commands(ids)) == [["scancel", "--quiet", *words]]
 
     def test_many_are_cancelled_in_several_calls(self) -> None:
-        calls = list(commands.cancelling([str(number) for number in range(1200)]))
+        calls = list(commands.cancel_commands([str(number) for number in range(1200)]))
         assert [len(call) - 2 for call in calls] == [500, 500, 200]
 
     def test_nothing_is_cancelled_in_no_call(self) -> None:
-        assert list(commands.cancelling([])) == []
+        assert list(commands.cancel_commands([])) == []
 
 
 class TestLimits:
@@ -332,7 +332,7 @@ class TestLimits:
         ],
     )
     def test_they_are_read_from_the_configuration(self, text: str, limits: SlurmLimits) -> None:
-        assert commands.configuration()[0] == "scontrol"
+        assert commands.configuration_command()[0] == "scontrol"
         assert commands.parse_configuration(text) == limits
 
 

@@ -24,10 +24,10 @@ from gpuyard.engines.cluster.ray_api import (
     gist,
     id_of,
     logs_of,
-    mark_of,
     records_of,
+    ref_of,
+    request_of,
     sighting_of,
-    submission_of,
 )
 from gpuyard.engines.cluster.site import ClusterSubmission, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
@@ -97,7 +97,7 @@ def record_of(told: Mapping[str, Any]) -> RayJobRecord:
     return record
 
 
-def parcel_of(
+def submission_of(
     folder: str = "/shared/f00d", words: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any
 ) -> ClusterSubmission:
     told = ClusterTerms(**{"need": Need(), "name": "a job", **terms})
@@ -136,19 +136,19 @@ def test_an_address_that_is_none_is_refused(told: str) -> None:
 
 @given(st.from_regex(r"[0-9a-z-]{1,20}", fullmatch=True), st.integers(0, 10**6))
 def test_an_element_is_found_again_by_its_id(token: str, index: int) -> None:
-    assert mark_of(id_of(token, index)) == (token, index)
+    assert ref_of(id_of(token, index)) == (token, index)
 
 
 @pytest.mark.parametrize(
     "other", [None, "", "raysubmit_4LamXRuQpYdSMg7J", "gpuyard-", "gpuyard-3", "gpuyard-a-b", "a-3"]
 )
 def test_jobs_of_others_are_not_ours(other: str | None) -> None:
-    assert mark_of(other) is None
+    assert ref_of(other) is None
 
 
 def test_an_element_asks_for_what_its_terms_say() -> None:
     share = Need(memory=FixedMemory(6000.0))
-    asked = submission_of(parcel_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
+    asked = request_of(submission_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
     assert asked["submission_id"] == "gpuyard-f00d-3"
     assert asked["metadata"] == {"gpuyard": "f00d", "name": "a job"}
     assert asked["entrypoint_num_gpus"] == 0.25
@@ -158,31 +158,31 @@ def test_an_element_asks_for_what_its_terms_say() -> None:
 
 
 def test_what_is_not_asked_for_is_not_mentioned() -> None:
-    asked = submission_of(parcel_of(need=Need(devices=0), cpus=2), 0, card_mb=None)
+    asked = request_of(submission_of(need=Need(devices=0), cpus=2), 0, card_mb=None)
     assert [name for name in asked if name.startswith("entrypoint_")] == ["entrypoint_num_cpus"]
 
 
 def test_a_model_and_options_become_resources_and_labels() -> None:
     options = ('--entrypoint-resources={"fast_disk": 1}', '--entrypoint-label-selector={"zone": "b"}')
-    asked = submission_of(parcel_of(need=Need(model="H100"), options=options), 0, None)
+    asked = request_of(submission_of(need=Need(model="H100"), options=options), 0, None)
     assert asked["entrypoint_resources"] == {"accelerator_type:H100": 0.001, "fast_disk": 1}
     assert asked["entrypoint_label_selector"] == {"zone": "b"}
 
 
 @pytest.mark.parametrize("option", ["--partition=big", "--entrypoint-resources=fast", "--entrypoint-resources=3", ""])
 def test_an_option_that_says_nothing_to_ray_is_refused(option: str) -> None:
-    with pytest.raises(SiteRefused, match="Ray cannot be told") as refusal:
-        submission_of(parcel_of(options=(option,)), 0, None)
+    with pytest.raises(SiteRefused, match="is not supported for Ray") as refusal:
+        request_of(submission_of(options=(option,)), 0, None)
     assert "--entrypoint-resources=" in (refusal.value.hint or "")
 
 
 def test_a_name_of_any_bytes_can_be_sent() -> None:
-    asked = submission_of(parcel_of(name="half \udce4"), 0, None)
+    asked = request_of(submission_of(name="half \udce4"), 0, None)
     assert asked["metadata"]["name"].encode() == b"half \\udce4"
 
 
-def run_entrypoint(parcel: ClusterSubmission, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    words = ["/bin/sh", "-c", submission_of(parcel, 7, None)["entrypoint"]]
+def run_entrypoint(submission: ClusterSubmission, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    words = ["/bin/sh", "-c", request_of(submission, 7, None)["entrypoint"]]
     environment = None if path is None else {"PATH": path}
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
@@ -192,13 +192,13 @@ def test_the_entrypoint_hands_every_word_on_as_it_is(tmp_path: Path, path: str |
     folder = tmp_path / "a 'folder' of $HOME"
     folder.mkdir()
     words = ("/bin/sh", "-c", 'echo "$1|$2"; exit 9', "sh", str(folder))
-    ran = run_entrypoint(parcel_of(str(folder), words), path)
+    ran = run_entrypoint(submission_of(str(folder), words), path)
     assert (ran.returncode, ran.stdout) == (9, f"{folder}|7\n")
 
 
 def test_the_entrypoint_says_what_the_node_does_not_see(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    ran = run_entrypoint(parcel_of(absent, ("/bin/echo", "ran")))
+    ran = run_entrypoint(submission_of(absent, ("/bin/echo", "ran")))
     assert ran.returncode == 127
     assert f"this node has no {absent}:" in ran.stdout
     assert "ran" not in ran.stdout.splitlines()
@@ -264,7 +264,7 @@ def test_a_status_that_nobody_knows_is_not_the_end() -> None:
 
 def test_jobs_that_nobody_submitted_and_half_characters_are_read_over() -> None:
     records = records_of(json.dumps([DRIVER, {**FAILED, "message": "half \udce4"}]).encode())
-    assert [mark_of(record.submission_id) for record in records] == [None, ("f00d", 3)]
+    assert [ref_of(record.submission_id) for record in records] == [None, ("f00d", 3)]
     assert logs_of(b'{"logs": "half \\udce4"}') == b"half ?"
 
 

@@ -1,0 +1,1 @@
+"""Parts that several engines use: logs, spawning, outcomes, checks."""

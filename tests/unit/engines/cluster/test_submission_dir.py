@@ -1,0 +1,218 @@
+"""Parcels on disk: whole or not there, private, and read once."""
+
+import contextlib
+import json
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.job.job import Usage
+from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs, SubmittedElement
+from gpuyard.engines.common.program_outcome import StartContext
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Launch
+
+BEGAN = {"at": 12.5, "node": "n0", "pid": 42}
+ENDED = {"word": "0", "pid": 43, "at": 13.5, "usage": {"peaks_mb": {"GPU-1": 123.0}, "ram_mb": 55.0}}
+
+
+@pytest.fixture
+def submissions(tmp_path: Path) -> SubmissionDirs:
+    return SubmissionDirs(tmp_path / "shared")
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of ours can grow: what a full disk does, but for the name of the error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def launch(job_id: int = 1, attempt: int = 1, **other: object) -> Launch:
+    fields = {"command": ("true", str(job_id)), "cwd": "/", "environment": {"PATH": "/bin"}, **other}
+    return Launch(job_id=job_id, attempt=attempt, **fields)  # type: ignore[arg-type]
+
+
+def put(submissions: SubmissionDirs, name: str, content: object, token: str = "t") -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    Path(submissions.path(token), name).write_text(text)
+
+
+# Whole, and for its owner alone
+
+
+def test_what_is_written_is_read_in_its_order(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (launch(9), "/logs/9.1.log")])
+    assert submissions.read("t") == (
+        SubmittedElement(
+            key="17.2", log="/logs/17.2.log", context=StartContext(directory="/here", program="true", stdin="/in")
+        ),
+        SubmittedElement(key="9.1", log="/logs/9.1.log", context=StartContext(directory="/", program="true")),
+    )
+
+
+def test_elements_hold_only_what_differs_between_their_environments(submissions: SubmissionDirs) -> None:
+    shared = {f"NAME_{number}": "x" * 100 for number in range(100)}
+    submissions.write("t", [(launch(n, environment={**shared, "ID": str(n)}), f"/logs/{n}") for n in range(100)])
+    assert Path(submissions.path("t"), "parcel.json").stat().st_size < 50_000
+
+
+def test_nobody_else_can_read_what_is_in_a_submission(submissions: SubmissionDirs, tmp_path: Path) -> None:
+    before = os.umask(0)
+    submissions.write("t", [(launch(), "/log")])
+    submissions.mark_submitted("t")
+    submissions.mark_lost("t", 0)
+    submissions.void("t", 0)
+    os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "shared/parcels").rglob("*")}
+    assert modes == {"t": 0o700, **dict.fromkeys(("parcel.json", "submitted", "0.lost", "0.began"), 0o600)}
+
+
+def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(submissions: SubmissionDirs) -> None:
+    with full_disk(), pytest.raises(EnvironmentFault, match="cannot be used for cluster jobs"):
+        submissions.write("t", [(launch(), "/log")])
+    assert submissions.all() == []
+    submissions.write("t", [(launch(), "/log")])
+    assert submissions.all() == ["t"]
+
+
+def test_all_are_found_by_one_who_comes_later_and_what_was_half_made_is_cleared_away(
+    submissions: SubmissionDirs, tmp_path: Path
+) -> None:
+    assert submissions.all() == []
+    for token in ("b", "a"):
+        submissions.write(token, [(launch(), "/log")])
+    (tmp_path / "shared/parcels/.c").mkdir()
+    assert SubmissionDirs(tmp_path / "shared").all() == ["a", "b"]
+    assert sorted(os.listdir(tmp_path / "shared/parcels")) == ["a", "b"]
+
+
+def test_a_submission_that_is_forgotten_is_gone(submissions: SubmissionDirs, tmp_path: Path) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    put(submissions, "0.began", BEGAN)
+    assert submissions.traces("t")
+    submissions.forget("t")
+    assert os.listdir(tmp_path / "shared/parcels") == []
+    submissions.forget("t")
+    with pytest.raises(EnvironmentFault, match=r"t/parcel.json .*No such file"):
+        submissions.read("t")
+    submissions.write("t", [(launch(), "/log")])
+    assert submissions.traces("t") == {}
+
+
+@pytest.mark.parametrize("content", ["", '{"elements": [{"key"', "[]", '{"elements": [{"key": "1.1"}]}'])
+def test_an_unreadable_submission_is_a_fault_that_names_it(submissions: SubmissionDirs, content: str) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    put(submissions, "parcel.json", content)
+    with pytest.raises(EnvironmentFault, match=r"t/parcel.json cannot be understood"):
+        submissions.read("t")
+
+
+# Marks
+
+
+def test_a_submission_keeps_the_first_name_that_the_site_gave_it(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    assert submissions.known_as("t") == ""
+    submissions.mark_submitted("t", "17")
+    submissions.mark_submitted("t", "18")
+    assert submissions.known_as("t") == "17"
+
+
+def test_a_missing_folder_is_a_fault_and_does_not_mean_that_nothing_has_started(
+    submissions: SubmissionDirs, tmp_path: Path
+) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    (tmp_path / "shared").rename(tmp_path / "away")
+    for ask in (submissions.traces, submissions.read, submissions.mark_submitted):
+        with pytest.raises(EnvironmentFault, match="shared/parcels/t") as caught:
+            ask("t")
+        assert caught.value.hint is not None
+    with pytest.raises(EnvironmentFault):
+        submissions.void("t", 0)
+
+
+def test_what_had_not_begun_is_void_for_ever(submissions: SubmissionDirs, tmp_path: Path) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    assert submissions.void("t", 0)
+    assert submissions.void("t", 0)
+    assert SubmissionDirs(tmp_path / "shared").void("t", 0)
+    assert submissions.traces("t") == {0: ElementTrace(began=VOID)}
+
+
+@pytest.mark.parametrize("content", [BEGAN, "", '{"at": 1'])
+def test_what_somebody_began_cannot_be_voided_though_it_has_not_said_all(
+    submissions: SubmissionDirs, content: object
+) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    put(submissions, "0.began", content)
+    assert not submissions.void("t", 0)
+
+
+def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    with full_disk(), pytest.raises(EnvironmentFault, match=r"0\.began"):
+        submissions.void("t", 0)
+    assert submissions.traces("t") == {}
+    assert submissions.void("t", 0)
+
+
+# Traces
+
+
+def test_traces_tell_what_each_element_left(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(n), "/log") for n in range(12)])
+    assert submissions.traces("t") == {}
+    put(submissions, "11.began", BEGAN)
+    began = Began(at=12.5, node="n0", pid=42)
+    assert submissions.traces("t") == {11: ElementTrace(began=began)}
+    put(submissions, "11.ended", ENDED)
+    put(submissions, "3.ended", {"word": "no-program", "pid": None, "at": 14.0, "usage": None})
+    usage = Usage(peaks_mb={"GPU-1": 123.0}, ram_mb=55.0)
+    assert submissions.traces("t") == {
+        3: ElementTrace(ended=Finish(word="no-program", at=14.0)),
+        11: ElementTrace(began=began, ended=Finish(word="0", at=13.5, pid=43, usage=usage)),
+    }
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"word": "0", "at": 1', "[]", '{"at": 1.0}', "voi", "\udcff"])
+def test_what_is_half_written_is_not_there_yet(submissions: SubmissionDirs, content: str) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    for name in ("0.began", "0.ended"):
+        Path(submissions.path("t"), name).write_bytes(os.fsencode(content))
+    assert submissions.traces("t") == {}
+    put(submissions, "0.ended", ENDED)
+    assert [trace.ended is not None for trace in submissions.traces("t").values()] == [True]
+
+
+def test_other_files_leave_no_trace(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.began", "submitted"):
+        put(submissions, name, ENDED)
+    assert submissions.traces("t") == {}
+
+
+def test_a_file_is_read_once(submissions: SubmissionDirs) -> None:
+    """With a thousand elements, it is what makes a look cheap."""
+    submissions.write("t", [(launch(), "/log")])
+    put(submissions, "0.began", BEGAN)
+    first = submissions.traces("t")
+    put(submissions, "0.began", {**BEGAN, "node": "another"})
+    assert submissions.traces("t") == first
+    assert submissions.traces("t")[0] is first[0]
+
+
+def test_the_sites_output_is_told_up_to_its_last_part(submissions: SubmissionDirs) -> None:
+    submissions.write("t", [(launch(), "/log")])
+    assert submissions.output("t", 0) is None
+    put(submissions, "0.out", "x" * 100_000 + "the end\n")
+    told = submissions.output("t", 0)
+    assert told is not None
+    assert told.endswith(b"xthe end\n")
+    assert len(told) < 70_000
