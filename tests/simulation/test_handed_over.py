@@ -77,7 +77,7 @@ def test_every_gap_between_the_outpost_and_its_site_may_be_the_last(folder: Path
         return tell(folder, submit(0.0, "a", array="0-1"), submit(0.1, "b", priority="1"), crash_at=crash_at, seed=seed)
 
     passed = story(frozenset()).passed
-    ports = ("outpost.", "site.", "parcels.")
+    ports = ("outpost.", "site.", "submissions.")
     # There is no end of looking: the first few times are as good as all.
     kinds: dict[Gap, list[int]] = {}
     for place, gap in enumerate(passed):
