@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from gpuyard.core.job.job import Usage
-from gpuyard.core.memory.usage_curve import note
+from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import SnapshotSource
@@ -62,7 +62,7 @@ class Meter:
         processes = _processes_of(self._program)
         memory = memory_of({process.pid for process in processes}, self._machine.snapshot())
         ran_s = self._ran_s()
-        self._usage = note(self._usage, ran_s, memory, ram_mb=_ram_mb(processes))
+        self._usage = add_sample(self._usage, ran_s, memory, ram_mb=_ram_mb(processes))
         if _has_grown(self._written, self._usage) or ran_s > self._written_at_s * _LONGER:
             self._write(ran_s)
 

@@ -13,7 +13,7 @@ from gpuyard.core.job.retry import Verdict, judge_shortage
 from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.memory.sizing import grow, largest_mb, settle_time, settled_shares, steady_estimate_mb
-from gpuyard.core.memory.usage_curve import note
+from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
@@ -60,7 +60,7 @@ class UsageTracker:
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
             load = _own_load(each, crowd, devices, memory)
-            usage = note(
+            usage = add_sample(
                 attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
             )
             if attempt.devices and all(_is_deserted(devices.get(device_id)) for device_id in attempt.devices):

@@ -1,8 +1,8 @@
-"""How the memory of a device is divided up: what this queue's jobs have of it, other leases, strangers, and the rest.
+"""How the memory of a device divides into this queue's jobs, other leases, foreign processes, and free memory.
 
-The parts always add up to the device's capacity. What is used comes first, as it was measured; what is reserved beyond
-that is shown as far as there is room for it: an exclusive lease is charged the whole device, and a stranger's memory on
-that device is the stranger's all the same.
+The parts always add up to the device's capacity. Measured use comes first; reservations beyond it are shown as far as
+memory is left for them. So an exclusive lease, which is charged the whole device, does not hide the memory of a foreign
+process on it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from gpuyard.core.snapshot import Device
 
 
 class MemoryPart(Struct, frozen=True, kw_only=True):
-    """What some leases have of a device: charged in all, and used of that as far as anybody can tell."""
+    """Memory of some leases on a device: charged in total, and measured use. None is unknown."""
 
     charged_mb: float | None = None
     used_mb: float | None = None
@@ -30,25 +30,26 @@ class Breakdown(Struct, frozen=True, kw_only=True):
 
 
 def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> Breakdown:
-    """`own` are the ids of the leases that are this queue's."""
+    """Return the breakdown of a device. `own` has the ids of this queue's leases."""
     mine = [promise for promise in promises if promise.lease_id in own]
     others = [promise for promise in promises if promise.lease_id not in own]
-    used = MemoryPart(used_mb=_used(mine)), MemoryPart(used_mb=_used(others))
-    room = DeviceState(device, promises, None)
-    size = room.capacity_mb
-    if size is None or room.free_mb is None:
-        return Breakdown(capacity_mb=None, own=used[0], others=used[1], foreign_mb=None, free_mb=None)
+    mine_mb, others_mb = _used(mine), _used(others)
+    state = DeviceState(device, promises, None)
+    size = state.capacity_mb
+    if size is None or state.free_mb is None:
+        parts = MemoryPart(used_mb=mine_mb), MemoryPart(used_mb=others_mb)
+        return Breakdown(capacity_mb=None, own=parts[0], others=parts[1], foreign_mb=None, free_mb=None)
     charged = _charged(mine, size), _charged(others, size)
     left = size
-    mine_used, left = _take(left, used[0].used_mb or 0.0)
-    others_used, left = _take(left, used[1].used_mb or 0.0)
-    foreign, left = _take(left, size - room.free_mb - sum(charged))
-    mine_kept, left = _take(left, charged[0] - mine_used)
-    others_kept, left = _take(left, charged[1] - others_used)
+    mine_used, left = _take(left, mine_mb or 0.0)
+    others_used, left = _take(left, others_mb or 0.0)
+    foreign, left = _take(left, size - state.free_mb - sum(charged))
+    mine_reserved, left = _take(left, charged[0] - mine_used)
+    others_reserved, left = _take(left, charged[1] - others_used)
     return Breakdown(
         capacity_mb=size,
-        own=MemoryPart(charged_mb=mine_used + mine_kept, used_mb=used[0].used_mb),
-        others=MemoryPart(charged_mb=others_used + others_kept, used_mb=used[1].used_mb),
+        own=MemoryPart(charged_mb=mine_used + mine_reserved, used_mb=mine_mb),
+        others=MemoryPart(charged_mb=others_used + others_reserved, used_mb=others_mb),
         foreign_mb=foreign,
         free_mb=left,
     )
@@ -60,7 +61,7 @@ def _take(left: float, wanted: float) -> tuple[float, float]:
 
 
 def _used(promises: Iterable[PromisedShare]) -> float | None:
-    """Unknown where the driver hides it of any of them."""
+    """Return the measured use of all; None where the driver hides that of any."""
     total = 0.0
     for promise in promises:
         if promise.measured_mb is None:

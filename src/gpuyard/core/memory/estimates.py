@@ -1,13 +1,12 @@
-"""What jobs need and how long they take, learned from those that ran: from the exact command to the program alone.
+"""Estimate the memory and duration of jobs from past runs: of the exact command, else of the program alone.
 
-- A fingerprint is that of the exact command with its configuration, or of the program, whose script counts as such. The
-  most specific one that has been seen wins.
-- Memory is admitted at a high quantile of the peaks of late, plus a margin that shrinks with evidence. A program that
-  was seen with other arguments only gets more of a margin than the same command, and counts as unknown where its
-  few runs were unlike each other.
-- A run that was cut short says only that it needs at least so much; one that ran out of memory, more than that.
-- What nobody measured teaches nothing: no peak is not a peak of zero, unless somebody looked often enough and saw
-  nobody at all on its devices.
+- A fingerprint identifies the exact command with its configuration, or the program (an interpreter's script counts as
+  the program). The most specific fingerprint with past runs wins.
+- The memory estimate is a high quantile of recent peaks, plus a margin that shrinks with evidence. A program that ran
+  only with other arguments gets a larger margin than the same command, and counts as unknown where its few runs differ.
+- A run that was cut short proves only that it needs at least its peak; a run that ran out of memory, more than that.
+- Unmeasured runs teach nothing: a missing peak is not a peak of zero, unless enough samples saw no process at all on
+  the job's devices.
 """
 
 import hashlib
@@ -22,17 +21,21 @@ from gpuyard.core.job.job import JobSpec
 
 KEPT_PEAKS = 32
 _QUANTILE = 0.95
-# Of the peak: what stays however often it was seen, and what a single run adds.
+# By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
 _LEAST_MARGIN_MB = 256.0
-# What one command took says nothing yet about the program's others.
+# By whether the command is exact: one run of another command says nothing yet.
 _LEAST_RUNS = {True: 1, False: 2}
 _ALIKE, _MANY_RUNS = 1.5, 8
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What was learned under one fingerprint. Times are of the runs that succeeded; `peaks_mb` are the most that each
-    of the last runs held on one device; `floor_mb` is what was not enough; the last prediction stands beside what was.
+    """What was learned under one fingerprint.
+
+    count, least_s, mean_s, most_s: number and duration of successful runs.
+    peaks_mb: the peak on one device of each of the last runs, up to KEPT_PEAKS.
+    floor_mb: memory that was not enough.
+    predicted_mb, actual_mb: the last prediction and the peak of that run.
     """
 
     label: str = ""
@@ -51,7 +54,11 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 class FinishedRun(Struct, frozen=True, kw_only=True):
-    """What one attempt has to teach; what is `None` was not measured."""
+    """What one attempt teaches; None is unmeasured.
+
+    lacked_mb: after running out of memory, the least that would have been enough.
+    is_whole: false for a run that was cut short.
+    """
 
     seconds: float | None = None
     peak_mb: float | None = None
@@ -64,7 +71,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """How long a job will take: at least, most likely, at most; `None` where nothing says so."""
+    """How long a job will take: at least, most likely, at most; None where unknown."""
 
     least_s: float | None = None
     likely_s: float | None = None
@@ -72,29 +79,29 @@ class Estimate(Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def fingerprints(words: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
-    """The exact command's, and the program's. A script that is named from where one stands is that one alone."""
-    program = find_program(words, cwd)
-    return _digest("\0".join((*program, *words, configuration))), _digest("\0".join(program))
+def fingerprints(command: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
+    """Return the fingerprints of the exact command and of the program. A relative script belongs to its `cwd`."""
+    program = find_program(command, cwd)
+    return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
 
 
-def find_program(words: Sequence[str], cwd: str = "") -> tuple[str, str]:
-    """An interpreter's script, or its module, counts as the program."""
-    if not words:
+def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:
+    """Return the program and, for an interpreter, its script or module."""
+    if not command:
         return "", ""
-    script = next((word for word in words[1:] if not word.startswith("-") and "." in word), "")
-    if "-m" in words[:-1]:
-        script = words[words.index("-m") + 1]
-    program = words[0]
-    return _from(cwd, program) if "/" in program else program, _from(cwd, script) if script else ""
+    script = next((word for word in command[1:] if not word.startswith("-") and "." in word), "")
+    if "-m" in command[:-1]:
+        script = command[command.index("-m") + 1]
+    program = command[0]
+    return _absolute(cwd, program) if "/" in program else program, _absolute(cwd, script) if script else ""
 
 
-def _from(cwd: str, path: str) -> str:
+def _absolute(cwd: str, path: str) -> str:
     return path if path.startswith("/") or not cwd else f"{cwd}/{path}"
 
 
 def learn(before: Profile, run: FinishedRun) -> Profile:
-    """The profile with one more run; where that was cut short, only what it proves."""
+    """Return the profile with one more run. A run that was cut short adds only what it proves."""
     after = replace(before, seen_at=run.at)
     if run.lacked_mb is not None:
         after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))
@@ -106,13 +113,13 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
         after = replace(after, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
     return replace(
         after,
-        ram_mb=_most(before.ram_mb, run.ram_mb),
+        ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),
         load_percent=run.load_percent if run.load_percent is not None else before.load_percent,
     )
 
 
 def memory_estimate(profile: Profile) -> float | None:
-    """What a run of it is given: the high quantile with its margin, and more than what was not enough."""
+    """Return the memory that the next run gets: the quantile with its margin, and more than what was not enough."""
     if len(profile.peaks_mb) < _LEAST_RUNS[profile.is_exact]:
         return None
     peaks = sorted(profile.peaks_mb)
@@ -123,7 +130,10 @@ def memory_estimate(profile: Profile) -> float | None:
 
 
 def is_consistent(profile: Profile) -> bool:
-    """Where a program's arguments change what it needs, a few other runs do not say how much this one does."""
+    """Return whether the peaks are alike enough, or enough of them, to predict the next run.
+
+    Where a program's arguments change what it needs, a few runs with other arguments do not predict it.
+    """
     peaks = profile.peaks_mb
     if profile.is_exact or len(peaks) >= _MANY_RUNS:
         return True
@@ -131,27 +141,27 @@ def is_consistent(profile: Profile) -> bool:
 
 
 def prediction_error(profile: Profile) -> float | None:
-    """The last prediction less what was used, as a part of what was used."""
+    """Return the last prediction minus the actual use, as a part of the actual use."""
     if profile.predicted_mb is None or not profile.actual_mb:
         return None
     return (profile.predicted_mb - profile.actual_mb) / profile.actual_mb
 
 
 def estimate(spec: JobSpec, learned: Profile | None) -> Estimate:
-    """What the user said, else what was seen; no job takes longer than its limit."""
+    """Return the declared duration, else the learned one; no job takes longer than its time limit."""
     if spec.duration_s is not None:
-        told = Estimate(least_s=spec.duration_s, likely_s=spec.duration_s, most_s=spec.duration_s)
+        found = Estimate(least_s=spec.duration_s, likely_s=spec.duration_s, most_s=spec.duration_s)
     elif learned is not None:
-        told = Estimate(least_s=learned.least_s, likely_s=learned.mean_s, most_s=learned.most_s)
+        found = Estimate(least_s=learned.least_s, likely_s=learned.mean_s, most_s=learned.most_s)
     else:
-        told = Estimate()
-    if spec.time_limit_s is None:
-        return told
+        found = Estimate()
     limit = spec.time_limit_s
+    if limit is None:
+        return found
     return Estimate(
-        least_s=None if told.least_s is None else min(told.least_s, limit),
-        likely_s=None if told.likely_s is None else min(told.likely_s, limit),
-        most_s=min(limit + spec.grace_s, float("inf") if told.most_s is None else told.most_s),
+        least_s=None if found.least_s is None else min(found.least_s, limit),
+        likely_s=None if found.likely_s is None else min(found.likely_s, limit),
+        most_s=min(limit + spec.grace_s, math.inf if found.most_s is None else found.most_s),
     )
 
 
@@ -165,10 +175,6 @@ def _with_duration(before: Profile, seconds: float) -> Profile:
         mean_s=mean + (seconds - mean) / count,
         most_s=seconds if before.most_s is None else max(before.most_s, seconds),
     )
-
-
-def _most(before: float | None, now: float | None) -> float | None:
-    return now if before is None else before if now is None else max(before, now)
 
 
 def _digest(text: str) -> str:

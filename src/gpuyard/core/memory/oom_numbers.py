@@ -1,7 +1,7 @@
-"""The figures in a line that says a program ran out of memory: asked for, free, in all, held, and on which device.
+"""Parse the numbers of an out-of-memory error: requested, free, total and held memory, and the device.
 
-Each library has its own way of saying each of them, and most say only some: what is not said is `None`. Sizes are in
-bytes or in units of 1,024, whatever the unit is called; that is what all of these libraries mean by it.
+Each library words them differently, and most give only some: a missing number is None. Sizes are in bytes or in units
+of 1,024, whatever the unit is called; that is what all of these libraries mean by it.
 """
 
 import re
@@ -13,7 +13,7 @@ from msgspec import Struct
 _NUMBER = r"(\d{1,3}(?:,\d{3}){1,6}|\d{1,20}(?:\.\d{1,9})?)"
 _SIZE = _NUMBER + r"\s?(bytes|[KMGTP]i?B?|B)(?![a-z])"
 _MB_PER_UNIT = {"B": 2.0**-20, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
-# More than a petabyte is an overflow, or a mistake in a shape: no card will have it, and no need should grow to it.
+# A petabyte or more is an overflow, or a mistake in a shape: no card has it, and no need should grow to it.
 _ABSURD_MB = 2.0**30
 
 
@@ -33,7 +33,7 @@ _FREE = _patterns(
     rf"\bon device [^(]{{0,20}}\({_NUMBER}/[\d.]{{1,12}} (GiB)\)",
 )
 _TOTAL = _patterns(
-    rf"\btotal capac[a-z]{{0,3}}ty of {_SIZE}",  # it was "capacty" for years
+    rf"\btotal capac[a-z]{{0,3}}ty of {_SIZE}",  # PyTorch wrote "capacty" for years
     rf"\b{_SIZE} total capacity\b",
     rf"\bmax allowed: {_SIZE}",
     rf"\bon device [^(]{{0,20}}\([\d.]{{1,12}}/{_NUMBER} (GiB)\)",
@@ -89,16 +89,16 @@ def _first(patterns: Sequence[re.Pattern[str]], line: str) -> float | None:
 
 
 def _held_mb(line: str) -> float | None:
-    told = _first(_HELD, line)
-    match = None if told is not None else _HELD_IN_PARTS.search(line)
+    held = _first(_HELD, line)
+    match = None if held is not None else _HELD_IN_PARTS.search(line)
     if match is None:
-        return told
+        return held
     parts = [_megabytes(match[1], match[2]), _megabytes(match[3], match[4])]
     return sum(part for part in parts if part is not None)
 
 
 def _tensor_mb(line: str) -> float | None:
-    """TensorFlow names the tensor in place of its size."""
+    """Return the size of the tensor that TensorFlow names in place of a size."""
     match = _TENSOR.search(line)
     each = _BYTES_PER_TYPE.get(match[2]) if match is not None else None
     if match is None or each is None:

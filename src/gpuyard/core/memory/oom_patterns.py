@@ -1,14 +1,16 @@
-"""How programs say that they ran out of memory: one form per line of the table, told apart by who says it.
+"""Patterns of out-of-memory errors, by the framework that writes them.
 
 Rules:
-- A form is one line of output, and specific: it names an error, a status or a failed call, never only a subject.
-- The order matters: the first form that fits a line is its form. What says more stands before what says less.
-- A *notice* is what a library says when one of its tries failed. It may go on with less, so a notice counts for less.
-- A line that talks of what might happen ("if you get CUDA out of memory …") is no form.
+- A pattern matches one line of output, and is specific: it names an error, a status or a failed call, never only a
+  subject.
+- The order matters: the first pattern that matches a line counts. More informative patterns come first.
+- A *notice* is what a library writes when one allocation failed. It counts for less, as the library may continue with
+  less memory.
+- A line about what might happen ("if you get CUDA out of memory …") does not count.
 - Every pattern takes time linear in the line: nothing unbounded stands inside something repeated.
 
-Left out on purpose, as more memory would not help or nobody can tell: Triton's shared memory, Java's and JavaScript's
-heaps, full disks, `/dev/shm`, encoder sessions, and libraries that were "not initialized".
+Left out on purpose, as more memory would not help or the cause is unclear: Triton's shared memory, Java's and
+JavaScript's heaps, full disks, `/dev/shm`, encoder sessions, and libraries that were "not initialized".
 """
 
 import re
@@ -16,15 +18,15 @@ import re
 from msgspec import Struct
 
 _ALLOC_FAILED = r"(?:STATUS_)?(?:INTERNAL_ERROR_\w{0,20})?ALLOC(?:ATION)?_FAILED\b"
-# Every form has one of these in it, and hardly any other line does: looking for them is a hundred times cheaper.
+# Every match contains one of these, and hardly any other line does: searching for them is a hundred times cheaper.
 _HINTS = (
     "out of", "outof", "out_of", "alloc", "exhausted", "memoryerror", "memory_error", "no available memory",
     "not enough memory", "less than desired", "low on memory", "errno 12", "oom_kill", "oom-kill", "killed by",
     "not initialized", "batch size found",
 )  # fmt: skip
-# Not in capitals, as May is in every log's dates.
-_TALK = re.compile(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
-# Each of these often comes from a full device, but not surely; after a notice it does.
+# Case-sensitive, as "May" is in the dates of logs.
+_ADVICE = re.compile(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
+# Errors that a full device often causes. After a notice, one of them confirms it.
 _FOLLOWS = re.compile(
     r"\bCU(?:BLAS|DNN|SOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b"
     r"|\bDNN library initialization failed\b"
@@ -34,13 +36,15 @@ _FOLLOWS = re.compile(
 
 class OomPattern(Struct, frozen=True):
     framework: str | None
-    pattern: re.Pattern[str]
+    regex: re.Pattern[str]
     is_host: bool = False
     is_notice: bool = False
 
 
 class OomMatch(Struct, frozen=True, kw_only=True):
-    form: OomPattern
+    """A pattern, and where in the line it matched."""
+
+    pattern: OomPattern
     at: int
 
 
@@ -48,15 +52,15 @@ def find(line: str) -> OomMatch | None:
     lowered = line.lower()
     if not any(hint in lowered for hint in _HINTS):
         return None
-    for form in _FORMS:
-        match = form.pattern.search(line)
+    for candidate in _PATTERNS:
+        match = candidate.regex.search(line)
         if match is not None:
-            return None if _TALK.search(line, 0, match.start()) else OomMatch(form=form, at=match.start())
+            return None if _ADVICE.search(line, 0, match.start()) else OomMatch(pattern=candidate, at=match.start())
     return None
 
 
 def may_follow(error: str) -> bool:
-    """Whether it is one of the errors that often, but not surely, come from a full device."""
+    """Return whether a full device often, but not always, causes this error."""
     return _FOLLOWS.search(error) is not None
 
 
@@ -68,13 +72,13 @@ def _host(framework: str, *patterns: str) -> OomPattern:
     return OomPattern(framework, re.compile("|".join(patterns)), is_host=True)
 
 
-_FORMS = (
-    # Frameworks, whose words say most
+_PATTERNS = (
+    # Frameworks, which write the most informative errors
     _device(
         "PyTorch",
         r"\b(?:CUDA|HIP|XPU|MPS backend) out of memory\b.{0,200}\bTried to allocate\b",
         r"\btorch\.(?:cuda\.)?OutOfMemoryError: \S",
-        r"\bNo executable batch size found, reached zero\b",  # how Accelerate gives up after the last of many
+        r"\bNo executable batch size found, reached zero\b",  # Accelerate, after its last attempt
     ),
     _host("TensorFlow", r"\bOOM when allocating tensor\b.{0,300}\bdevice:CPU:"),
     _device("TensorFlow", r"\bran out of memory trying to allocate\b(?!.{0,200}not a failure)", is_notice=True),
@@ -83,7 +87,7 @@ _FORMS = (
         r"\bOOM when allocating tensor\b",
         r"\bResourceExhaustedError: (?!.{0,300}(?:No space left|Disk quota))",
         r"(?<!org_)\btensorflow/core/.{0,200}\bRESOURCE_EXHAUSTED: failed to allocate\b",
-        r"\bDst tensor is not initialized\b",  # a copy to the device for which there was no room
+        r"\bDst tensor is not initialized\b",  # a copy to a full device
     ),
     _device(
         "JAX",
@@ -92,7 +96,7 @@ _FORMS = (
         r"\b(?:Xla|Jax)RuntimeError: \w{1,30}: Failed to allocate\b",
     ),
     _device(
-        "XLA",  # TensorFlow's and JAX's, which take what they get and ask for less
+        "XLA",  # used by TensorFlow and JAX, which then request less
         r"\bfailed to alloc(?:ate)?\b.{0,80}\b(?:CUDA_ERROR_OUT_OF_MEMORY|HIP_ERROR_OutOfMemory|hipErrorOutOfMemory)\b",
         is_notice=True,
     ),
@@ -144,7 +148,7 @@ _FORMS = (
         "CUDA",
         rf"\bCU(?:SOLVER|SPARSE|FFT|RAND)_{_ALLOC_FAILED}",
         r"\bCUDA_ERROR_OUT_OF_MEMORY\b",
-        # PyTorch's line after the error tells where to read about it.
+        # PyTorch adds a line with this name that refers to the documentation.
         r"(?<!Search for .)\bcudaErrorMemoryAllocation\b",
         r"\bcudaMalloc\w{0,20}\b.{0,80}\bout of memory\b",
         r"\bcuda (?:\w{1,20} ){0,3}(?:error|failure)(?: string| code)?[\s:,'\"(2)]{0,8}out of memory\b",
@@ -157,7 +161,7 @@ _FORMS = (
     _device("oneAPI", r"\b(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b"),
     _device("Metal", r"\bkIOGPUCommandBufferCallbackErrorOutOfMemory\b"),
     _device(
-        None,  # an error in a program's own words
+        None,  # an error message of the program's own
         r"^(?:[\w.]{0,80}(?:Error|Exception)|\s{0,8}what\(\)): {1,4}.{0,120}?"
         r"(?:\b(?:CUDA|GPU|HIP)\b.{0,40}\bout of memory\b|\bout of (?:CUDA|GPU|HIP|device|video) memory\b)",
     ),

@@ -1,20 +1,20 @@
-"""Whether a program that failed had run out of memory, from what it wrote last and how it ended.
+"""Decide whether a failed program ran out of memory, from the end of its output and its exit status.
 
-Ask only about attempts that failed: a program that caught the error and went on to succeed has lost nothing.
+Only for attempts that failed: a program that caught the error and succeeded has lost nothing.
 
-The rule, in the order it is applied:
-1. Only the last 200 lines count. What a program said earlier it has survived.
-2. The last line that has one of the known forms (`oom_forms`) is what happened. Where it gives no figures, a line of a
-   known form shortly before it does.
-3. It does not count when a traceback that begins after it ends in an error which is plainly another one: a mistake in
-   the program (ValueError, KeyError, …), a missing file, a KeyboardInterrupt. A RuntimeError or an unknown error does
-   not take it back, as launchers, worker pools and sibling ranks tell of a death in these.
-4. A notice (an allocator that will try with less) is taken back by any such traceback, unless that ends in an error
-   that is known to follow from a full device.
-5. A traceback that Python chains to the one before ("During handling …", "… direct cause …") is a consequence. One that
-   was ignored, or ended only a thread, is no end of the program.
+The rules, in the order in which they apply:
+1. Only the last 200 lines count. The program survived what it wrote earlier.
+2. The last line that matches a pattern (`oom_patterns`) is the cause. Where it has no numbers, those of a matching line
+   shortly before it are used.
+3. It does not count if a traceback that starts after it ends in a plainly different error: a mistake in the program
+   (ValueError, KeyError, …), a missing file, a KeyboardInterrupt. A RuntimeError or an unknown error does not overrule
+   it, as launchers, worker pools and sibling ranks report a death with these.
+4. Any such traceback overrules a notice (an allocator that retries with less), unless it ends in an error that is known
+   to follow from a full device.
+5. A traceback that Python chains to the previous one ("During handling …", "… direct cause …") is a consequence. A
+   traceback that was ignored, or ended only a thread, did not end the program.
 
-When in doubt it is out of memory: trying again with more room costs a run, and not trying costs the job.
+When in doubt the program ran out of memory: another run with more memory costs a run, and no other run costs the job.
 """
 
 import re
@@ -35,9 +35,9 @@ _LEAD_CHARS = 80
 _KILLED = 137  # 128 and SIGKILL
 _NEARLY_ALL = 0.9
 
-# Colours, and the names that launchers put before each line: `[rank0]: `, `[default1]:`, `(train pid=17) `.
-_DECORATION = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_SPEAKER = re.compile(r"^\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?")
+# Colours, and the prefixes that launchers add to each line: `[rank0]: `, `[default1]:`, `(train pid=17) `.
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_PREFIX = re.compile(r"^\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _NO_NEW_FAILURE = (
     "During handling of the above exception",
@@ -62,7 +62,10 @@ class ShortageKind(StrEnum):
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
-    """What ran out, in whose words. `held_mb` is what the program itself held by then; what nobody said is `None`."""
+    """What ran out: the error line (`says`) and its numbers; None where it gives none.
+
+    held_mb: the memory that the program itself held at that moment.
+    """
 
     where: ShortageKind
     says: str
@@ -75,12 +78,12 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 
 def recognise(text: str) -> Shortage | None:
-    """From the end of what a failed program wrote; `None` where that does not speak of memory."""
-    lines = [_undecorated(line) for line in text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]]
-    at, found = _last_form(lines)
-    if found is None or any(_takes_back(error, found) for error in _errors_after(lines, at)):
+    """Return the shortage that the end of a failed program's output reports, or None."""
+    lines = [_without_prefix(line) for line in text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]]
+    at, found = _last_match(lines)
+    if found is None or any(_overrules(error, found) for error in _errors_after(lines, at)):
         return None
-    return _shortage(lines[at], found, _figures(lines, at, found))
+    return _shortage(lines[at], found, _numbers(lines, at, found))
 
 
 def killed_by_kernel(
@@ -90,10 +93,10 @@ def killed_by_kernel(
     ram_peak_mb: float | None,
     ram_total_mb: float | None,
 ) -> Shortage | None:
-    """Whether a SIGKILL that was not ours came for want of memory; without any evidence it did not.
+    """Return the shortage behind a SIGKILL that we did not send, or None without evidence of one.
 
-    The evidence is the kernel's own count of such kills, or a program that held nearly all there was: somebody else's
-    guard, such as systemd-oomd, is not in the count.
+    The evidence is the kernel's count of out-of-memory kills, or a program that held nearly all RAM: kills by another
+    guard, such as systemd-oomd, are not in the count.
     """
     if status != _KILLED:
         return None
@@ -107,11 +110,11 @@ def killed_by_kernel(
     )
 
 
-def _undecorated(line: str) -> str:
-    return _SPEAKER.sub("", _DECORATION.sub("", line), count=1) if line else line
+def _without_prefix(line: str) -> str:
+    return _PREFIX.sub("", _COLOUR.sub("", line), count=1) if line else line
 
 
-def _last_form(lines: Sequence[str]) -> tuple[int, OomMatch | None]:
+def _last_match(lines: Sequence[str]) -> tuple[int, OomMatch | None]:
     for at in range(len(lines) - 1, -1, -1):
         found = oom_patterns.find(lines[at])
         if found is not None:
@@ -120,7 +123,7 @@ def _last_form(lines: Sequence[str]) -> tuple[int, OomMatch | None]:
 
 
 def _errors_after(lines: Sequence[str], at: int) -> Iterator[str]:
-    """The last lines of the tracebacks that begin after that line and are failures of their own."""
+    """Yield the error lines of tracebacks that start after the line `at` and are failures of their own."""
     for header in range(at + 1, len(lines)):
         if _TRACEBACK in lines[header] and not _is_consequence(lines, header):
             error = next((line for line in lines[header + 1 :] if line and not line[0].isspace()), None)
@@ -133,44 +136,44 @@ def _is_consequence(lines: Sequence[str], header: int) -> bool:
     return any(sentence in before for sentence in _NO_NEW_FAILURE)
 
 
-def _takes_back(error: str, found: OomMatch) -> bool:
+def _overrules(error: str, found: OomMatch) -> bool:
     match = _ERROR.match(error)
     if match is None:
         return False
-    if found.form.is_notice:
+    if found.pattern.is_notice:
         return not oom_patterns.may_follow(error)
     return match[1].rpartition(".")[2] in _OTHER_ERRORS
 
 
-def _figures(lines: Sequence[str], at: int, last: OomMatch) -> OomNumbers:
-    figures = oom_numbers.read(lines[at])
-    if figures.asked_mb is not None:
-        return figures
+def _numbers(lines: Sequence[str], at: int, last: OomMatch) -> OomNumbers:
+    numbers = oom_numbers.read(lines[at])
+    if numbers.asked_mb is not None:
+        return numbers
     for earlier in range(at - 1, max(-1, at - _NEARBY_LINES), -1):
         found = oom_patterns.find(lines[earlier])
-        if found is not None and found.form.is_host == last.form.is_host:
-            told = oom_numbers.read(lines[earlier])
-            if told.asked_mb is not None:
-                return told
-    return figures
+        if found is not None and found.pattern.is_host == last.pattern.is_host:
+            before = oom_numbers.read(lines[earlier])
+            if before.asked_mb is not None:
+                return before
+    return numbers
 
 
-def _shortage(line: str, found: OomMatch, figures: OomNumbers) -> Shortage:
+def _shortage(line: str, found: OomMatch, numbers: OomNumbers) -> Shortage:
     return Shortage(
-        where=ShortageKind.HOST if found.form.is_host else ShortageKind.DEVICE,
-        says=_tidied(line, found.at),
-        asked_mb=figures.asked_mb,
-        free_mb=figures.free_mb,
-        total_mb=figures.total_mb,
-        held_mb=figures.held_mb,
-        device_index=figures.device_index,
-        framework=found.form.framework,
+        where=ShortageKind.HOST if found.pattern.is_host else ShortageKind.DEVICE,
+        says=_shortened(line, found.at),
+        asked_mb=numbers.asked_mb,
+        free_mb=numbers.free_mb,
+        total_mb=numbers.total_mb,
+        held_mb=numbers.held_mb,
+        device_index=numbers.device_index,
+        framework=found.pattern.framework,
     )
 
 
-def _tidied(line: str, at: int) -> str:
-    """On one line, printable, and no longer than a person will read; the part that counts is in it."""
+def _shortened(line: str, at: int) -> str:
+    """Return the line, printable and shortened around the match."""
     start = max(0, at - _LEAD_CHARS) if len(line) > _SAYS_CHARS else 0
     part = line[start : start + 2 * _SAYS_CHARS]
-    words = " ".join("".join(char if char.isprintable() else " " for char in part).split())
-    return words if len(words) <= _SAYS_CHARS else f"{words[: _SAYS_CHARS - 1]}…"
+    text = " ".join("".join(char if char.isprintable() else " " for char in part).split())
+    return text if len(text) <= _SAYS_CHARS else f"{text[: _SAYS_CHARS - 1]}…"

@@ -1,8 +1,8 @@
-"""Programs that take nearly a whole device at once, whatever they need, and what to set so that they do not.
+"""Advice about programs that preallocate nearly a whole device, whatever they need.
 
-What such a program holds says nothing about what it needs, so it can share with nobody. A program is known by what it
-was started with and what it wrote or loaded, and it is only spoken of when it did hold that much. One that was told
-how much to take (a fraction, a flag) takes what its user meant, and nothing is said.
+The memory of such a program says nothing about its need, so it cannot share a device. A framework is recognised by the
+command, the output and the loaded libraries, and the advice is given only if the program did hold that much. Where the
+user has set how much to take (a fraction, a flag), there is none.
 """
 
 import re
@@ -15,39 +15,40 @@ _YES = frozenset({"1", "true", "t", "yes", "on"})
 _NO = frozenset({"0", "false", "f", "no", "off"})
 
 
-class _Habit(Struct, frozen=True, kw_only=True):
-    """`least` is the share of a device it holds when it does this; `variables` and `flags` are how users say otherwise.
+class _Framework(Struct, frozen=True, kw_only=True):
+    """How a framework preallocates.
 
-    A variable counts with one of its values, or with any where none is named.
+    least: the part of a device that it holds at least if it preallocates.
+    variables, flags: how users limit it. A variable counts with one of its values, or with any value if none is listed.
     """
 
-    mark: re.Pattern[str]
+    pattern: re.Pattern[str]
     least: float
     variables: dict[str, frozenset[str]]
     flags: tuple[str, ...] = ()
     advice: str
 
 
-# What serves models is built on the other frameworks, and JAX carries parts of TensorFlow: the order matters.
-_HABITS = (
-    _Habit(
-        mark=re.compile(r"\bvllm\b"),
+# The order matters: model servers use the other frameworks, and JAX includes parts of TensorFlow.
+_FRAMEWORKS = (
+    _Framework(
+        pattern=re.compile(r"\bvllm\b"),
         least=0.8,
         variables={},
         flags=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
         advice="vLLM takes most of a device for its cache, whatever the model needs: "
         "give it less with --gpu-memory-utilization 0.4 (or gpu_memory_utilization=0.4 in Python)",
     ),
-    _Habit(
-        mark=re.compile(r"\bsglang\b"),
+    _Framework(
+        pattern=re.compile(r"\bsglang\b"),
         least=0.75,
         variables={},
         flags=("--mem-fraction-static",),
         advice="SGLang takes most of a device for its cache, whatever the model needs: "
         "give it less with --mem-fraction-static 0.4",
     ),
-    _Habit(
-        mark=re.compile(r"\b(?:jax|jaxlib|jax_plugins)[./]|\b(?:Xla|Jax)RuntimeError\b|\bexternal/xla/"),
+    _Framework(
+        pattern=re.compile(r"\b(?:jax|jaxlib|jax_plugins)[./]|\b(?:Xla|Jax)RuntimeError\b|\bexternal/xla/"),
         least=0.7,
         variables={
             "XLA_PYTHON_CLIENT_PREALLOCATE": _NO,
@@ -58,8 +59,8 @@ _HABITS = (
         advice="JAX takes 75% of a device at its start, whatever it needs: "
         "set XLA_PYTHON_CLIENT_PREALLOCATE=false so that others can share the device",
     ),
-    _Habit(
-        mark=re.compile(r"\btensorflow[./]"),
+    _Framework(
+        pattern=re.compile(r"\btensorflow[./]"),
         least=0.85,
         variables={"TF_FORCE_GPU_ALLOW_GROWTH": _YES, "TF_GPU_ALLOCATOR": frozenset({"cuda_malloc_async"})},
         advice="TensorFlow takes nearly all of a device at its start, whatever it needs: "
@@ -75,23 +76,23 @@ def preallocation_advice(
     peak_mb: float | None,
     total_mb: float | None,
 ) -> str | None:
-    """One sentence that says what to set; `None` where the program is not known to do this, or did not do it here.
+    """Return a sentence that says what to set; None where the program is not known to preallocate, or did not.
 
-    `text` is what it wrote, and may have the names of the libraries it loaded with it: many programs never name theirs.
+    text: the program's output, with the names of the libraries that it loaded, as many programs never print theirs.
     """
     if peak_mb is None or not total_mb:
         return None
     known = "\n".join([*command, text])
-    habit = next((habit for habit in _HABITS if habit.mark.search(known)), None)
-    if habit is None or peak_mb < habit.least * total_mb or _is_told(habit, command, environment):
+    framework = next((framework for framework in _FRAMEWORKS if framework.pattern.search(known)), None)
+    if framework is None or peak_mb < framework.least * total_mb or _is_limited(framework, command, environment):
         return None
-    return habit.advice
+    return framework.advice
 
 
-def _is_told(habit: _Habit, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    if any(word.partition("=")[0].replace("_", "-") in habit.flags for word in command):
+def _is_limited(framework: _Framework, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    if any(word.partition("=")[0].replace("_", "-") in framework.flags for word in command):
         return True
     return any(
         name in environment and (not values or environment[name].strip().lower() in values)
-        for name, values in habit.variables.items()
+        for name, values in framework.variables.items()
     )

@@ -1,4 +1,4 @@
-"""What an attempt uses, look by look: its peaks, and its memory over time in a bounded number of points."""
+"""The resource use of an attempt: its peaks, and its memory over time as a bounded number of points."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Usage
 
 MOST_POINTS = 120
-# A peak that moves by less has not grown: allocators round, and drivers count in pages.
+# Less is no growth: allocators round, and drivers count in pages.
 _GREW = 1.02
 
 
-def note(
+def add_sample(
     usage: Usage,
     at_s: float,
     memory_mb: Mapping[str, float | None],
@@ -19,16 +19,16 @@ def note(
     ram_mb: float | None = None,
     load_percent: float | None = None,
 ) -> Usage:
-    """The usage with one more look, `at_s` after its start; what the look could not tell changes nothing."""
+    """Return the usage with a sample taken `at_s` seconds after the start. Unknown figures change nothing."""
     known = {device_id: used for device_id, used in memory_mb.items() if used is not None}
     peaks = {device_id: max(used, usage.peaks_mb.get(device_id, 0.0)) for device_id, used in known.items()}
     levels, grew_at_s = usage.levels_mb, usage.grew_at_s
-    # By the level of its last growth, not by the last look: what grows slowly grows too.
+    # Compare with the level of the last growth, not with the last sample, to notice slow growth.
     if any(used > levels.get(device_id, 0.0) * _GREW for device_id, used in known.items()):
         levels, grew_at_s = {**levels, **peaks}, at_s
     if load_percent is not None:
-        looks, mean = usage.load_looks + 1, usage.load_percent or 0.0
-        usage = replace(usage, load_percent=mean + (load_percent - mean) / looks, load_looks=looks)
+        count, mean = usage.load_looks + 1, usage.load_percent or 0.0
+        usage = replace(usage, load_percent=mean + (load_percent - mean) / count, load_looks=count)
     return replace(
         usage,
         peaks_mb={**usage.peaks_mb, **peaks},
@@ -40,7 +40,7 @@ def note(
 
 
 def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:
-    """When there are too many, each two become one, which keeps the higher."""
+    """Add a point. Beyond MOST_POINTS, merge each two points into one that keeps the higher figure."""
     longer = (*curve, (round(at_s, 2), round(used, 1)))
     if len(longer) <= MOST_POINTS:
         return longer

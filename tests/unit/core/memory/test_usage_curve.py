@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Usage
-from gpuyard.core.memory.usage_curve import MOST_POINTS, note
+from gpuyard.core.memory.usage_curve import MOST_POINTS, add_sample
 
 looks = st.lists(st.tuples(st.floats(0.0, 80_000.0), st.floats(0.0, 80_000.0)), min_size=1, max_size=400)
 
@@ -16,7 +16,7 @@ def watched(*looks: Mapping[str, float]) -> Usage:
     """Once a second."""
     usage = Usage()
     for second, memory in enumerate(looks):
-        usage = note(usage, float(second), memory)
+        usage = add_sample(usage, float(second), memory)
     return usage
 
 
@@ -41,7 +41,7 @@ def test_what_grows_slowly_grows_too(growth: list[float]) -> None:
     for second, part in enumerate(growth):
         used *= 1.0 + part
         trace.append(used)
-        usage = note(usage, float(second), {"G0": used})
+        usage = add_sample(usage, float(second), {"G0": used})
     flat_since = next(second for second, level in enumerate(trace) if level * 1.02 >= used)
     assert usage.grew_at_s >= flat_since
 
@@ -51,18 +51,18 @@ def test_what_stays_where_it_is_does_not_grow() -> None:
     usage = watched({"G0": 4000.0}, {"G0": 4010.0}, {"G0": 3000.0}, {"G0": 4079.0})
     assert usage.grew_at_s == 0.0
     assert usage.peaks_mb == {"G0": 4079.0}
-    assert note(usage, 9.0, {"G0": 4081.0}).grew_at_s == 9.0
+    assert add_sample(usage, 9.0, {"G0": 4081.0}).grew_at_s == 9.0
 
 
 def test_what_a_look_cannot_tell_changes_nothing() -> None:
     before = watched({"G0": 4000.0, "G1": 100.0})
-    assert note(before, 5.0, {"G0": None}) == before
-    after = note(before, 5.0, {"G1": 300.0})
+    assert add_sample(before, 5.0, {"G0": None}) == before
+    after = add_sample(before, 5.0, {"G1": 300.0})
     assert after.peaks_mb == {"G0": 4000.0, "G1": 300.0}
 
 
 def test_ram_and_load_are_the_most_and_the_mean() -> None:
     usage = Usage()
     for ram_mb, load in ((None, None), (500.0, 20.0), (None, None), (300.0, 60.0)):
-        usage = note(usage, 1.0, {}, ram_mb=ram_mb, load_percent=load)
+        usage = add_sample(usage, 1.0, {}, ram_mb=ram_mb, load_percent=load)
     assert (usage.ram_mb, usage.load_percent, usage.load_looks) == (500.0, 40.0, 2)
