@@ -128,8 +128,8 @@ FAULTS = (
     Fault(
         id="control-resumed-without-a-lease",
         file=f"{_CONTROL}/suspend_jobs.py",
-        old="if key in self._asked or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
-        new="if key in self._asked:",
+        old="if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
+        new="if key in self._requested:",
         breaks="After a crash a suspended job is brought back to a GPU whose memory others have by now.",
         near=("tests/unit/control/test_ends.py",),
     ),

@@ -166,7 +166,7 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
     with pytest.raises(UserError):
         client.show("name=nobody")
     for verb in (client.wait, client.queue):
-        with pytest.raises(UserError, match="no job is named"):
+        with pytest.raises(UserError, match="no job is given"):
             verb([])
     with pytest.raises(UserError, match="no option"):
         client.submit("true", colour="red")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.control.controller import Controller
-from gpuyard.control.step import Rules
+from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection, parse_selection

@@ -259,7 +259,7 @@ def changed(
 
 
 def finished(count: int) -> list[dict[str, Any]]:
-    words = ("it is failed already", "it has already succeeded", "it is rejected, not held")
+    words = ("it has already failed", "it has already succeeded", "it is rejected, not held")
     return [{"id": number + 1, "reason": words[number % 3]} for number in range(count)]
 
 
@@ -275,7 +275,7 @@ def finished(count: int) -> list[dict[str, Any]]:
             ["9 is not held: it runs already", "and 2 others had finished already"],
         ),
         ("all", changed("999", 1, finished(500)), ["and 500 others did not change, some of them finished"]),
-        ("1", changed("", 0, finished(1)), ["1 is not held: it is failed already"]),
+        ("1", changed("", 0, finished(1)), ["1 is not held: it has already failed"]),
     ],
 )
 def test_finished_jobs_that_nobody_named_one_by_one_are_only_counted(
@@ -294,7 +294,7 @@ def test_of_many_named_jobs_that_did_not_change_some_are_told_and_the_rest_is_co
 
 def test_a_job_that_keeps_its_priority_is_told_so(daemon: StandIn) -> None:
     daemon.answers["POST /jobs/priority"] = changed("", 0, finished(1))
-    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it is failed already\n"
+    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it has already failed\n"
 
 
 def test_more_failures_than_retries_are_told_as_all_retries_used(daemon: StandIn) -> None:

@@ -73,7 +73,7 @@ def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert run("wait", "1-4").returncode == 1
     assert run("cancel", "1").returncode == 1
     assert run("hold", "all").stderr == "gpuyard: 4 had finished already\n"
-    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it is cancelled already\n"
+    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it was already cancelled\n"
     assert run("why", "1").stdout.count("cancelled") <= 2
 
 

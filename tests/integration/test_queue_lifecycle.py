@@ -92,7 +92,7 @@ def test_a_waiting_job_that_is_cancelled_never_runs(yard: Yard) -> None:
     job = yard.job(job_id)
     assert (job["state"], job["attempts"]) == ("cancelled", [])
     assert yard.post("/jobs/cancel", ids=str(job_id))["unchanged"] == [
-        {"id": job_id, "reason": "it is cancelled already"}
+        {"id": job_id, "reason": "it was already cancelled"}
     ]
 
 

@@ -123,7 +123,7 @@ def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_
     gate.touch()
     assert run("wait", str(victim)).returncode == 0
     assert story(victim) == ["submitted", "started", "suspending", "suspended", "resuming", "resumed", "ended"]
-    assert f"it makes room for job {urgent}" in run("history", str(victim)).stdout
+    assert f"preempted by job {urgent}" in run("history", str(victim)).stdout
     assert card.job(victim)["attempt"] == 1
     assert work_done(card, victim) == work_done(card, urgent)
 
@@ -199,8 +199,8 @@ def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card:
     waiting = submit(gate)
     without, way = card.start_gated("way", gpus=0)
     for verb, which, said in (
-        ("suspend", waiting, "it is queued: only what runs can be suspended"),
-        ("suspend", without, "it has no GPU whose memory could be freed"),
+        ("suspend", waiting, "it is queued: only running jobs can be suspended"),
+        ("suspend", without, "it holds no GPU memory"),
         ("resume", job_id, "it is running, not suspended"),
     ):
         result = run(verb, str(which))

@@ -57,7 +57,7 @@ def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspa
     workspace.until_running("exp")
     refused = run("retry", "1")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "job 2 does the same already" in refused.stderr
+    assert "job 2 already runs this config" in refused.stderr
     workspace.do("kill-all")
     assert run("retry", "1").returncode == 0
     workspace.until_started("exp", times=3)
@@ -111,7 +111,7 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
     assert workspace.do("stop").startswith("Stopped: 2 tasks still run, to the end; 2 waiting tasks will not start.\n")
     workspace.let_go("exp1")
     workspace.until_state("exp1", "failed")  # to run it again would be a new start
-    assert workspace.rows()["exp1"]["note"].endswith("its workspace was stopped, so it is not run again")
+    assert workspace.rows()["exp1"]["note"].endswith("its workspace was stopped, so there is no retry")
     assert states(workspace) == {"exp1": "failed", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
     assert "Stopped: what runs comes to its end, and nothing new starts" in workspace.do("status")
     assert "exp1  job 5\nexp3  job 6\nexp4  job 7\n" in workspace.do("start")

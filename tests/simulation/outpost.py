@@ -92,7 +92,7 @@ class HandingLife(Life):
         self._cluster = cluster
         self._folder = folder
         self._has_news = False
-        self.controller.engines._open = self._open_elsewhere
+        self.controller.engines._open_engine = self._open_elsewhere
 
     def _open_elsewhere(self, name: str) -> Engine:
         assert name == ENGINE

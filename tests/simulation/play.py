@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import open_database

@@ -22,21 +22,21 @@ def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(self: SuspendControl, *given: Any) -> None:
         real(self, *given)
-        self._asked.update((job_id, state) for job_id in range(50) for state in suspend_jobs._BEING_MOVED)
+        self._requested.update((job_id, state) for job_id in range(50) for state in suspend_jobs._MOVING)
 
     monkeypatch.setattr(SuspendControl, "__init__", begin)
-    monkeypatch.setattr(SuspendControl, "ask", _ask_without_forgetting)
+    monkeypatch.setattr(SuspendControl, "request", _ask_without_forgetting)
 
 
 def _ask_without_forgetting(self: SuspendControl) -> None:
     for job_id, live in self._transitions.live.items():
         key = (job_id, live.job.state)
-        if live.job.state in suspend_jobs._BEING_MOVED and key not in self._asked:
+        if live.job.state in suspend_jobs._MOVING and key not in self._requested:
             self._suspender.suspend(live.attempt)
 
 
 def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SuspendControl, "parks", lambda self, leases, now: [])
+    monkeypatch.setattr(SuspendControl, "release_leases", lambda self, leases, now: [])
 
 
 def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = JobTransitions.move
+    real = JobTransitions.move_suspension
 
     def move(self: JobTransitions, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
         stop_at = self.live[job_id].attempt.stop_at
@@ -57,12 +57,14 @@ def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, stop_at=stop_at))
 
-    monkeypatch.setattr(JobTransitions, "move", move)
+    monkeypatch.setattr(JobTransitions, "move_suspension", move)
 
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = retry.judge_shortage
-    monkeypatch.setattr("gpuyard.control.track_usage.judge_shortage", lambda *given: replace(real(*given), counts=True))
+    monkeypatch.setattr(
+        "gpuyard.control.attempt_ends.judge_shortage", lambda *given: replace(real(*given), counts=True)
+    )
 
 
 def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         SuspendControl,
-        "priced",
+        "with_costs",
         lambda self, running, *given: [replace(run, preempt_cost_s=1.0, priority=-99) for run in running],
     )
 

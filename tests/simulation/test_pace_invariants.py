@@ -46,7 +46,7 @@ def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchGates, "_coming", lambda self, *given: ExpectedUse())
+    monkeypatch.setattr(BatchGates, "_expected_use", lambda self, *given: ExpectedUse())
 
 
 def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:

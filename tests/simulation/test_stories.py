@@ -275,15 +275,17 @@ def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Controller._want
+    real = Controller._claim
     monkeypatch.setattr(
-        Controller, "_want", lambda self, look, now, queues, leases, tickets: real(self, look, now, queues, (), tickets)
+        Controller,
+        "_claim",
+        lambda self, look, now, queues, leases, tickets: real(self, look, now, queues, (), tickets),
     )
 
 
 def _never_wake_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Controller._report
-    monkeypatch.setattr(Controller, "_report", lambda self, *given: replace(real(self, *given), wake_at=None))
+    real = Controller._result
+    monkeypatch.setattr(Controller, "_result", lambda self, *given: replace(real(self, *given), wake_at=None))
 
 
 def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""What the daemon does: a step observes, decides, claims, starts and records; requests change what people ask for."""
+"""The controller: its steps decide, claim, start and record; user requests change jobs and the queue."""

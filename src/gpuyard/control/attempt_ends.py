@@ -1,15 +1,18 @@
-"""How attempts ended: what the engines tell is kept until it is recorded, and what follows from it is decided."""
+"""Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows."""
 
 import signal
 
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.track_usage import UsageTracker, time_of_end, verdict_on
+from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
-from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.retry import Verdict, judge_shortage
+from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.memory.sizing import grow, largest_mb
 from gpuyard.core.sample import Sample
 from gpuyard.ports import Ended
 
@@ -19,65 +22,78 @@ class AttemptEnds:
         self,
         transitions: JobTransitions,
         engines: EngineSet,
-        observer: UsageTracker,
+        usage_tracker: UsageTracker,
         cluster_dispatch: ClusterDispatch,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
         self._engines = engines
-        self._observer = observer
+        self._usage_tracker = usage_tracker
         self._cluster_dispatch = cluster_dispatch
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
 
-    def ask(self) -> None:
-        if not self._unrecorded:  # an engine may forget what it told of when it is asked again
+    def collect(self) -> None:
+        if not self._unrecorded:  # an engine may forget the ends it has reported at the next call
             self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engines.ended()}
 
     def forget_recorded(self) -> None:
         self._unrecorded.clear()
 
     def record(self, now: float, sample: Sample | None = None) -> bool:
-        """Whether one of them had devices here."""
-        left_devices = False
+        """Record all collected ends; return whether one of the attempts had devices of this machine."""
+        has_freed_devices = False
         for (job_id, number), ended in self._unrecorded.items():
             live = self._transitions.live.get(job_id)
             if live is None or live.attempt.number != number:
-                continue  # recorded before, by a daemon that did not live to forget it
-            left_devices = left_devices or live.attempt.lease_id is not None
+                continue  # an earlier daemon recorded it, and died before it could forget it
+            has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
             if died_with_the_machine(live.attempt, self._boot_id):
-                self._end_of_earlier_boot(live, ended.outcome, now)
+                self._record_end_of_earlier_boot(live, ended.outcome, now)
             else:
-                self._end(live, ended, sample, now)
-        return left_devices
+                self._record_end(live, ended, sample, now)
+        return has_freed_devices
 
-    def _end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
-        job_id, attempt = live.job.id, live.attempt
+    def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
+        job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
         if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
-            self._engines.signal(attempt, signal.SIGKILL)  # nothing of it may go on beside its next attempt
+            self._engines.signal(attempt, signal.SIGKILL)  # no process of it may run beside the next attempt
         if ended.usage is not None:
             self._transitions.note_usage(job_id, ended.usage)
             live = self._transitions.live[job_id]
-        lack = self._observer.lack(live, ended)
+        ended_at = _time_of_end(ended, attempt, now)
+        lack = self._usage_tracker.lack(live, ended)
         if lack is not None:
-            self._end_short(live, ended, lack, sample, now)
+            outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
+            self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
-        verdict = self._cluster_dispatch.verdict(live, ended, now)
-        if attempt.stopping is None and ended.outcome.kind is OutcomeKind.CANCELLED:
-            self._transitions.stop(job_id, OutcomeKind.CANCELLED, time_of_end(ended, attempt, now))
-        self._transitions.end(job_id, ended.outcome, time_of_end(ended, attempt, now), verdict=verdict, pid=ended.pid)
+        cluster_verdict = self._cluster_dispatch.verdict(live, ended, now)
+        if attempt.stopping is None and outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
+            self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
+        self._transitions.end(job_id, outcome, ended_at, verdict=cluster_verdict, pid=ended.pid)
 
-    def _end_short(self, live: Live, ended: Ended, lack: MemoryLack, sample: Sample | None, now: float) -> None:
-        """It ran out of memory: it is run again with more, and none of its retries are used up."""
-        outcome, verdict = verdict_on(live, lack, ended.outcome.status, sample)
-        self._transitions.end(
-            live.job.id, outcome, time_of_end(ended, live.attempt, now), verdict=verdict, pid=ended.pid, lack=lack
-        )
-
-    def _end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
-        """Nothing of it is left to be killed, and its pid may be another's by now."""
+    def _record_end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
+        """Record without signalling: none of its processes is left, and its pid may belong to another process now."""
         if ended_before_reboot(outcome):
             self._transitions.end(live.job.id, outcome, now)
         else:
             verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
             self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
+
+
+def _time_of_end(ended: Ended, attempt: Attempt, now: float) -> float:
+    """Return when the program ended, which may have been while no daemon could record it."""
+    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))
+
+
+def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:
+    """Return the outcome of an attempt that ran out of memory, and the verdict: more memory, and no retry used up."""
+    says = lack.shortage.says
+    reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
+    outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
+    snapshot = sample.snapshot if sample is not None and not live.attempt.engine else None
+    devices = snapshot.usable_devices() if snapshot is not None else ()
+    host_mb = snapshot.host.memory_total_mb if snapshot is not None else None
+    growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
+    most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
+    return outcome, judge_shortage(outcome, growth, most_mb)

@@ -1,4 +1,4 @@
-"""Pacer: the gates of batches, look by look; for how long each held a batch up; and what its sample log is told."""
+"""Gates of batches: their state from sample to sample, how long each gate held a batch, and rows of its sample log."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from gpuyard.core.snapshot import Device
 from gpuyard.core.snapshot_json import iso_time
 
 _log = logging.getLogger(__name__)
-_NOTE_EVERY_S = 5.0
+_SAVE_EVERY_S = 5.0
 _FORGET_S = 60.0
 _GATES = {
     ReasonKind.STAGGERED: "stagger",
@@ -42,15 +42,15 @@ _GATES = {
 
 
 class BatchGateState(Struct, frozen=True, kw_only=True):
-    """What is kept of a batch: seconds for which each gate held its next run back, and bounds that nobody could keep
-    as no probe gives the figure."""
+    """What the store keeps of a batch: seconds for which each gate held its next run, and limits that cannot be
+    enforced because no probe measures the value."""
 
     waits_s: dict[str, float] = {}
     unknown: tuple[str, ...] = ()
 
 
 class GateSample(Struct, frozen=True, kw_only=True):
-    """A line of a sample log: the host, and a device where there is one, as the gates saw them."""
+    """A row of a sample log: the host, and one device if any, as the gates saw them."""
 
     taken_at: str | None
     event: str
@@ -72,147 +72,143 @@ class GateSample(Struct, frozen=True, kw_only=True):
     held_by: str | None = None
 
 
-class _Kept:
-    """One batch that has runs to start."""
+class _WaitingBatch:
+    """A batch that has runs to start."""
 
-    def __init__(self, pace: BatchPace, standing: PaceState, batch: BatchGateState) -> None:
+    def __init__(self, pace: BatchPace, pace_state: PaceState, saved: BatchGateState) -> None:
         self.pace = pace
-        self.standing = standing
-        self.batch = batch
+        self.pace_state = pace_state
+        self.saved = saved
         self.held_by: Reason | None = None
         self.gate: str | None = None
-        self.told_at = self.noted_at = 0.0
+        self.counted_at = self.saved_at = 0.0
         self.logged_at: float | None = None
 
 
 class BatchGates:
-    """Kept in memory while a batch has runs to start; what must outlive us is in the store."""
+    """Keeps a batch in memory while it has runs to start; what has to survive a restart is in the store."""
 
     def __init__(self, transitions: JobTransitions) -> None:
         self._transitions = transitions
-        self._kept: dict[int, _Kept] = {}
+        self._waiting: dict[int, _WaitingBatch] = {}
         self._rows: list[tuple[str, GateSample]] = []
         self._runs: dict[str, Live] = {}
         self._ended: list[tuple[float, Live]] = []
 
     @property
-    def standings(self) -> dict[int, PaceState]:
-        return {group: kept.standing for group, kept in self._kept.items()}
+    def pace_states(self) -> dict[int, PaceState]:
+        return {group: batch.pace_state for group, batch in self._waiting.items()}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a batch has runs to start: then somebody should look now and then, for its averages."""
-        return bool(self._kept)
+        """Whether a batch has runs to start: its averages need a sample from time to time."""
+        return bool(self._waiting)
 
     def held_by(self, group: int) -> tuple[str, Reason] | None:
-        kept = self._kept.get(group)
-        return None if kept is None or kept.held_by is None or kept.gate is None else (kept.gate, kept.held_by)
+        """Return the gate that holds the batch, and the reason; None if no gate does."""
+        batch = self._waiting.get(group)
+        return None if batch is None or batch.held_by is None or batch.gate is None else (batch.gate, batch.held_by)
 
-    def batch(self, group: int) -> BatchGateState:
-        kept = self._kept.get(group)
-        return self._read(group) if kept is None else kept.batch
+    def saved_state(self, group: int) -> BatchGateState:
+        batch = self._waiting.get(group)
+        return self._read(group) if batch is None else batch.saved
 
     def update(self, lanes: Iterable[Lane], sample: Sample, now: float) -> None:
-        """Brings the standings of all that have runs to start up to date."""
+        """Update the pace of all batches that have runs to start."""
         waiting = {lane.group: lane for lane in lanes if lane.pace is not None and lane.group is not None}
-        if not waiting and not self._kept:
+        if not waiting and not self._waiting:
             return
-        self._let_go(self._kept.keys() - waiting.keys())
+        self._save_and_drop(self._waiting.keys() - waiting.keys())
         self._note_ends(now)
-        running, any_launched_at = self._at_work()
+        running, any_launched_at = self._count_running()
         for group, lane in waiting.items():
             assert lane.pace is not None
-            kept = self._kept.get(group) or self._take_up(group, lane.pace, now)
-            standing = replace(kept.standing, running=running.get(group, 0), any_launched_at=any_launched_at)
+            batch = self._waiting.get(group) or self._load(group, lane.pace, now)
+            state = replace(batch.pace_state, running=running.get(group, 0), any_launched_at=any_launched_at)
             taken_at = sample.snapshot.taken_at
-            if taken_at is None or taken_at != standing.sampled_at:
-                coming = self._coming(group, lane.pace, sample, now)
-                standing = update_pace(standing, lane.pace, sample.snapshot, coming, now)
-                self._note_unknown(
-                    group, kept, unreadable_bounds(lane.pace, standing, has_devices=lane.need.devices > 0)
-                )
-            kept.standing = standing
+            if taken_at is None or taken_at != state.sampled_at:
+                expected = self._expected_use(group, lane.pace, sample, now)
+                state = update_pace(state, lane.pace, sample.snapshot, expected, now)
+                self._note_unknown(group, batch, unreadable_bounds(lane.pace, state, has_devices=lane.need.devices > 0))
+            batch.pace_state = state
 
-    def rest(self) -> None:
-        """Nothing is ready any more."""
-        self._let_go(list(self._kept))
+    def close(self) -> None:
+        """Save and drop all batches, as no job is ready any more."""
+        self._save_and_drop(list(self._waiting))
 
-    def _let_go(self, groups: Iterable[int]) -> None:
+    def _save_and_drop(self, groups: Iterable[int]) -> None:
         for group in groups:
-            self._write(group, self._kept.pop(group))
+            self._save(group, self._waiting.pop(group))
 
     def record(self, plan: Plan, sample: Sample, now: float) -> None:
-        """What became of it: who started, who waits for which gate, and for how long the last one held."""
-        begun = (start for start in plan.starts if start.job_id in self._transitions.live)
-        launched = {start.lane.group: start for start in begun if start.lane.pace is not None}
-        holds = {hold.lane.group: hold for hold in plan.waiting if hold.lane.pace is not None}
-        for group, kept in self._kept.items():
-            if kept.gate is not None:
-                self._count_wait(kept, now)
-            start, hold = launched.get(group), holds.get(group)
-            kept.held_by = hold.reasons[0] if hold is not None and hold.reasons else None
-            kept.gate = None if hold is None else _GATES.get(kept.held_by.kind, "room") if kept.held_by else "room"
-            kept.told_at = now
+        """Record the result of a plan: which runs started, which gate holds each batch, and for how long."""
+        started = (start for start in plan.starts if start.job_id in self._transitions.live)
+        launched = {start.lane.group: start for start in started if start.lane.pace is not None}
+        waiting = {each.lane.group: each for each in plan.waiting if each.lane.pace is not None}
+        for group, batch in self._waiting.items():
+            if batch.gate is not None:
+                self._count_wait(batch, now)
+            start, held = launched.get(group), waiting.get(group)
+            batch.held_by = held.reasons[0] if held is not None and held.reasons else None
+            batch.gate = None if held is None else _GATES.get(batch.held_by.kind, "room") if batch.held_by else "room"
+            batch.counted_at = now
             if start is not None:
-                kept.standing = replace(kept.standing, launched_at=now)
-            self._log_rows(kept, start, sample)
-            if start is not None or now >= kept.noted_at + _NOTE_EVERY_S:
-                kept.noted_at = now
-                self._write(group, kept)
+                batch.pace_state = replace(batch.pace_state, launched_at=now)
+            self._log_rows(batch, start, sample)
+            if start is not None or now >= batch.saved_at + _SAVE_EVERY_S:
+                batch.saved_at = now
+                self._save(group, batch)
 
     def wants_sample(self, now: float) -> bool:
-        """Whether a run waits for nothing but for somebody to look again."""
-        return any(
-            kept.gate == "stagger" and (kept.standing.launched_at or 0.0) + kept.pace.stagger_s <= now
-            for kept in self._kept.values()
-        )
+        """Return whether a run waits only for the next sample."""
+        return any(at <= now for at in self._stagger_ends())
 
     def wake_at(self, now: float) -> float | None:
-        """When the next one may start whom only the clock holds back."""
-        times = [
-            (kept.standing.launched_at or 0.0) + kept.pace.stagger_s
-            for kept in self._kept.values()
-            if kept.gate == "stagger"
-        ]
-        return min((at for at in times if at > now), default=None)
+        """Return when the next run may start that waits only for its stagger time."""
+        return min((at for at in self._stagger_ends() if at > now), default=None)
+
+    def _stagger_ends(self) -> Iterator[float]:
+        for batch in self._waiting.values():
+            if batch.gate == "stagger":
+                yield (batch.pace_state.launched_at or 0.0) + batch.pace.stagger_s
 
     def take_rows(self) -> list[tuple[str, GateSample]]:
-        """What the sample logs are to be told, each with its file."""
+        """Return the new rows of sample logs, each with its file."""
         rows, self._rows = self._rows, []
         return rows
 
     def forget(self) -> None:
-        """Something failed half-way: all is made anew from the store."""
-        self._kept.clear()
+        """Drop everything after a failed step; it is read from the store again."""
+        self._waiting.clear()
         self._rows.clear()
 
-    def _take_up(self, group: int, pace: BatchPace, now: float) -> _Kept:
-        standing = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
-        kept = self._kept[group] = _Kept(pace, standing, self._read(group))
-        kept.told_at = kept.noted_at = now
-        return kept
+    def _load(self, group: int, pace: BatchPace, now: float) -> _WaitingBatch:
+        state = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
+        batch = self._waiting[group] = _WaitingBatch(pace, state, self._read(group))
+        batch.counted_at = batch.saved_at = now
+        return batch
 
     def _read(self, group: int) -> BatchGateState:
         body = self._transitions.store.batch_state(group)
         return BatchGateState() if body is None else msgspec.json.decode(body, type=BatchGateState)
 
-    def _write(self, group: int, kept: _Kept) -> None:
-        self._transitions.store.set_batch_state(group, msgspec.json.encode(kept.batch).decode())
+    def _save(self, group: int, batch: _WaitingBatch) -> None:
+        self._transitions.store.set_batch_state(group, msgspec.json.encode(batch.saved).decode())
 
-    def _count_wait(self, kept: _Kept, now: float) -> None:
-        assert kept.gate is not None
-        waits = dict(kept.batch.waits_s)
-        waits[kept.gate] = waits.get(kept.gate, 0.0) + max(0.0, now - kept.told_at)
-        kept.batch = replace(kept.batch, waits_s=waits)
+    def _count_wait(self, batch: _WaitingBatch, now: float) -> None:
+        assert batch.gate is not None
+        waits = dict(batch.saved.waits_s)
+        waits[batch.gate] = waits.get(batch.gate, 0.0) + max(0.0, now - batch.counted_at)
+        batch.saved = replace(batch.saved, waits_s=waits)
 
-    def _note_unknown(self, group: int, kept: _Kept, bounds: Iterable[str]) -> None:
-        for bound in bounds:
-            if bound not in kept.batch.unknown:
-                kept.batch = replace(kept.batch, unknown=(*kept.batch.unknown, bound))
-                _log.warning("batch %d: %s is not enforced, as no probe gives the figure", group, bound)
+    def _note_unknown(self, group: int, batch: _WaitingBatch, limits: Iterable[str]) -> None:
+        for limit in limits:
+            if limit not in batch.saved.unknown:
+                batch.saved = replace(batch.saved, unknown=(*batch.saved.unknown, limit))
+                _log.warning("batch %d: %s is not enforced, as no probe measures the value", group, limit)
 
-    def _at_work(self) -> tuple[dict[int, int], float | None]:
-        """How many runs of each batch, and when the last of any started."""
+    def _count_running(self) -> tuple[dict[int, int], float | None]:
+        """Return the number of running runs of each batch, and when the last run of any batch started."""
         counts: dict[int, int] = {}
         starts = []
         for live in self._runs.values():
@@ -227,7 +223,7 @@ class BatchGates:
         self._ended = [(at, live) for at, live in self._ended if now - at < _FORGET_S]
         self._runs = runs
 
-    def _coming(self, group: int, pace: BatchPace, sample: Sample, now: float) -> ExpectedUse:
+    def _expected_use(self, group: int, pace: BatchPace, sample: Sample, now: float) -> ExpectedUse:
         unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
         shown = self._shown_ram_mb()
         for live in self._runs.values():
@@ -247,7 +243,7 @@ class BatchGates:
         )
 
     def _shown_ram_mb(self) -> dict[int | None, float]:
-        """By batch, the most that one of its runs at work has had of RAM."""
+        """Return the peak RAM of a single running run, by batch."""
         shown: dict[int | None, float] = {}
         for live in self._runs.values():
             ram_mb = live.attempt.usage.ram_mb if live.attempt.usage is not None else None
@@ -257,9 +253,9 @@ class BatchGates:
     def _unshown_load(
         self, smoothing_s: float, core_percent: float, devices: Sequence[str], now: float
     ) -> tuple[float, dict[str, float]]:
-        """What averages do not show yet of those that have started, less what they still show of those that have ended:
-        one run after another changes nothing. One of which nothing is known is taken to keep a core and its devices
-        busy, or, where it has none of its own, those that its gates go by."""
+        """Return the CPU and device load of started runs that the averages do not show yet, minus the load of ended
+        runs that they still show: a run that replaces another changes nothing. A run without an estimate is assumed to
+        keep one core and its devices busy; without devices of its own, the devices that its gates watch."""
         cpu_percent, loads = 0.0, dict[str, float]()
         changes = [(live.attempt.started_at, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
@@ -270,21 +266,21 @@ class BatchGates:
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
-    def _log_rows(self, kept: _Kept, start: Start | None, sample: Sample) -> None:
-        path = kept.pace.sample_log
+    def _log_rows(self, batch: _WaitingBatch, start: Start | None, sample: Sample) -> None:
+        path = batch.pace.sample_log
         if path is None:
             return
         devices = sample.snapshot.usable_devices()
         if start is None:
-            if kept.logged_at == kept.standing.sampled_at:
+            if batch.logged_at == batch.pace_state.sampled_at:
                 return
-            kept.logged_at = kept.standing.sampled_at
-            held_by = kept.held_by.text if kept.held_by is not None else None
-            self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(kept.standing, sample, devices)]
+            batch.logged_at = batch.pace_state.sampled_at
+            held_by = batch.held_by.text if batch.held_by is not None else None
+            self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(batch.pace_state, sample, devices)]
             return
         job = self._transitions.live[start.job_id].job
         chosen = {share.device_id for share in start.claim.shares}
-        for row in _rows(kept.standing, sample, [device for device in devices if device.id in chosen]):
+        for row in _rows(batch.pace_state, sample, [device for device in devices if device.id in chosen]):
             self._rows.append(
                 (path, replace(row, event="launch", job=job.id, index=job.values.get("index"),
                                gpu_memory_charged_mb=start.charged_mb))
@@ -296,22 +292,22 @@ def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
     return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
-def _rows(standing: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterator[GateSample]:
+def _rows(state: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterator[GateSample]:
     host = GateSample(
         taken_at=iso_time(sample.snapshot.taken_at),
         event="sample",
-        cpu_percent=standing.cpu.now,
-        cpu_smoothed_percent=standing.cpu.smoothed.value,
-        cpu_judged_percent=standing.cpu.judged,
-        memory_available_mb=standing.memory.now,
-        memory_judged_mb=standing.memory.judged,
-        running=standing.running,
+        cpu_percent=state.cpu.now,
+        cpu_smoothed_percent=state.cpu.smoothed.value,
+        cpu_judged_percent=state.cpu.judged,
+        memory_available_mb=state.memory.now,
+        memory_judged_mb=state.memory.judged,
+        running=state.running,
     )
-    is_alone = True
+    has_device = False
     for device in devices:
-        is_alone = False
-        load = standing.device_loads.get(device.id, GateFigure())
-        memory = standing.device_memory.get(device.id, GateFigure())
+        has_device = True
+        load = state.device_loads.get(device.id, GateFigure())
+        memory = state.device_memory.get(device.id, GateFigure())
         yield replace(
             host,
             device=device.id,
@@ -321,5 +317,5 @@ def _rows(standing: PaceState, sample: Sample, devices: Iterable[Device]) -> Ite
             gpu_memory_used_mb=memory.now,
             gpu_memory_judged_mb=memory.judged,
         )
-    if is_alone:
+    if not has_device:
         yield host

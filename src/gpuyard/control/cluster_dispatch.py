@@ -1,8 +1,8 @@
-"""What is handed over to engines that place work themselves: on what terms, how it stands there, what its end means.
+"""Jobs for engines that place work themselves: their terms, where they are, and what follows from their ends.
 
-- A job is recorded as *pending* before its engine hears of it; what the engine then cannot take was never begun, and is
-  queued again. Its lane waits for a while before it is offered anew: longer each time.
-- Where a job runs, and since when, comes from its engine; its time limit counts from there.
+- A job is recorded as *pending* before its engine gets it. If the engine then refuses it, it never started and is
+  queued again; its lane is not offered again for a while, which gets longer each time.
+- The engine reports where a job runs and since when; the job's time limit counts from then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.step import Explanation, Rules
+from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import ClusterTerms
@@ -24,103 +24,86 @@ from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.ports import Ended, SiteStatus
-from gpuyard.store.job_store import JobStore
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-# What is learned of time and RAM may be too little for the next run: so much more is asked for.
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 5.0, 300.0
+# The next run may need more time and RAM than earlier ones: ask for this much more.
 _MUCH_LONGER, _LONGER_S = 3.0, 900.0
 _MORE_RAM, _MORE_RAM_MB = 1.5, 512.0
 
 
 class ClusterDispatch:
-    def __init__(self, transitions: JobTransitions, store: JobStore, engines: EngineSet) -> None:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
         self.plan = Plan()
         self._transitions = transitions
-        self._store = store
+        self._store = transitions.store
         self._engines = engines
-        self._seen: list[SiteStatus] = []
-        self._refused: dict[int, tuple[Reason, float, float]] = {}
+        self._changes: list[SiteStatus] = []
+        self._delayed: dict[int, tuple[Reason, float, float]] = {}  # by lane: reason, until when, delay in seconds
 
-    # What is seen of those that are there
+    # Status of attempts
 
-    def listen(self) -> None:
-        self._seen += self._engines.site_changes()
+    def collect(self) -> None:
+        self._changes += self._engines.site_changes()
 
     def record(self, now: float) -> None:
-        """What has begun does not wait again; and an engine that cannot say by which name it has it has not renamed
-        it."""
-        for seen in self._seen:
-            live = self._transitions.live.get(seen.job_id)
-            if live is None or live.attempt.number != seen.attempt:
+        """Record the reported changes. A started attempt never goes back to waiting. An attempt whose engine
+        reports no site id keeps the one it has."""
+        for status in self._changes:
+            live = self._transitions.live.get(status.job_id)
+            if live is None or live.attempt.number != status.attempt:
                 continue
-            if seen.place is not None or not live.attempt.has_started:
-                known = replace(seen, site_id=seen.site_id or live.attempt.site_id or "")
-                self._transitions.locate(live, known, now)
+            if status.place is not None or not live.attempt.has_started:
+                known = replace(status, site_id=status.site_id or live.attempt.site_id or "")
+                self._transitions.update_site(live, known, now)
 
     def forget_recorded(self) -> None:
-        self._seen.clear()
+        self._changes.clear()
 
     def verdict(self, live: Live, ended: Ended, now: float) -> Verdict | None:
-        """Where the usual rules do not say what follows from such an end."""
+        """Return the verdict on an end for which an engine has its own rules, or None for the general rules."""
         job, attempt, kind = live.job, live.attempt, ended.outcome.kind
         if not attempt.engine or attempt.stopping is not None:
             return None
         if kind is OutcomeKind.NEVER_STARTED:
-            why = f"{attempt.engine} did not take it: {ended.outcome.reason}"
-            self._wait(job, why, now)
+            why = f"{attempt.engine} refused it: {ended.outcome.reason}"
+            self.delay_lane(job, why, now)
             return Verdict(event=JobEvent.REQUEUE, text=why)
         if kind is OutcomeKind.LOST:
             return after_loss(job)
         if kind is OutcomeKind.CANCELLED:
-            return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or "cancelled where it was")
-        was_given_time = job.spec.time_limit_s is None and not job.failures and self._expected_s(job) is not None
-        if kind is OutcomeKind.TIMED_OUT and was_given_time:
-            text = (
-                "it took far longer than ever before, and was ended there; it is run again with all the time it needs"
-            )
+            return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or f"cancelled on {attempt.engine}")
+        has_learned_limit = job.spec.time_limit_s is None and not job.failures and self._expected_s(job) is not None
+        if kind is OutcomeKind.TIMED_OUT and has_learned_limit:
+            text = f"took far longer than ever before, and {attempt.engine} ended it; retry without a time limit"
             return Verdict(event=JobEvent.RETRY, counts=True, text=text)
         return None
 
-    def refuse(self, job: Job, why: str, now: float) -> None:
-        """It could not even be prepared."""
-        self._wait(job, why, now)
-
-    def _wait(self, job: Job, why: str, now: float) -> None:
+    def delay_lane(self, job: Job, why: str, now: float) -> None:
+        """Offer no job of this lane for a while, as the engine refused one or could not prepare it."""
         lane_id = self._store.lane_of(job.id).id
-        self._refused = {each: one for each, one in self._refused.items() if now < one[1] + 2 * one[2]}
-        before = self._refused.get(lane_id)
+        self._delayed = {each: one for each, one in self._delayed.items() if now < one[1] + 2 * one[2]}
+        before = self._delayed.get(lane_id)
         if before is not None and before[1] > now:
-            return  # others of the same parcel
-        pause_s = _FIRST_PAUSE_S if before is None else min(_LONGEST_PAUSE_S, before[2] * 2)
-        reason = Reason(ReasonKind.NO_ENGINE, f"{why}; tried again every {pause_s:.0f} s or so")
-        self._refused[lane_id] = (reason, now + pause_s, pause_s)
+            return  # another job of the same submission
+        delay_s = _FIRST_DELAY_S if before is None else min(_LONGEST_DELAY_S, before[2] * 2)
+        reason = Reason(ReasonKind.NO_ENGINE, f"{why}; next try in {delay_s:.0f} s")
+        self._delayed[lane_id] = (reason, now + delay_s, delay_s)
 
-    # What goes there next
+    # New attempts
 
-    def decide(self, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float) -> None:
-        self.plan = self._plan(queues, rules, shut, now) if queues else Plan()
+    def decide(self, queues: Sequence[LaneQueue], rules: Rules, closed: Iterable[Reason], now: float) -> None:
+        self.plan = self.plan_for(queues, rules, closed, now) if queues else Plan()
 
-    def explain(
-        self, job: Job, queues: Sequence[LaneQueue], rules: Rules, shut: Iterable[Reason], now: float
-    ) -> Explanation:
-        lane = self._store.lane_of(job.id)
-        holds = self._plan(queues, rules, shut, now, about=lane.id).waiting
-        hold = next((hold for hold in holds if hold.lane.id == lane.id), None)
-        return Explanation(
-            reasons=hold.reasons if hold is not None else (),
-            first_id=hold.job_id if hold is not None else job.id,
-            ahead=self._store.count_ahead(lane, job.id),
-            starts_at=None,
-        )
-
-    def _plan(
+    def plan_for(
         self,
         queues: Sequence[LaneQueue],
         rules: Rules,
-        shut: Iterable[Reason],
+        closed: Iterable[Reason],
         now: float,
         about: int | None = None,
     ) -> Plan:
+        """Return the plan for lanes of cluster engines. `closed` are reasons why no job at all may start; lane `about`
+        is always considered."""
         names = {queue.lane.engine for queue in queues}
         live: dict[str, int] = {}
         for each in self._transitions.live.values():
@@ -134,10 +117,10 @@ class ClusterDispatch:
                 terms=self.terms,
                 running=self._transitions.running(),
                 used=self._transitions.used(now),
-                shut=tuple(shut),
+                shut=tuple(closed),
                 stopped=self._store.stopped_tags(),
                 tags=rules.limits.tags,
-                refused={lane_id: reason for lane_id, (reason, until, _) in self._refused.items() if now < until},
+                refused={lane_id: reason for lane_id, (reason, until, _) in self._delayed.items() if now < until},
             ),
             about=about,
         )
@@ -145,20 +128,22 @@ class ClusterDispatch:
     def wake_at(self, now: float) -> float | None:
         if len(self.plan.starts) >= MAX_STARTS_PER_STEP:
             return now
-        # Some that were to start could not even be prepared.
-        waiting = {hold.lane.id for hold in self.plan.waiting} | {start.lane.id for start in self.plan.starts}
-        times = [until for lane_id, (_, until, _) in self._refused.items() if lane_id in waiting and until > now]
-        if any(self._engines.is_shut(hold.lane.engine) for hold in self.plan.waiting):
+        # A planned start counts too: it may have failed in `prepare`.
+        waiting = {each.lane.id for each in self.plan.waiting} | {start.lane.id for start in self.plan.starts}
+        times = [until for lane_id, (_, until, _) in self._delayed.items() if lane_id in waiting and until > now]
+        if any(self._engines.is_closed(each.lane.engine) for each in self.plan.waiting):
             times.append(now + OPEN_AGAIN_S)
         return min(times, default=None)
 
     def terms(self, job_id: int) -> ClusterTerms:
+        """Return what the job needs from its engine, from its spec and from what was learned."""
         job = self._store.job(job_id)
         assert job is not None
         spec, estimates = job.spec, self._transitions.estimates
         need = estimates.need_elsewhere(job)
-        if spec.crew is not None and need.required_mb is None and spec.learns_memory and spec.crew.most_per_device > 1:
-            need = replace(need, memory=PartOfDevice(1.0 / spec.crew.most_per_device))
+        sharing = spec.tag_sharing
+        if sharing is not None and need.required_mb is None and spec.learns_memory and sharing.most_per_device > 1:
+            need = replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
         learned_mb = estimates.ram_mb(job)
         if need.min_host_memory_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
@@ -176,6 +161,6 @@ class ClusterDispatch:
         )
 
     def _expected_s(self, job: Job) -> float | None:
-        """Far longer than it ever took; nothing for one that has failed, perhaps for want of time."""
+        """Return a time far longer than the job ever took. None after a failure, which may have been a timeout."""
         longest_s = self._transitions.estimates.estimate(job).most_s if not job.failures else None
         return None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S

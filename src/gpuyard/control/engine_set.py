@@ -1,4 +1,4 @@
-"""All engines as one: the local one, and those that place work themselves, opened when there is work for them."""
+"""All engines behind one interface: the local engine, and cluster engines, which are opened when a job needs them."""
 
 import contextlib
 import logging
@@ -13,12 +13,12 @@ from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-# One that cannot be opened is not tried at each step: to look for it takes a while.
+# Opening an engine takes a while, so a failed attempt is not repeated at each step.
 OPEN_AGAIN_S = 30.0
 
 
 class EngineSet:
-    """Implements `ports.Engine`. The attempts of an engine that cannot be opened wait until it can."""
+    """Implements `ports.Engine`. Attempts of an engine that cannot be opened wait until it can."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class EngineSet:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._local = local
-        self._open = open_engine
+        self._open_engine = open_engine
         self._monotonic = monotonic
-        self._elsewhere: dict[str, Engine] = {}
-        self._troubles: dict[str, tuple[str, float]] = {}
+        self._clusters: dict[str, Engine] = {}
+        self._faults: dict[str, tuple[str, float]] = {}  # by engine: message, and when to try again
         self._orphans: dict[str, list[Attempt]] = {}
         self._failing: set[str] = set()
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
-        return self._of(launch.engine).prepare(launch, lease_descriptor)
+        return self._engine(launch.engine).prepare(launch, lease_descriptor)
 
     def start_prepared(self) -> None:
         for engine in self._all():
@@ -50,91 +50,92 @@ class EngineSet:
         for name in dict.fromkeys(attempt.engine for attempt in attempts if attempt.engine):
             self._orphans[name] = [attempt for attempt in attempts if attempt.engine == name]
             try:
-                self._of(name)
+                self._engine(name)
             except EnvironmentFault as error:
-                _log.error("%s; what it has is waited for", error)
+                _log.error("%s; its attempts wait until it can be opened", error)
 
     def ended(self) -> list[Ended]:
         for name in list(self._orphans):
-            with contextlib.suppress(EnvironmentFault):  # it has been told
-                self._of(name)
-        return [*self._local.ended(), *self._heard(lambda engine: engine.ended())]
+            with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
+                self._engine(name)
+        return [*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())]
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:
-            return self._of(attempt.engine).signal(attempt, signum)
+            return self._engine(attempt.engine).signal(attempt, signum)
         except EnvironmentFault:
-            return 1  # nobody could be asked; whoever is not over by then is to be killed, and asked again and again
+            return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
     def site_changes(self) -> list[SiteStatus]:
-        return self._heard(lambda engine: engine.site_changes())
+        return self._ask_clusters(lambda engine: engine.site_changes())
 
     def offer(self) -> Offer:
         return self._local.offer()
 
     def offer_of(self, name: str) -> Offer:
-        """What that one will take; its trouble, where it cannot be opened."""
+        """Return what the engine accepts now; its fault, if it cannot be opened."""
         try:
-            return self._of(name).offer()
+            return self._engine(name).offer()
         except EnvironmentFault as error:
             return Offer(trouble=_with_hint(error))
-        except Exception as error:  # noqa: BLE001 - somebody else's code
+        except Exception as error:  # noqa: BLE001 - a plugin's code
             return Offer(trouble=f"the engine {name} failed: {type(error).__name__}: {error}")
 
-    def is_shut(self, name: str) -> bool:
-        """Whether it could not be opened, and is tried again after a while."""
-        return name in self._troubles
+    def is_closed(self, name: str) -> bool:
+        """Return whether the engine could not be opened; it is tried again after OPEN_AGAIN_S seconds."""
+        return name in self._faults
 
     def close(self) -> None:
         for engine in self._all():
             engine.close()
 
-    def _heard(self, ask: Callable[[Engine], list[T]]) -> list[T]:
-        """What all of them say; one that fails is somebody else's, and keeps nobody from being heard."""
-        told: list[T] = []
-        for name, engine in self._elsewhere.items():
+    def _ask_clusters(self, ask: Callable[[Engine], list[T]]) -> list[T]:
+        """Return the answers of all cluster engines. A plugin that raises is logged once and does not affect others."""
+        answers: list[T] = []
+        for name, engine in self._clusters.items():
             try:
-                told += ask(engine)
-            except Exception:  # noqa: BLE001 - somebody else's code
+                answers += ask(engine)
+            except Exception:  # noqa: BLE001 - a plugin's code
                 if name not in self._failing:
                     _log.exception("the engine %s failed", name)
                 self._failing.add(name)
-        return told
+        return answers
 
     def _all(self) -> list[Engine]:
-        return [self._local, *self._elsewhere.values()]
+        return [self._local, *self._clusters.values()]
 
-    def _of(self, name: str) -> Engine:
+    def _engine(self, name: str) -> Engine:
+        """Return the engine, opened if necessary; EnvironmentFault if it cannot be opened."""
         if not name:
             return self._local
-        if name not in self._elsewhere:
-            trouble, until = self._troubles.get(name, ("", 0.0))
-            if trouble and self._monotonic() < until:
-                raise EnvironmentFault(trouble)
-            self._elsewhere[name] = self._opened(name)
-        return self._elsewhere[name]
+        if name not in self._clusters:
+            fault, until = self._faults.get(name, ("", 0.0))
+            if fault and self._monotonic() < until:
+                raise EnvironmentFault(fault)
+            self._clusters[name] = self._open_and_adopt(name)
+        return self._clusters[name]
 
-    def _opened(self, name: str) -> Engine:
-        """With what it had from an earlier daemon."""
+    def _open_and_adopt(self, name: str) -> Engine:
+        """Open the engine and let it adopt its attempts from an earlier daemon."""
         try:
-            engine = self._open_elsewhere(name)
+            engine = self._open(name)
         except GpuyardError as error:
-            self._troubles[name] = _with_hint(error), self._monotonic() + OPEN_AGAIN_S
-            raise EnvironmentFault(self._troubles[name][0]) from error
-        self._troubles.pop(name, None)
+            self._faults[name] = _with_hint(error), self._monotonic() + OPEN_AGAIN_S
+            raise EnvironmentFault(self._faults[name][0]) from error
+        self._faults.pop(name, None)
         if name in self._orphans:
             engine.adopt(self._orphans.pop(name))
         return engine
 
-    def _open_elsewhere(self, name: str) -> Engine:
-        if self._open is None:
+    def _open(self, name: str) -> Engine:
+        if self._open_engine is None:
             raise EnvironmentFault(f"there is no engine {name} here")
         try:
-            return self._open(name)
+            return self._open_engine(name)
         except GpuyardError:
             raise
         except Exception as error:
-            # Somebody else's: whatever is wrong with it is no reason for others to wait.
+            # A plugin may raise anything; jobs of other engines must not wait for it.
             raise EnvironmentFault(f"the engine {name} cannot be opened: {type(error).__name__}: {error}") from error
 
 

@@ -1,27 +1,31 @@
-"""The host's gates: nothing starts while the CPU is too busy or RAM is short, and they open again only well within."""
+"""Gates of the whole host: no job starts while CPU load is too high or free RAM too low.
+
+A closed gate opens again only when its value is better than the limit by a margin.
+"""
 
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuyard.control.step import Rules
+from gpuyard.control.rules import Rules
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
 
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
-_SETTING = "under [queue] in the configuration is the limit for all jobs"
+_SETTING = "under [queue] in config.toml limits all jobs"
 
 
 class HostGates:
     def __init__(self) -> None:
         self._cpu = self._memory = Gate()
 
-    def closed(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
+    def closed_reasons(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
+        """Update both gates and yield a reason for each closed one."""
         self._cpu = judge_above(self._cpu, sample.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
         if self._cpu.is_closed:
-            told = over(ReasonKind.HOST_TOO_BUSY, sample.cpu_percent, rules.max_cpu_percent)
-            yield replace(told, remedy=f"max_cpu_percent {_SETTING}")
+            reason = over(ReasonKind.HOST_TOO_BUSY, sample.cpu_percent, rules.max_cpu_percent)
+            yield replace(reason, remedy=f"max_cpu_percent {_SETTING}")
         available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
         self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
         if self._memory.is_closed:

@@ -1,4 +1,4 @@
-"""What an attempt is started with: its command, and an environment that names its devices, its lease and itself."""
+"""How an attempt is launched: its command, and an environment that names its devices, its lease and the job."""
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, Job
@@ -9,13 +9,13 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.visible_devices import visible_variables
 
-# A job that was submitted from inside another must not be taken for it.
-_OURS = frozenset(
+# A job that was submitted from inside another job must not inherit these.
+_OWN_VARIABLES = frozenset(
     {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_OOM_COUNT", "GPUYARD_QUEUE", LEASE_VARIABLE}
 )
 
 
-def launch_of(  # noqa: PLR0913 - all that an attempt is started with
+def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     job: Job,
     number: int,
     held: HeldClaim | None,
@@ -24,30 +24,30 @@ def launch_of(  # noqa: PLR0913 - all that an attempt is started with
     terms: ClusterTerms | None = None,
     shows_uuids: bool = False,
 ) -> Launch:
-    """`shows_uuids` names the devices to the program by their UUIDs."""
+    """Return the launch of attempt `number`. With `shows_uuids`, the program sees its devices by their UUIDs."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
-    told = {name: value for name, value in job.spec.environment.items() if name not in _OURS}
-    ours = {
+    submitted = {name: value for name, value in job.spec.environment.items() if name not in _OWN_VARIABLES}
+    own = {
         "GPUYARD_JOB_ID": str(job.id),
         "GPUYARD_ATTEMPT": str(number),
         "GPUYARD_OOM_COUNT": str(job.growth.count),
     }
-    is_for_others = terms is not None and terms.need.devices > 0  # the engine says which
-    sees_its_own = not (job.spec.sees_all_devices or is_for_others)
-    visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if sees_its_own else {}
+    engine_selects = terms is not None and terms.need.devices > 0
+    selects_devices = not (job.spec.sees_all_devices or engine_selects)
+    visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if selects_devices else {}
     task = job.spec.task
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
     if job.index is not None:
-        ours["GPUYARD_ARRAY_INDEX"] = str(job.index)
+        own["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:
-        ours[LEASE_VARIABLE] = held.lease.id
+        own[LEASE_VARIABLE] = held.lease.id
     return Launch(
         job_id=job.id,
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**told, **visible, **ours},
+        environment={**submitted, **visible, **own},
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
         task=task,
@@ -57,7 +57,7 @@ def launch_of(  # noqa: PLR0913 - all that an attempt is started with
     )
 
 
-def attempt_of(  # noqa: PLR0913 - all that is known when it begins
+def attempt_of(  # noqa: PLR0913 - everything that is known at the start
     job: Job,
     prepared: Prepared,
     start: Start,
@@ -67,7 +67,8 @@ def attempt_of(  # noqa: PLR0913 - all that is known when it begins
     boot_id: str | None,
     now: float,
 ) -> Attempt:
-    """As it is recorded. The time of one that is handed over counts from when it runs there, and no boot ends it."""
+    """Return the attempt as it is recorded. With `terms` it runs on another machine: its time limit counts from its
+    start there, and a reboot of this machine does not end it."""
     terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
     reserved_mb = shares[0].memory_mb if shares else None
     if terms is not None and not terms.need.is_exclusive:

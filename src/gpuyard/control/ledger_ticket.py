@@ -1,15 +1,28 @@
-"""The queue's place in the ledger's line, for the job that others of its own wait for."""
+"""The queue's own ticket in the ledger, for the job at the head of the queue; and reading the ledger."""
 
 import contextlib
 
+from gpuyard.core.lease import Lease, Ticket
 from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import LeaseLedger
+from gpuyard.ports import LeaseLedger, WantedClaim
 
-# So long a job waits before others in the ledger are told of it: most waits are over by then, and a ticket is a file.
-IN_LINE_AFTER_S = 0.25
-_OUR_OWN_DOING = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE})
+# A job waits this long before it gets a ticket: most waits are over by then, and a ticket is a file.
+TICKET_AFTER_S = 0.25
+_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE})
+
+
+def read_ledger(ledger: LeaseLedger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+    """Return all live leases and tickets without claiming anything."""
+    found: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
+
+    def claim_nothing(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[WantedClaim]:
+        found.append((leases, tickets))
+        return []
+
+    ledger.grant(claim_nothing)
+    return found[0]
 
 
 class QueueTicket:
@@ -17,8 +30,9 @@ class QueueTicket:
         self._leases = leases
         self._head_since: tuple[int, float] | None = None
 
-    def stand(self, head: WaitingJob | None, now: float, *, has_started: bool) -> None:
-        """One who has just been served goes behind those who wait already."""
+    def update(self, head: WaitingJob | None, now: float, *, has_started: bool) -> None:
+        """Keep a ticket for `head`, unless it waits only for this queue itself. After a start of one of our jobs, the
+        ticket is given up, so that the queue goes behind those that already wait."""
         if head is None or has_started:
             self._leases.return_ticket()
             self._head_since = None
@@ -26,14 +40,14 @@ class QueueTicket:
             return
         if self._head_since is None or self._head_since[0] != head.lane.id:
             self._head_since = (head.lane.id, now)
-        is_for_others = not any(reason.kind in _OUR_OWN_DOING for reason in head.reasons)
-        if now - self._head_since[1] >= IN_LINE_AFTER_S and is_for_others:
+        waits_for_others = not any(reason.kind in _WAITS_FOR_US for reason in head.reasons)
+        if now - self._head_since[1] >= TICKET_AFTER_S and waits_for_others:
             with contextlib.suppress(EnvironmentFault):
                 self._leases.take_ticket(head.need, head.lane.priority, f"job {head.job_id}")
 
     def wake_at(self, now: float) -> float | None:
-        """When it is time to enter the line."""
+        """Return when the head is due to get a ticket, or None."""
         if self._head_since is None or self._leases.my_ticket() is not None:
             return None
-        enters_at = self._head_since[1] + IN_LINE_AFTER_S
-        return enters_at if now < enters_at else None
+        due_at = self._head_since[1] + TICKET_AFTER_S
+        return due_at if now < due_at else None

@@ -1,4 +1,4 @@
-"""Jobs that have a live attempt. Most of them just run: whoever is after the others need not look at them all."""
+"""Jobs with a live attempt, with an index of those that need attention: most live jobs just run."""
 
 from collections.abc import Iterable
 
@@ -14,8 +14,8 @@ class Live(Struct, frozen=True, kw_only=True):
 
 
 class LiveJobs(dict[int, Live]):
-    """`apart` are those with a time limit and those that are being stopped or moved; `unpredicted` those of which
-    nobody knew what they need on their devices."""
+    """Live jobs by id. `apart` has those with a time limit and those that are being stopped or suspended;
+    `unpredicted` has those that started without a memory estimate."""
 
     def __init__(self, lives: Iterable[Live] = ()) -> None:
         super().__init__()
@@ -26,36 +26,26 @@ class LiveJobs(dict[int, Live]):
 
     def __setitem__(self, job_id: int, live: Live) -> None:
         super().__setitem__(job_id, live)
-        _note(self.apart, job_id, live, is_in=_is_apart(live))
-        _note(self.unpredicted, job_id, live, is_in=_is_unpredicted(live))
+        for index, is_member in ((self.apart, _is_apart(live)), (self.unpredicted, _is_unpredicted(live))):
+            if is_member:
+                index[job_id] = live
+            else:
+                index.pop(job_id, None)
 
     def take(self, job_id: int) -> Live:
-        """It is over."""
+        """Remove and return a job whose attempt is over."""
         self.apart.pop(job_id, None)
         self.unpredicted.pop(job_id, None)
         return self.pop(job_id)
 
 
-def _note(index: dict[int, Live], job_id: int, live: Live, *, is_in: bool) -> None:
-    if is_in:
-        index[job_id] = live
-    elif job_id in index:
-        del index[job_id]
-
-
 def _is_apart(live: Live) -> bool:
     attempt = live.attempt
-    is_plain = (
-        live.job.state in (JobState.RUNNING, JobState.PENDING) and attempt.stopping is None and attempt.parked is None
-    )
-    return not is_plain or attempt.stop_at is not None or attempt.kill_at is not None
+    just_runs = live.job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
+    return not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
 
 
 def _is_unpredicted(live: Live) -> bool:
     job, attempt = live.job, live.attempt
-    return (
-        job.spec.learns_memory
-        and attempt.lease_id is not None
-        and attempt.predicted_mb is None
-        and not job.growth.count
-    )
+    has_estimate = attempt.predicted_mb is not None or job.growth.count > 0
+    return job.spec.learns_memory and attempt.lease_id is not None and not has_estimate

@@ -1,18 +1,18 @@
-"""What live attempts are seen to use, sample by sample, and what follows: leases that settle, shortages explained."""
+"""Measures what live attempts use, sample by sample; shrinks leases to what was measured; explains lack of memory."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.control.ledger_ticket import read_ledger
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, MemoryLack, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.retry import Verdict, judge_shortage
-from gpuyard.core.lease import Claim, Holder, Lease, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Share
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
-from gpuyard.core.memory.sizing import grow, largest_mb, settle_time, settled_shares, steady_estimate_mb
+from gpuyard.core.memory.sizing import settle_time, settled_shares, steady_estimate_mb
 from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.wait_reasons import describe_holder
@@ -20,13 +20,13 @@ from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, LeaseLedger, WantedClaim
 
-# A driver's own use, and what idle strangers hold.
+# Used by the driver itself and by idle foreign processes.
 _NOTHING_MB = 128.0
-# A device with less left than this was full.
+# A device with less free memory than this counts as full.
 _FULL_MB, _FULL_SHARE = 512.0, 0.02
-_NOBODY = -1
+_NO_PID = -1
 _NEVER_RESTS = 0.1
-_CRASHED = (134, 135, 139)  # by SIGABRT, SIGBUS or SIGSEGV, as programs end that do not check what they allocate
+_CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
 
 
 class UsageTracker:
@@ -39,17 +39,17 @@ class UsageTracker:
         self._devices: dict[str, Device] = {}
 
     def note(self, sample: Sample, now: float) -> None:
-        """Each look once."""
+        """Update the usage of all live attempts; each sample counts once."""
         if sample is self._last:
             return
         self._last = sample
-        # One that is about to be suspended may take more until it is made to pause, and needs that to be brought back.
+        # A suspending job may allocate more until it is paused, and has to get all of that back.
         unseen = (JobState.SUSPENDED, JobState.RESUMING)
         live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
         devices = {device.id: device for device in sample.snapshot.devices}
         fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
-        crowd, self._devices = _crowd(live), devices
-        # A device that is the very same value as before has nothing new to tell.
+        sharers, self._devices = _by_device(live), devices
+        # A device that is the identical object was not read again: it adds nothing.
         live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
         mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
@@ -59,27 +59,27 @@ class UsageTracker:
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
-            load = _own_load(each, crowd, devices, memory)
+            load = _own_load(each, sharers, devices, memory)
             usage = add_sample(
                 attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
             )
-            if attempt.devices and all(_is_deserted(devices.get(device_id)) for device_id in attempt.devices):
+            if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             self._transitions.note_usage(attempt.job_id, usage)
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
-        """What the processes of each lease hold. Where the driver hides them, that depends on who else has a lease."""
+        """Return the memory of each lease's processes. If the driver hides them, it depends on all other leases."""
         measured = self._leases.measure(snapshot, tuple(mine))
         hidden = {device.id for device in snapshot.devices if device.hides_processes}
         if not any(lease.on(device_id) for lease in mine for device_id in hidden):
             return measured
-        by_growth = self._leases.measure(snapshot, self._live_leases())
+        by_growth = self._leases.measure(snapshot, self._all_leases())
         return {**measured, **{key: used for key, used in by_growth.items() if key[1] in hidden}}
 
-    # Those of which nothing was known
+    # Jobs without an estimate
 
-    def settles(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[WantedClaim]:
-        """Leases that are for more than their jobs turned out to need."""
+    def settle(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[WantedClaim]:
+        """Yield amendments for leases that reserve more than their jobs turned out to need."""
         if settle_s is None or self._last is None:
             return
         devices = self._last.snapshot.devices
@@ -97,7 +97,7 @@ class UsageTracker:
                 yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
 
     def sibling_mb(self, group: int | None, now: float, settle_s: float | None) -> float | None:
-        """What runs of a batch show that still run; None where none has run for long enough."""
+        """Return the memory that running runs of a batch have shown; None if none has run for long enough."""
         if group is None or settle_s is None:
             return None
         runs = (
@@ -115,26 +115,26 @@ class UsageTracker:
     def _unsettled(self) -> Iterator[Live]:
         for live in self._transitions.live.unpredicted.values():
             key = live.attempt.job_id, live.attempt.number
-            if live.job.state is JobState.SUSPENDED:  # it takes the rest again when it goes on
+            if live.job.state is JobState.SUSPENDED:  # it reserves all free memory again when it resumes
                 self._settled.discard(key)
             if live.job.state is JobState.RUNNING and key not in self._settled:
                 yield live
 
-    # Those that ran out of memory
+    # Lack of memory
 
     def lack(self, live: Live, ended: Ended) -> MemoryLack | None:
-        """What it lacked, where it ran out of memory; `None` where it did not, or was told to end."""
+        """Return what memory the attempt lacked; None if it did not run out of memory or was asked to stop."""
         if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
             return None
-        shortage = ended.shortage or self._from_trace(live.attempt, ended.outcome.status)
+        shortage = ended.shortage or self._infer_shortage(live.attempt, ended.outcome.status)
         had_devices = bool(live.attempt.devices) or (live.attempt.engine and live.job.spec.need.devices)
         if shortage is None or (shortage.where is ShortageKind.DEVICE and not had_devices):
             return None
         others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
         return MemoryLack(shortage=shortage, others=tuple(others))
 
-    def _from_trace(self, attempt: Attempt, status: int | None) -> Shortage | None:
-        """Without a word of its own: it was killed when RAM was full, or crashed on a device that was."""
+    def _infer_shortage(self, attempt: Attempt, status: int | None) -> Shortage | None:
+        """Infer a shortage that the program did not report: killed while RAM was full, or crashed on a full device."""
         if self._last is None or attempt.usage is None or attempt.engine:
             return None
         snapshot = self._last.snapshot
@@ -146,7 +146,7 @@ class UsageTracker:
             if free is not None and total is not None and free < max(_FULL_MB, _FULL_SHARE * total):
                 return Shortage(
                     where=ShortageKind.DEVICE,
-                    says="it crashed when its GPU was full",
+                    says="it crashed while its GPU was full",
                     free_mb=free,
                     total_mb=total,
                     held_mb=attempt.usage.peaks_mb.get(device.id),
@@ -154,10 +154,10 @@ class UsageTracker:
         return None
 
     def _others(self, attempt: Attempt) -> Iterator[tuple[str, float | None]]:
-        """Who else held memory on its devices when they were last looked at."""
+        """Yield the other holders of memory on its devices in the last sample, and how much each held."""
         if self._last is None:
             return
-        snapshot, leases = self._last.snapshot, self._live_leases()
+        snapshot, leases = self._last.snapshot, self._all_leases()
         measured = self._leases.measure(snapshot, leases)
         for device in filter(None, map(snapshot.device, attempt.devices)):
             here = [lease for lease in leases if lease.on(device.id) is not None and lease.id != attempt.lease_id]
@@ -168,47 +168,27 @@ class UsageTracker:
             if foreign > _NOTHING_MB:
                 yield "processes without a lease", foreign
 
-    def _live_leases(self) -> tuple[Lease, ...]:
-        seen: list[Lease] = []
-
-        def read(leases: tuple[Lease, ...], _: tuple[Ticket, ...]) -> list[WantedClaim]:
-            seen.extend(leases)
-            return []
-
+    def _all_leases(self) -> tuple[Lease, ...]:
         try:
-            self._leases.grant(read)
+            return read_ledger(self._leases)[0]
         except EnvironmentFault:
             return ()
-        return tuple(seen)
-
-
-def verdict_on(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:
-    """How an attempt ended that ran out of memory, and what becomes of its job."""
-    says = lack.shortage.says
-    reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
-    outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
-    is_here = sample is not None and not live.attempt.engine
-    devices = sample.snapshot.usable_devices() if sample is not None and is_here else ()
-    host_mb = sample.snapshot.host.memory_total_mb if sample is not None and is_here else None
-    growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
-    most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
-    return outcome, judge_shortage(outcome, growth, most_mb)
 
 
 def as_amended(leases: tuple[Lease, ...], amended: Sequence[WantedClaim]) -> tuple[Lease, ...]:
-    """The leases as they are about to be."""
+    """Return the leases as they will be after the amendments."""
     shares = {wanted.amends: wanted.claim.shares for wanted in amended}
     return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
 
 
 def _lease_of(attempt: Attempt, me: Holder) -> Lease:
-    """Held by nobody in particular: a process that is just ending no longer says whose it is, and as the daemon is its
-    ancestor, it might be any job's."""
+    """Return the lease of an attempt without a holder process: a process that is just ending no longer shows its lease,
+    and as a descendant of the daemon it could be counted for any job."""
     shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NOBODY), shares=shares, since=attempt.started_at)
+    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NO_PID), shares=shares, since=attempt.started_at)
 
 
-def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
+def _by_device(live: Sequence[Live]) -> dict[str, list[Live]]:
     found: dict[str, list[Live]] = {}
     for each in live:
         for device_id in each.attempt.devices:
@@ -217,29 +197,29 @@ def _crowd(live: Sequence[Live]) -> dict[str, list[Live]]:
 
 
 def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
-    """What is zero on all of its devices has not begun to use them, or nobody can tell: that is no peak."""
+    """Return the memory, or nothing if it is zero on all devices: not used yet, or not measurable, is no peak."""
     return memory if any(memory.values()) else {}
 
 
-def _is_deserted(device: Device | None) -> bool:
-    """Whether nobody at all is on it, our own included."""
+def _is_unused(device: Device | None) -> bool:
+    """Return whether no process at all is on the device, our own included."""
     return device is not None and device.processes == () and (device.memory_used_mb or 0.0) < _NOTHING_MB
 
 
 def _own_load(
-    live: Live, crowd: dict[str, list[Live]], devices: Mapping[str, Device], memory: dict[str, float | None]
+    live: Live, sharers: dict[str, list[Live]], devices: Mapping[str, Device], memory: dict[str, float | None]
 ) -> float | None:
-    """How busy it keeps its devices; beside strangers nobody can tell.
+    """Return how busy the job keeps its devices by itself; None beside foreign processes.
 
-    Beside others, a device that each keeps busy for a part of the time is idle when all of them rest: these parts
-    multiply. The unknown are taken to be alike. Next to one that never rests nothing can be told.
+    Jobs that share a device each leave it idle for a part of the time, and these parts multiply. Jobs of unknown load
+    are assumed to be alike. Beside a job that never leaves the device idle, the load cannot be determined.
     """
     loads = []
     for device_id, used in memory.items():
         device = devices.get(device_id)
         if device is None or device.utilization_percent is None or not used:
             return None
-        others = [each.attempt.usage for each in crowd[device_id] if each is not live]
+        others = [each.attempt.usage for each in sharers[device_id] if each is not live]
         ours = used + sum((each.peaks_mb.get(device_id, 0.0) for each in others if each is not None), 0.0)
         if (device.memory_used_mb or 0.0) - ours > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
             return None
@@ -250,8 +230,3 @@ def _own_load(
         idle = min(1.0, max(0.0, 1.0 - device.utilization_percent / 100.0) / resting)
         loads.append(100.0 * (1.0 - float(idle ** (1.0 / (1 + len(others) - len(known))))))
     return max(loads, default=None)
-
-
-def time_of_end(ended: Ended, attempt: Attempt, now: float) -> float:
-    """When the program ended, which may have been while nobody could record it."""
-    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))

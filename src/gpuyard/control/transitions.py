@@ -1,6 +1,6 @@
-"""The controller's transitions: what is known of live jobs and of use, kept in step with the store.
+"""All changes of jobs and attempts, and what the controller keeps in memory about live jobs and recent use.
 
-Everything here can be made anew from the store; whoever fails in the middle of a change calls `reload`.
+Everything kept here can be rebuilt from the store: after a failed transaction, `reload` does so.
 """
 
 import contextlib
@@ -24,40 +24,40 @@ from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
 _USAGE_EVERY_S = 30.0
-_SEEN_WITHIN_S = 10.0
-_STATE_AFTER_STOP = {
+_CLOCK_ERROR_S = 10.0
+_STOP_REASONS = {
     OutcomeKind.CANCELLED: "cancelled",
     OutcomeKind.TIMED_OUT: "over its time limit",
-    OutcomeKind.PREEMPTED: "it made room for an urgent job",
-    OutcomeKind.NOT_RESTORED: "it was suspended, and could not be resumed",
+    OutcomeKind.PREEMPTED: "preempted by an urgent job",
+    OutcomeKind.NOT_RESTORED: "suspended, and could not be resumed",
 }
 
 
 class JobTransitions:
-    """All changes of jobs go through here, inside a transaction of the store's."""
+    """All changes of jobs go through this class, inside a transaction of the store."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.live = LiveJobs()
         self.uses: dict[Party, WeightedUse] = {}
         self.finished = 0
-        self.begun_at = 0.0
+        self.last_start_at = 0.0
         self.ended_logs: list[tuple[str, float]] = []
         self.estimates = LearnedEstimates(store)
         self.events: list[PublishedEvent] = []
         self._noted_at = self._usage_noted_at = 0.0
-        self._unwritten: set[int] = set()
+        self._unsaved: set[int] = set()
         self._last_starts: dict[str, float | None] = {}
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
         self.uses = self.store.estimates.recent_use()
         self._last_starts.clear()
-        self.estimates.forget_job()
+        self.estimates.clear_cache()
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around a transaction: where that fails, nothing of it has happened here either."""
+        """Wrap a transaction: if it fails, undo its changes in memory too."""
         known = len(self.events)
         try:
             yield
@@ -68,16 +68,17 @@ class JobTransitions:
             raise
 
     def take_events(self) -> list[PublishedEvent]:
-        """What has happened since they were last taken; of what is committed only."""
+        """Return the committed events since the last call."""
         taken, self.events = self.events, []
         return taken
 
     # Attempts
 
-    def begin(self, job: Job, attempt: Attempt) -> None:
+    def start(self, job: Job, attempt: Attempt) -> None:
+        """Record a new attempt: the job runs, or is pending with its engine."""
         self.store.start_attempt(attempt)
-        self.begun_at = attempt.started_at
-        if job.spec.crew is not None:
+        self.last_start_at = attempt.started_at
+        if job.spec.tag_sharing is not None:
             self._last_starts[job.spec.tag] = attempt.started_at
         event = JobEvent.START if attempt.has_started else JobEvent.HAND_OVER
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
@@ -87,14 +88,15 @@ class JobTransitions:
                 PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
             )
 
-    def locate(self, live: Live, seen: SiteStatus, now: float) -> None:
-        """An engine that places work says where it has this: it waits there, or runs since then."""
+    def update_site(self, live: Live, seen: SiteStatus, now: float) -> None:
+        """Record where a cluster engine has the attempt: it waits there, or runs since `seen.at`."""
         job, attempt = live.job, replace(live.attempt, site_id=seen.site_id, place=seen.place)
         where = " ".join(filter(None, (attempt.engine, seen.site_id)))
         reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
         if attempt.has_started and (seen.at is not None or not live.attempt.has_started):
-            # By clocks that may be wrong: it has not begun before it was handed over, nor long before it was seen.
-            earliest = live.attempt.started_at - (_SEEN_WITHIN_S if live.attempt.has_started else 0.0)
+            # The clock of the other machine may be wrong: it has not started before it was handed over, nor much before
+            # an earlier report of its start.
+            earliest = live.attempt.started_at - (_CLOCK_ERROR_S if live.attempt.has_started else 0.0)
             limit, started_at = job.spec.time_limit_s, min(now, max(earliest, seen.at or now))
             attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
         if attempt != live.attempt:
@@ -110,36 +112,37 @@ class JobTransitions:
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
-        """Notes that it was asked to stop, and when it will be made to."""
+        """Record that the attempt is asked to stop, and when it will be killed."""
         live = self.live[job_id]
         grace_s = 0.0 if kind is OutcomeKind.NOT_RESTORED else live.job.spec.grace_s
         attempt = replace(live.attempt, stopping=kind, kill_at=now + grace_s)
-        self._change(live, attempt, JobEvent.STOP, f"stopping: {_STATE_AFTER_STOP[kind]}")
-        self.store.add_event(job_id, now, "stopping", _STATE_AFTER_STOP[kind])
+        self._change(live, attempt, JobEvent.STOP, f"stopping: {_STOP_REASONS[kind]}")
+        self.store.add_event(job_id, now, "stopping", _STOP_REASONS[kind])
 
     def cancel_instead(self, job_id: int, now: float) -> bool:
-        """One that stops only to make room, or for want of time, is not to begin anew; false where it would not."""
+        """Turn a preemption or timeout into a cancellation. Return False if the job was already cancelled."""
         live = self.live[job_id]
         if live.attempt.stopping is OutcomeKind.CANCELLED:
             return False
         self._keep(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED))
-        self.store.change_state(job_id, live.job.state, reason=f"stopping: {_STATE_AFTER_STOP[OutcomeKind.CANCELLED]}")
-        self.store.add_event(job_id, now, "stopping", _STATE_AFTER_STOP[OutcomeKind.CANCELLED])
+        self.store.change_state(job_id, live.job.state, reason=f"stopping: {_STOP_REASONS[OutcomeKind.CANCELLED]}")
+        self.store.add_event(job_id, now, "stopping", _STOP_REASONS[OutcomeKind.CANCELLED])
         return True
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, kill_at=kill_at))
 
-    def park(self, job_id: int, why: SuspendedBy, now: float, text: str) -> None:
-        """It is to be suspended. From now on its time does not count."""
+    def suspend(self, job_id: int, why: SuspendedBy, now: float, text: str) -> None:
+        """Record that the job is to be suspended. Its run time pauses from now on."""
         live = self.live[job_id]
         attempt = replace(live.attempt, parked=why, suspended_at=now)
         self._change(live, attempt, JobEvent.SUSPEND, text)
         self.store.add_event(job_id, now, JobState.SUSPENDING, text)
 
-    def move(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
-        """One step further on the way to being suspended, or back; when it goes on, it has its time back."""
+    def move_suspension(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
+        """Record the next step of a suspension: MOVED_OUT, RESUME or CONTINUE. When the job continues, its time limit
+        is extended by the pause."""
         live = self.live[job_id]
         attempt = live.attempt
         if event is JobEvent.CONTINUE and attempt.suspended_at is not None:
@@ -157,14 +160,14 @@ class JobTransitions:
     def stay_suspended(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, parked=SuspendedBy.BY_PERSON))
-        self.store.change_state(job_id, live.job.state, reason=f"suspended by hand, until `gpuyard resume {job_id}`")
-        self.store.add_event(job_id, now, "suspend", "by hand: it stays so")
+        self.store.change_state(job_id, live.job.state, reason=f"suspended by hand until `gpuyard resume {job_id}`")
+        self.store.add_event(job_id, now, "suspend", "by hand: stays suspended")
 
-    def resume_when_there_is_room(self, job_id: int, now: float) -> None:
+    def resume_when_memory_is_free(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
         self._keep(live, replace(live.attempt, parked=SuspendedBy.FOR_ROOM))
-        self.store.change_state(job_id, live.job.state, reason="it goes on when there is room")
-        self.store.add_event(job_id, now, "resume", "asked for")
+        self.store.change_state(job_id, live.job.state, reason="resumes when enough memory is free")
+        self.store.add_event(job_id, now, "resume", "requested")
 
     def _change(self, live: Live, attempt: Attempt, event: JobEvent, reason: str | None) -> JobState:
         state = advance(live.job.state, event)
@@ -177,7 +180,7 @@ class JobTransitions:
         self.live[live.job.id] = Live(job=live.job, attempt=attempt)
 
     def set_reserved(self, job_id: int, claim: Claim) -> None:
-        """What it has of its devices from now on."""
+        """Record the memory that the attempt reserves from now on."""
         live = self.live[job_id]
         sizes = [share.memory_mb for share in claim.shares if share.memory_mb is not None and not share.is_exclusive]
         self._keep(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
@@ -190,12 +193,12 @@ class JobTransitions:
             self.live[job.id] = Live(job=replace(live.job, priority=priority), attempt=live.attempt)
 
     def note_usage(self, job_id: int, usage: Usage) -> None:
-        """It is written down now and then, and at the end."""
+        """Keep the usage of a live attempt; it is saved from time to time, and at the end."""
         live = self.live[job_id]
         self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
-        self._unwritten.add(job_id)
+        self._unsaved.add(job_id)
 
-    def end(  # noqa: PLR0913 - what is known of an end
+    def end(  # noqa: PLR0913 - everything known about an end
         self,
         job_id: int,
         outcome: Outcome,
@@ -205,13 +208,14 @@ class JobTransitions:
         pid: int | None = None,
         lack: MemoryLack | None = None,
     ) -> None:
-        """Records how the live attempt ended, and what becomes of its job; `pid` was the program's."""
+        """Record how the live attempt ended, and what becomes of its job. `pid` is the program's; `verdict` replaces
+        the general rules for retries."""
         live = self.live.take(job_id)
         job, attempt = live.job, replace(live.attempt, lack=lack)
         if attempt.log is not None:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
-        if attempt.stopping is not None and not _has_made_it(attempt.stopping, outcome):
-            outcome = replace(outcome, kind=attempt.stopping, reason=_STATE_AFTER_STOP[attempt.stopping])
+        if attempt.stopping is not None and not _succeeded_before_stop(attempt.stopping, outcome):
+            outcome = replace(outcome, kind=attempt.stopping, reason=_STOP_REASONS[attempt.stopping])
         if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
         else:
@@ -220,11 +224,11 @@ class JobTransitions:
             self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
             self._charge(job, attempt, now)
             self.estimates.learn(job, attempt, outcome, now)
-        self._follow(job, attempt, outcome, verdict or judge(job, outcome), now)
+        self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
-    def _follow(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
+    def _apply_verdict(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
         if verdict.event is JobEvent.RETRY and job.spec.tag in self.store.stopped_tags():
-            text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so it is not run again"
+            text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so there is no retry"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
         self.store.change_state(
@@ -239,8 +243,8 @@ class JobTransitions:
         )
         if verdict.growth is not None:
             self.store.set_growth(job.id, verdict.growth)
-            self.estimates.forget_job()
-        if state is not JobState.SUCCEEDED:  # the attempt tells that by itself
+            self.estimates.clear_cache()
+        if state is not JobState.SUCCEEDED:  # the attempt already records a success
             self.store.add_event(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
@@ -254,16 +258,16 @@ class JobTransitions:
             self.finished += 1
             self.settle_dependants(job.id, now)
 
-    # Jobs that wait
+    # Jobs without a live attempt
 
     def apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
-        """Moves a job that has no live attempt; UserError where that cannot be."""
-        state = self._move(job, event, now, reason)
+        """Change the state of a job without a live attempt. Raises UserError if its state does not allow the event."""
+        state = self._apply(job, event, now, reason)
         if state in FINISHED:
             self.settle_dependants(job.id, now)
         return state
 
-    def _move(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
+    def _apply(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
         state = advance(job.state, event)
         is_over = state in FINISHED
         queued_at = now if state is JobState.QUEUED else None
@@ -277,7 +281,7 @@ class JobTransitions:
         return state
 
     def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
-        """Puts a job back: into the queue, or among those that wait for others."""
+        """Queue a job, or block it if dependencies are pending."""
         found, why = outlook_of_all(self.store.dependencies(job.id))
         if found is DependencyOutlook.MET:
             return self.apply(job, if_free, now)
@@ -289,13 +293,13 @@ class JobTransitions:
         )
 
     def settle_dependants(self, job_id: int, now: float) -> None:
-        """Lets those go on that waited for it, and rejects those that waited in vain, and whoever waited for them."""
+        """Unblock jobs whose dependencies are met, and reject those that can never start, with all that depend on them."""
         ended = [job_id]
-        while ended:  # not by recursion: a chain may be longer than Python's stack
+        while ended:  # no recursion: a chain may be longer than Python's stack
             ended += self._settle(ended.pop(), now)
 
     def _settle(self, job_id: int, now: float) -> list[int]:
-        """Those that it rejected."""
+        """Settle the direct dependants; return the jobs that were rejected."""
         dependants = self.store.dependants(job_id)
         if not dependants or self.store.state_of(job_id) not in FINISHED:
             return []
@@ -308,16 +312,16 @@ class JobTransitions:
                 continue
             found, why = outlook_of_all(self.store.dependencies(dependant_id))
             if found is DependencyOutlook.NEVER:
-                self._move(dependant, JobEvent.REJECT, now, why)
+                self._apply(dependant, JobEvent.REJECT, now, why)
                 rejected.append(dependant_id)
             elif found is DependencyOutlook.MET and dependant.state is JobState.BLOCKED:
-                self._move(dependant, JobEvent.UNBLOCK, now, None)
+                self._apply(dependant, JobEvent.UNBLOCK, now, None)
         return rejected
 
-    # What was used and learned
+    # Recent use and estimates
 
     def used(self, now: float) -> dict[Party, float]:
-        """What each user and tag has used of late; what runs counts as it goes."""
+        """Return the recent use of each user and tag, including running jobs."""
         used = {party: weight(use, now) for party, use in self.uses.items()}
         for live in self.live.values():
             party = (live.job.user, live.job.spec.tag)
@@ -325,18 +329,18 @@ class JobTransitions:
         return used
 
     def last_start(self, tag: str) -> float | None:
-        """When the last job of the tag started."""
+        """Return when the last job of the tag started."""
         if tag not in self._last_starts:
             self._last_starts[tag] = self.store.last_start_with_tag(tag)
         return self._last_starts[tag]
 
     def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
-        """Of the crews among them."""
+        """Return the last starts of the tags with sharing rules among these lanes."""
         found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
         return {tag: at for tag, at in found if at is not None}
 
     def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
-        """When the next of each crew may start whom the clock holds back."""
+        """Yield when the next job may start for each tag whose jobs start staggered."""
         for lane in lanes:
             last = self.last_start(lane.tag) if lane.tag_sharing is not None else None
             if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
@@ -345,21 +349,22 @@ class JobTransitions:
     def running(self) -> list[RunningJob]:
         return [_running(live) for live in self.live.values()]
 
-    def ends_to_make(self) -> Iterator[float | None]:
-        """When those whose time is limited, or who were told to stop, are to be ended."""
+    def stop_times(self) -> Iterator[float | None]:
+        """Yield when attempts with a time limit are to be stopped, and when stopping attempts are to be killed."""
         for live in self.live.apart.values():
             attempt = live.attempt
             if live.job.state not in IN_SUSPENSION:
                 yield attempt.kill_at if attempt.stopping is not None else attempt.stop_at
 
     def ends_after(self, job_id: int) -> float | None:
-        """The earliest time at which a running job may be over, where that is known."""
-        return self._ends(job_id, self.estimates.estimate_of(job_id).least_s)
+        """Return the earliest time at which a running job may end, or None if unknown."""
+        return self._end_after(job_id, self.estimates.estimate_of(job_id).least_s)
 
     def ends_about(self, job_id: int) -> float | None:
-        return self._ends(job_id, self.estimates.estimate_of(job_id).likely_s)
+        """Return when a running job will likely end, or None if unknown."""
+        return self._end_after(job_id, self.estimates.estimate_of(job_id).likely_s)
 
-    def _ends(self, job_id: int, seconds: float | None) -> float | None:
+    def _end_after(self, job_id: int, seconds: float | None) -> float | None:
         attempt = self.live[job_id].attempt
         return None if seconds is None else attempt.started_at + attempt.suspended_s + seconds
 
@@ -368,25 +373,25 @@ class JobTransitions:
         self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
 
     def note_statistics(self, now: float) -> None:
-        """Writes down use and what was learned, now and then: a crash may cost a second's worth, which decides nothing.
+        """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.
 
-        What live attempts use is written more rarely; a crash may cost the peaks of half a minute.
+        A crash loses at most that much, which does not matter for any decision.
         """
         if now < self._noted_at + _NOTE_EVERY_S:
             return
         self._noted_at = now
         for party, use in self.uses.items():
             self.store.estimates.set_recent_use(party, use)
-        self.estimates.write_down()
+        self.estimates.save()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now
-            for job_id in self._unwritten & self.live.keys():
+            for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
-            self._unwritten.clear()
+            self._unsaved.clear()
 
 
-def _has_made_it(stopping: OutcomeKind, outcome: Outcome) -> bool:
-    """One that was to make room, and came to its end instead, need not begin anew."""
+def _succeeded_before_stop(stopping: OutcomeKind, outcome: Outcome) -> bool:
+    """Return whether a preempted program succeeded before it was stopped: then it need not run again."""
     return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
 
 

@@ -1,7 +1,7 @@
-"""What people ask for: submit, cancel, hold, release, suspend, resume, retry, priority, pause, clean, forget.
+"""Requests of users: submit, cancel, hold, release, suspend, resume, retry, priority, pause, clean, forget.
 
-Large requests are done in pieces, each a transaction of its own; between two of them others are served. They are
-generators: each `yield` is such a moment, what they return is the answer.
+A large request is done in pieces, each in its own transaction, so that other requests are served between two pieces.
+Such requests are generators: they yield after each piece and return the answer.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ T = TypeVar("T")
 InPieces: TypeAlias = Generator[None, None, T]
 Act: TypeAlias = Callable[[Job, float], None]
 
-# A piece takes a few milliseconds; a newcomer is served after a handful of them. A small submission is one piece.
+# A piece takes a few milliseconds. A small submission is one piece.
 _PIECE = 200
 _SMALL = 1000
 
@@ -52,8 +52,8 @@ class ChangeResult(Struct, frozen=True, kw_only=True):
     unchanged: tuple[RequestRefused, ...] = ()
 
 
-class _Batch(Struct, frozen=True, kw_only=True):
-    """What the jobs of one submission have in common."""
+class _NewJobs(Struct, frozen=True, kw_only=True):
+    """What all jobs of one submission have in common."""
 
     like: Job
     on: tuple[Dependency, ...]
@@ -62,32 +62,33 @@ class _Batch(Struct, frozen=True, kw_only=True):
 
 
 class UserRequests:
-    def __init__(self, controller: Controller, store: JobStore, catalogue: QueueQueries, clock: Clock) -> None:
+    def __init__(self, controller: Controller, store: JobStore, queries: QueueQueries, clock: Clock) -> None:
         self._controller = controller
         self._transitions = controller.transitions
         self._store = store
-        self._catalogue = catalogue
+        self._queries = queries
         self._clock = clock
 
     # Submit
 
     def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        """The first and the last id, once all of them are on disk."""
+        """Store a submission; return the first and the last job id once all jobs are on disk. A submission that is sent
+        again with the same token returns the same ids."""
         before = self._store.find_submission(submission.token) if submission.token else None
         if before is not None:
             return before
         try:
-            return (yield from self._take_in(submission, user))
+            return (yield from self._add_submission(submission, user))
         except StoreFault:
             self._forget(submission.token)
             raise
 
     def _forget(self, token: str) -> None:
-        """Of a submission that failed half-way nothing is to stay, or it could not be sent again."""
+        """Remove a submission that failed half-way, so that the client can send it again."""
         with contextlib.suppress(StoreFault), self._store.transaction():
             self._store.drop_incomplete_submissions(token)
 
-    def _take_in(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
+    def _add_submission(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         like, on = self._first_job(submission, user)
         is_small = submission.count * (1 + len(on)) <= _SMALL
         with self._store.transaction(is_synced=is_small):
@@ -95,7 +96,7 @@ class UserRequests:
                 self._store.drop_incomplete_submissions(submission.token)
             number, first = self._store.start_submission(submission.token, submission.count)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
-            batch = _Batch(
+            new_jobs = _NewJobs(
                 like=like,
                 on=tuple(on),
                 spec_id=self._store.add_spec(submission.spec),
@@ -103,28 +104,28 @@ class UserRequests:
             )
             pieces = _pieces(iter(submission.elements), first, max(1, _PIECE // (1 + len(on))))
             for start, piece in pieces if is_small else itertools.islice(pieces, 1):
-                self._add(batch, start, piece)
+                self._add(new_jobs, start, piece)
             if is_small:
                 self._store.complete_submission(number)
         if not is_small:
             for start, piece in pieces:
                 yield
                 with self._store.transaction():
-                    self._add(batch, start, piece)
+                    self._add(new_jobs, start, piece)
             yield
             with self._store.transaction(is_synced=True):
                 self._store.complete_submission(number)
-                for other in on:  # it may have ended in the meantime
+                for other in on:  # a dependency may have ended in the meantime
                     self._transitions.settle_dependants(other.job_id, self._clock.now())
         return first, first + submission.count - 1
 
-    def _add(self, batch: _Batch, first: int, piece: list[ArrayElement]) -> None:
-        self._store.add_jobs(batch.like, batch.spec_id, batch.lane_id, first, piece)
-        if batch.on:
-            self._store.add_dependencies(range(first, first + len(piece)), batch.on)
+    def _add(self, new_jobs: _NewJobs, first: int, piece: list[ArrayElement]) -> None:
+        self._store.add_jobs(new_jobs.like, new_jobs.spec_id, new_jobs.lane_id, first, piece)
+        if new_jobs.on:
+            self._store.add_dependencies(range(first, first + len(piece)), new_jobs.on)
 
     def _first_job(self, submission: Submission, user: str) -> tuple[Job, list[Dependency]]:
-        """What all of its jobs are like, and what they wait for."""
+        """Return a template of all its jobs, and their dependencies."""
         on = self._dependencies(submission.dependencies)
         others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
         found, why = outlook_of_all(others)
@@ -136,7 +137,7 @@ class UserRequests:
         }
         first = state[found]
         if submission.is_held and first is not JobState.REJECTED:
-            first, why = JobState.HELD, "held when it was submitted"
+            first, why = JobState.HELD, "submitted as held"
         job = Job(
             id=0,
             spec=submission.spec,
@@ -153,8 +154,8 @@ class UserRequests:
     def _dependencies(self, asked: Iterable[tuple[DependencyKind, JobSelection]]) -> list[Dependency]:
         found = []
         for kind, selection in asked:
-            ids = [job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last)]
-            # Those that are still arriving may be taken back, and nobody has been told of them yet.
+            ids = [job_id for first, last in self.id_ranges(selection) for job_id in self._queries.ids(first, last)]
+            # Jobs of an incomplete submission may still be dropped, and their ids are not known to any user yet.
             found += [Dependency(job_id=job_id, kind=kind) for job_id in ids if not self._store.is_arriving(job_id)]
         return found
 
@@ -173,7 +174,7 @@ class UserRequests:
         return (yield from self._each(selection, self._retry))
 
     def suspend(self, selection: JobSelection, sample: Sample) -> InPieces[ChangeResult]:
-        self._controller.observe(sample)
+        self._controller.usage_tracker.note(sample, self._clock.now())
         return (yield from self._each(selection, lambda job, now: self._suspend(job, now, sample)))
 
     def resume(self, selection: JobSelection) -> InPieces[ChangeResult]:
@@ -181,17 +182,15 @@ class UserRequests:
 
     def prioritise(self, selection: JobSelection, priority: int) -> InPieces[ChangeResult]:
         def move(job: Job, now: float) -> None:
-            if job.state in FINISHED:
-                raise UserError(f"it is {job.state} already")
+            _refuse_finished(job)
             if job.state is JobState.PENDING:
-                raise UserError(f"it is with {job.spec.engine} already, in that one's own order")
+                raise UserError(f"{job.spec.engine} already has it, and keeps its own order")
             self._transitions.prioritise(job, priority, now)
 
         return (yield from self._each(selection, move))
 
     def _cancel(self, job: Job, now: float) -> None:
-        if job.state in FINISHED:
-            raise UserError(f"it is {job.state} already")
+        _refuse_finished(job)
         if job.state is JobState.STOPPING and not self._transitions.cancel_instead(job.id, now):
             raise UserError("it is being stopped already")
         if job.state in LIVE and job.state is not JobState.STOPPING:
@@ -201,9 +200,10 @@ class UserRequests:
 
     def _hold(self, job: Job, now: float) -> None:
         if job.state in LIVE:
-            where = f"is with {job.spec.engine}" if job.state is JobState.PENDING else "runs"
-            raise UserError(f"it {where} already: `gpuyard cancel` would stop it")
-        self._transitions.apply(job, JobEvent.HOLD, now, "held: `gpuyard release` lets it go on")
+            what = f"{job.spec.engine} already has it" if job.state is JobState.PENDING else "it has already started"
+            raise UserError(f"{what}: `gpuyard cancel` stops it")
+        _refuse_finished(job)
+        self._transitions.apply(job, JobEvent.HOLD, now, "held until `gpuyard release`")
 
     def _release(self, job: Job, now: float) -> None:
         if job.state is not JobState.HELD:
@@ -217,39 +217,40 @@ class UserRequests:
             self._refuse_second(job)
             self._transitions.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.reset_failures(job.id)
-            self._transitions.estimates.forget_job()
+            self._transitions.estimates.clear_cache()
         else:
-            raise UserError(f"it is {job.state}: only what has ended can be run again")
+            raise UserError(f"it is {job.state}: only finished jobs can be retried")
 
     def _refuse_second(self, job: Job) -> None:
-        """A config of a workspace runs once at a time."""
+        """Refuse a second live job for the same config of a workspace."""
         if job.spec.task is not None and (other := self._store.find_unfinished(job.spec.tag, job.spec.name or "")):
-            raise UserError(f"job {other} does the same already")
+            raise UserError(f"job {other} already runs this config")
 
     def _suspend(self, job: Job, now: float, sample: Sample) -> None:
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
             self._transitions.stay_suspended(job.id, now)
             return
         if job.state is not JobState.RUNNING:
-            raise UserError(f"it is {job.state}: only what runs can be suspended")
+            raise UserError(f"it is {job.state}: only running jobs can be suspended")
         if job.spec.engine:
-            raise UserError(f"it cannot be suspended: {job.spec.engine} has it")
+            raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         why_not = self._controller.suspend_control.refusal(
             self._transitions.live[job.id], sample, self._controller.rules
         )
         if why_not is not None:
             raise UserError(f"it cannot be suspended: {why_not}")
-        self._transitions.park(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
+        self._transitions.suspend(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
 
     def _resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
-        self._transitions.resume_when_there_is_room(job.id, now)
+        self._transitions.resume_when_memory_is_free(job.id, now)
 
     def _each(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
+        """Apply `act` to each selected job; a job for which it raises UserError is unchanged."""
         changed: list[int] = []
         refused: list[RequestRefused] = []
-        ids = (job_id for first, last in self.stretches(selection) for job_id in self._catalogue.ids(first, last))
+        ids = (job_id for first, last in self.id_ranges(selection) for job_id in self._queries.ids(first, last))
         for piece in _batched(ids, _PIECE):
             now = self._clock.now()
             with self._transitions.in_step(), self._store.transaction(is_synced=True):
@@ -264,18 +265,20 @@ class UserRequests:
             yield
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
 
-    def stretches(self, selection: JobSelection) -> list[tuple[int, int]]:
-        """The ids that are meant; UserError for those that do not exist."""
+    def id_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
+        """Return the selected job ids as ranges. Raises UserError for jobs that do not exist."""
         if selection.is_empty:
-            raise UserError("no job is named", hint="write an id as 17, a range as 17-20, or name=big, tag=night, all")
-        found = self._catalogue.ranges(selection)
+            raise UserError(
+                "no job is given", hint="give an id such as 17, a range such as 17-20, name=big, tag=night or all"
+            )
+        found = self._queries.ranges(selection)
         for first, last in selection.ranges:
-            if next(self._catalogue.ids(first, last), None) is None:
+            if next(self._queries.ids(first, last), None) is None:
                 what = f"job {first}" if first == last else f"job in {first}-{last}"
-                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` shows those there are")
+                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs")
         if not found and not selection.is_all:
             wanted = [f"name={name}" for name in selection.names] + [f"tag={tag}" for tag in selection.tags]
-            raise UserError(f"there is no job with {' or '.join(wanted)}", hint="`gpuyard queue --all` shows all")
+            raise UserError(f"there is no job with {' or '.join(wanted)}", hint="`gpuyard queue --all` lists all jobs")
         return found
 
     # The queue as a whole
@@ -286,53 +289,53 @@ class UserRequests:
             self._store.set_setting("draining", "1" if draining else "")
 
     def set_stopped(self, tag: str, *, stopped: bool) -> None:
-        """Nothing of that tag starts, until it is set otherwise."""
+        """Keep jobs of this tag from starting, or allow them again."""
         tags = self._store.stopped_tags()
         tags = tags | {tag} if stopped else tags - {tag}
         with self._store.transaction(is_synced=True):
             self._store.set_setting("stopped_tags", json.dumps(sorted(tags)))
 
     def forget_estimates(self, fingerprints: Sequence[str] | None) -> int:
-        """What was learned under these, or all of it; how much that was."""
+        """Delete the profiles with these fingerprints, or all; return how many were deleted."""
         with self._store.transaction():
-            self._transitions.estimates.write_down()
-            self._transitions.estimates.forget_job()
-            return self._catalogue.delete_profiles(fingerprints)
+            self._transitions.estimates.save()
+            self._transitions.estimates.clear_cache()
+            return self._queries.delete_profiles(fingerprints)
 
     def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:
-        """The jobs that were forgotten, and how many attempts each had; their logs are the caller's to remove."""
+        """Delete old finished jobs; return their ids and numbers of attempts. The caller removes their logs."""
         before = self._clock.now() - older_than_s
         gone: list[tuple[int, int]] = []
-        while piece := self._catalogue.deletable(before, _PIECE):
+        while piece := self._queries.deletable(before, _PIECE):
             with self._store.transaction():
-                self._catalogue.delete_jobs([job_id for job_id, _ in piece])
+                self._queries.delete_jobs([job_id for job_id, _ in piece])
             gone += piece
             yield
         with self._store.transaction():
-            self._catalogue.delete_unreferenced()
+            self._queries.delete_unreferenced()
         return gone
 
 
 def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
-    """With devices by their ids; UserError for what this machine could never give."""
+    """Return the submission with device ids in place of names. Raises UserError if this machine can never run it."""
     need = submission.spec.need
     if submission.spec.engine:
         return submission
     if not need.devices:
-        only = None if submission.devices is None else _named(submission, snapshot)
+        only = None if submission.devices is None else _selected_devices(submission, snapshot)
         return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
     if submission.devices_are_optional and not snapshot.usable_devices():
         without = replace(submission.spec, need=Need(devices=0), sees_all_devices=True)
         return replace(submission, spec=without)
-    need = replace(need, only=_named(submission, snapshot))
+    need = replace(need, only=_selected_devices(submission, snapshot))
     suitable = [
         device
         for device in snapshot.usable_devices()
         if (need.only is None or device.id in need.only) and device.id not in banned and is_of_kind(need, device)
     ]
     if not snapshot.usable_devices():
-        word = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
-        raise UserError("there is no GPU to use", hint=f"`gpuyard doctor` says why; {word} does without")
+        option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
+        raise UserError("there is no usable GPU", hint=f"`gpuyard doctor` says why; {option} runs without a GPU")
     has_sizes = any(capacity(device) is not None for device in suitable)
     if submission.spec.pace is not None and isinstance(need.memory, FixedMemory) and not has_sizes:
         need = replace(need, memory=WholeDevice())  # a device of unknown size cannot be shared
@@ -340,15 +343,21 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     return replace(submission, spec=replace(submission.spec, need=replace(need, banned=banned)))
 
 
-def _named(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None:
-    """Those asked for by name; else those that a CUDA_VISIBLE_DEVICES of the user's own leaves."""
+def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None:
+    """Return the ids of the requested devices; else those in the user's own CUDA_VISIBLE_DEVICES; None for any."""
     if submission.devices is not None:
         return tuple(dict.fromkeys(find_devices(submission.devices, snapshot)))
     environment = submission.spec.environment
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or LEASE_VARIABLE in environment:  # a job that submits another has ours, which says nothing
+    if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one
         return None
     return tuple(device.id for device in named_visible(visible, snapshot))
+
+
+def _refuse_finished(job: Job) -> None:
+    if job.state in FINISHED:
+        was = "was already" if job.state in (JobState.CANCELLED, JobState.REJECTED) else "has already"
+        raise UserError(f"it {was} {job.state}")
 
 
 def _pieces(elements: Iterator[ArrayElement], first: int, size: int) -> Iterator[tuple[int, list[ArrayElement]]]:

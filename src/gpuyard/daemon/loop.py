@@ -14,8 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuyard.config import config_stamp, load_config
-from gpuyard.control.controller import Controller
-from gpuyard.control.step import Rules, Step
+from gpuyard.control.controller import Controller, Step
+from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.job.job import Attempt
@@ -243,7 +243,7 @@ class SchedulerLoop:
         transitions = self.controller.transitions
         if not any(live.attempt.devices for live in transitions.live.values()):
             return _MEASURE_RAM_S
-        return _MEASURE_NEW_S if self._clock.now() - transitions.begun_at < _NEW_S else _MEASURE_S
+        return _MEASURE_NEW_S if self._clock.now() - transitions.last_start_at < _NEW_S else _MEASURE_S
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard import config
-from gpuyard.control.step import Rules
+from gpuyard.control.rules import Rules
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits

@@ -11,8 +11,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
-from gpuyard.control.controller import Controller
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Controller, Step
 from gpuyard.control.user_requests import InPieces, UserRequests
 from gpuyard.core.job.job import JobSpec, OutcomeKind
 from gpuyard.core.job.submission import ArrayElement, Submission

@@ -199,7 +199,7 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         sizes_each=job.spec.learns_memory,
         preempts=job.spec.preempts,
         pace=job.spec.pace,
-        tag_sharing=job.spec.crew,
+        tag_sharing=job.spec.tag_sharing,
         engine=job.spec.engine,
         demands=_demands(job.spec) if job.spec.engine else (),
     )

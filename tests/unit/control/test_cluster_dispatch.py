@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gpuyard.control.controller import Step
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
-from gpuyard.control.step import Step
 from gpuyard.core.cluster.offer import Amount, Offer
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
@@ -77,7 +77,7 @@ class Yard:
         self.world = World(1, plain_nature)
         self.database = open_database(None)[0]
         self.life = Life(self.world, self.database, Gaps(), rules=RULES, trouble=0.0, moves_fail=0.0)
-        self.life.controller.engines._open = lambda _: self.engine
+        self.life.controller.engines._open_engine = lambda _: self.engine
         self.life.controller.recover()
 
     def submit(self, *command: str, crew: TagSharing | None = None, **options: Any) -> int:
@@ -309,7 +309,7 @@ def test_what_was_refused_is_offered_again_later_and_later_and_was_no_attempt(ya
         waits.append(round(refuse(yard, job_id)))
         [(kind, text)] = yard.why(job_id)
         assert kind is ReasonKind.NO_ENGINE
-        assert text.startswith("yonder did not take it: no such partition; tried again every")
+        assert text.startswith("yonder refused it: no such partition; next try in")
         assert yard.job(job_id).attempts == 0
         yard.step(after_s=waits[-1] + 0.01)
         assert yard.job(job_id).state is JobState.PENDING
@@ -390,11 +390,11 @@ def attempt_of(job_id: int) -> Attempt:
 def test_one_that_cannot_be_opened_says_why_and_is_tried_again_after_a_while(error: Exception, trouble: str) -> None:
     door = Door(error)
     assert [door.engines.offer_of("yonder").trouble for _ in range(3)] == [trouble] * 3
-    assert (door.tries, door.engines.is_shut("yonder")) == (1, True)
+    assert (door.tries, door.engines.is_closed("yonder")) == (1, True)
     door.error = None
     door.now += OPEN_AGAIN_S
     assert door.engines.offer_of("yonder") == Offer()
-    assert not door.engines.is_shut("yonder")
+    assert not door.engines.is_closed("yonder")
 
 
 def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(yard: Yard) -> None:
@@ -415,7 +415,7 @@ def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_comes_back
     def cannot(_: str) -> Yonder:
         raise EnvironmentFault("its package is broken")
 
-    yard.life.controller.engines._open = cannot
+    yard.life.controller.engines._open_engine = cannot
     job_id, here = yard.submit("train"), yard.submit("run", "5", engine="local")
     assert yard.wakes_after(yard.step()) == pytest.approx(OPEN_AGAIN_S)
     assert yard.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]

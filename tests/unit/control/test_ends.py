@@ -56,9 +56,9 @@ def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_ro
 def resuming(shelf: Shelf) -> tuple[JobTransitions, int]:
     """A job that a daemon was bringing back as it died."""
     transitions, job_id = running(shelf)
-    transitions.park(job_id, SuspendedBy.FOR_ROOM, 120.0, "it makes room")
-    transitions.move(job_id, JobEvent.MOVED_OUT, 121.0)
-    transitions.move(job_id, JobEvent.RESUME, 130.0)
+    transitions.suspend(job_id, SuspendedBy.FOR_ROOM, 120.0, "preempted")
+    transitions.move_suspension(job_id, JobEvent.MOVED_OUT, 121.0)
+    transitions.move_suspension(job_id, JobEvent.RESUME, 130.0)
     after = JobTransitions(shelf.store)
     after.reload()
     return after, job_id
@@ -68,16 +68,16 @@ def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold
     transitions, job_id = resuming(shelf)
     suspender = Suspender()
     suspend_control = SuspendControl(transitions, suspender)
-    suspend_control.ask()
+    suspend_control.request()
     assert suspender.resumed == []
-    suspend_control.parks([LEASE], 131.0)
-    suspend_control.ask()
-    suspend_control.ask()
+    suspend_control.release_leases([LEASE], 131.0)
+    suspend_control.request()
+    suspend_control.request()
     assert suspender.resumed == [job_id]
 
 
 def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(shelf: Shelf) -> None:
     transitions, job_id = resuming(shelf)
     suspend_control = SuspendControl(transitions, Suspender())
-    suspend_control.parks([], 131.0)
+    suspend_control.release_leases([], 131.0)
     assert shelf.job(job_id).state is JobState.SUSPENDED

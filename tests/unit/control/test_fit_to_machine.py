@@ -46,7 +46,7 @@ def test_a_batch_that_asks_for_devices_is_refused_where_there_are_none(options: 
 
 
 def test_a_single_job_is_refused_where_there_are_no_devices() -> None:
-    with pytest.raises(UserError, match="there is no GPU to use"):
+    with pytest.raises(UserError, match="there is no usable GPU"):
         fitted()
 
 

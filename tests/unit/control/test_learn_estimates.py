@@ -15,7 +15,7 @@ def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(shelf: She
     estimates.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     assert estimates.estimate(job).likely_s == 30.0
     assert LearnedEstimates(shelf.store).estimate(job).likely_s is None
-    estimates.write_down()
+    estimates.save()
     after = LearnedEstimates(shelf.store)
     assert after.profiles(job) == estimates.profiles(job)
     assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.ledger_ticket import IN_LINE_AFTER_S, QueueTicket
+from gpuyard.control.ledger_ticket import TICKET_AFTER_S, QueueTicket
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane
@@ -47,27 +47,27 @@ def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) 
 
 
 def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: QueueTicket) -> None:
-    place.stand(head(), 100.0, has_started=False)
+    place.update(head(), 100.0, has_started=False)
     assert [line.ticket] == [None]
-    assert place.wake_at(100.0) == 100.0 + IN_LINE_AFTER_S
-    place.stand(head(), 100.0 + IN_LINE_AFTER_S, has_started=False)
+    assert place.wake_at(100.0) == 100.0 + TICKET_AFTER_S
+    place.update(head(), 100.0 + TICKET_AFTER_S, has_started=False)
     assert line.ticket == "job 1"
-    assert place.wake_at(100.0 + IN_LINE_AFTER_S) is None
+    assert place.wake_at(100.0 + TICKET_AFTER_S) is None
 
 
 def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: QueueTicket) -> None:
     for now in (100.0, 101.0):
-        place.stand(head(), now, has_started=False)
-    place.stand(head(job_id=2), 102.0, has_started=True)
+        place.update(head(), now, has_started=False)
+    place.update(head(job_id=2), 102.0, has_started=True)
     assert line.ticket is None
-    place.stand(head(job_id=2), 103.0, has_started=False)
+    place.update(head(job_id=2), 103.0, has_started=False)
     assert line.entered == ["job 1", "job 2"]
 
 
 def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: QueueTicket) -> None:
     for now in (100.0, 101.0):
-        place.stand(head(), now, has_started=False)
-    place.stand(None, 102.0, has_started=False)
+        place.update(head(), now, has_started=False)
+    place.update(None, 102.0, has_started=False)
     assert line.ticket is None
     assert place.wake_at(102.0) is None
 
@@ -77,5 +77,5 @@ def test_what_we_hold_back_ourselves_takes_no_place_from_others(
     line: Line, place: QueueTicket, kind: ReasonKind
 ) -> None:
     for now in (100.0, 101.0):
-        place.stand(head(kind=kind), now, has_started=False)
+        place.update(head(kind=kind), now, has_started=False)
     assert line.entered == []

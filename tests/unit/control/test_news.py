@@ -18,7 +18,7 @@ def transitions(shelf: Shelf) -> JobTransitions:
 
 def begin(transitions: JobTransitions, shelf: Shelf, job_id: int) -> None:
     number = shelf.job(job_id).attempts + 1
-    transitions.begin(
+    transitions.start(
         shelf.job(job_id), Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",))
     )
 

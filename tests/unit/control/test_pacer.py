@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def standing(self) -> PaceState:
-        return self.batch_gates.standings[self.group]
+        return self.batch_gates.pace_states[self.group]
 
     def hold(self, *reasons: Reason, now: float = NOW) -> None:
         """Its next run is held back for these reasons."""
@@ -62,7 +62,7 @@ class Bench:
         self, job_id: int, look: Sample, now: float = NOW, *shares: Share, charged_mb: float | None = None
     ) -> None:
         (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
-        self.transitions.begin(
+        self.transitions.start(
             self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now)
         )
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
@@ -71,7 +71,7 @@ class Bench:
     def learn_ram(self, ram_mb: float) -> None:
         """A run that has come and gone teaches it."""
         job_id = self.runs[-1]
-        self.transitions.begin(
+        self.transitions.start(
             self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW)
         )
         self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
@@ -154,11 +154,11 @@ def test_waits_and_unknown_figures_outlive_the_daemon(bench: Bench) -> None:
     bench.hold(BUSY, now=NOW)
     bench.hold(BUSY, now=NOW + 7)
     bench.restart()
-    assert bench.batch_gates.batch(bench.group) == BatchGateState(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
+    assert bench.batch_gates.saved_state(bench.group) == BatchGateState(waits_s={"cpu": 7.0}, unknown=("--max-cpu",))
     bench.see(NOW + 100)
     bench.hold(BUSY, now=NOW + 100)
     bench.hold(BUSY, now=NOW + 101)
-    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 8.0}
+    assert bench.batch_gates.saved_state(bench.group).waits_s == {"cpu": 8.0}
 
 
 def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench: Bench) -> None:
@@ -169,11 +169,11 @@ def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench:
         bench.shelf.finish(job_id, NOW + 2)
     bench.see(NOW + 2)
     bench.restart()
-    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 2.0}
+    assert bench.batch_gates.saved_state(bench.group).waits_s == {"cpu": 2.0}
 
 
 def test_a_batch_of_which_nothing_is_known_has_waited_for_nothing(bench: Bench) -> None:
-    assert bench.batch_gates.batch(4711) == BatchGateState()
+    assert bench.batch_gates.saved_state(4711) == BatchGateState()
 
 
 def test_after_a_step_that_failed_all_is_made_anew_from_the_store(bench: Bench) -> None:
@@ -207,7 +207,7 @@ def test_each_reason_is_of_a_gate_and_waits_are_counted_by_it(bench: Bench, kind
     bench.hold(why)
     assert bench.batch_gates.held_by(bench.group) == (gate, why)
     bench.hold(why, now=NOW + 2.5)
-    assert bench.batch_gates.batch(bench.group).waits_s == {gate: 2.5}
+    assert bench.batch_gates.saved_state(bench.group).waits_s == {gate: 2.5}
 
 
 def test_of_several_reasons_the_first_is_told(bench: Bench) -> None:
@@ -221,14 +221,14 @@ def test_the_time_until_the_next_look_belongs_to_the_gate_that_held_then(bench: 
     bench.hold(BUSY)
     bench.hold(STAGGERED, now=NOW + 2)
     bench.hold(BUSY, now=NOW + 5)
-    assert bench.batch_gates.batch(bench.group).waits_s == {"cpu": 2.0, "stagger": 3.0}
+    assert bench.batch_gates.saved_state(bench.group).waits_s == {"cpu": 2.0, "stagger": 3.0}
 
 
 def test_a_batch_that_nothing_holds_back_waits_for_nothing(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see())
     bench.launch(bench.runs[1], bench.see(NOW + 5), NOW + 5)
     assert bench.batch_gates.held_by(bench.group) is None
-    assert bench.batch_gates.batch(bench.group).waits_s == {}
+    assert bench.batch_gates.saved_state(bench.group).waits_s == {}
 
 
 def test_one_that_waits_for_the_clock_is_woken_when_its_time_has_come(bench_with: Callable[[BatchPace], Bench]) -> None:
@@ -329,7 +329,7 @@ def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> 
     )
     other = shelf.add(1, command=("sh", "-c", "else"))[0]
     transitions = JobTransitions(shelf.store)
-    transitions.begin(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
+    transitions.start(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
     transitions.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
     transitions.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
     learned = transitions.estimates.predicted_mb(shelf.job(second))
@@ -341,7 +341,7 @@ def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> 
 
 def test_ram_of_another_batch_s_runs_is_counted_too(bench: Bench) -> None:
     other = bench.shelf.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
-    bench.transitions.begin(
+    bench.transitions.start(
         bench.shelf.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW)
     )
     bench.see(memory_available_mb=10 * GB)
@@ -356,7 +356,7 @@ def test_a_bound_that_nobody_can_keep_is_told_once(bench: Bench, caplog: pytest.
         for second in range(3):
             bench.see(NOW + second, cpu_percent=None)
     assert [record.message for record in caplog.records] == [
-        f"batch {bench.group}: --max-cpu is not enforced, as no probe gives the figure"
+        f"batch {bench.group}: --max-cpu is not enforced, as no probe measures the value"
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder

@@ -124,7 +124,7 @@ def fill(store: JobStore) -> None:
 
 def _add_plain(store: JobStore) -> None:
     submit(store, like(), token="sent-once")  # 1, queued
-    submit(store, replace(like(state=JobState.HELD), reason="held when it was submitted"))  # 2
+    submit(store, replace(like(state=JobState.HELD), reason="submitted as held"))  # 2
     blocked = submit(store, like(state=JobState.BLOCKED))  # 3
     store.add_dependencies([blocked], [Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)])
     delayed = submit(store, like())  # 4
@@ -172,7 +172,7 @@ def _add_suspended(store: JobStore) -> None:
         store.update_attempt(
             replace(started, parked=SuspendedBy.FOR_ROOM, suspended_at=1100.0, suspended_s=30.0, usage=USAGE)
         )
-        store.change_state(job_id, state, reason="it makes room for job 17")
+        store.change_state(job_id, state, reason="preempted by job 17")
     short = submit(store, like(LEARNING))  # 17
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="out of memory: CUDA out of memory")
     store.start_attempt(attempt(short))

@@ -13,17 +13,17 @@ TASK = Task(workspace="/w", config="a b", owner="w-1/2", marker="/w/out/a b_comp
 
 
 def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:
-    (first,) = shelf.add(tag="w", crew=CREW, task=TASK)
+    (first,) = shelf.add(tag="w", tag_sharing=CREW, task=TASK)
     again = JobStore(shelf.db)
     (queue,) = again.ready_queues()
     assert queue.lane.tag_sharing == CREW
     job = again.job(first)
     assert job is not None
-    assert (job.spec.crew, job.spec.task) == (CREW, TASK)
+    assert (job.spec.tag_sharing, job.spec.task) == (CREW, TASK)
 
 
 def test_the_last_start_of_a_tag_is_that_of_its_own_jobs(shelf: Shelf) -> None:
-    first, second = shelf.add(2, tag="w", crew=CREW)
+    first, second = shelf.add(2, tag="w", tag_sharing=CREW)
     (stranger,) = shelf.add(tag="other")
     assert shelf.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (stranger, 900.0)):

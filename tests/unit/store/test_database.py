@@ -115,7 +115,7 @@ def test_every_job_is_read_back_from_disk(reopened: Database) -> None:
     assert set(store.counts()) == set(counted)
     plain = jobs[1].spec
     assert (plain.command, plain.environment, plain.need) == (("python", "train.py"), {"LANG": "caf\udce9"}, Need())
-    assert (jobs[2].reason, jobs[10].reason) == ("held when it was submitted", "never satisfied")
+    assert (jobs[2].reason, jobs[10].reason) == ("submitted as held", "never satisfied")
     assert (jobs[4].due_at, jobs[4].failures, jobs[4].attempts) == (1030.0, 1, 1)
     assert jobs[7].outcome == Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
     assert jobs[8].outcome == Outcome(kind=OutcomeKind.FAILED, status=3, reason="exit status 3")
@@ -216,7 +216,7 @@ def test_a_batch_is_read_back_with_its_pace_and_state(reopened: Database) -> Non
         sample_log="/data/me/samples.csv",
     )
     assert store.last_start_in_batch(18) == 1030.0
-    assert BatchGates(JobTransitions(store)).batch(18) == BatchGateState(
+    assert BatchGates(JobTransitions(store)).saved_state(18) == BatchGateState(
         waits_s={"cpu": 12.5, "gpu-memory": 3.0}, unknown=("--max-gpu",)
     )
     assert QueueQueries(reopened, store).submission_of(18) == (18, 20, "batch")

@@ -86,7 +86,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     - `configuration`: digest of the files that the command names.
     - `pace`: how fast the runs of a batch start.
     - `sees_all_devices`: no probe found a device, so none is leased and none is hidden from the program.
-    - `crew`: how jobs of the same tag share devices. `task`: set for a task of a workspace.
+    - `tag_sharing`: how jobs of the same tag share devices. `task`: set for a task of a workspace.
     - `engine`: engine that places the job, with `engine_options`; empty for this machine.
     """
 
@@ -109,7 +109,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     on_preempt: OnPreempt = OnPreempt.SUSPEND
     pace: BatchPace | None = None
     sees_all_devices: bool = False
-    crew: TagSharing | None = None
+    tag_sharing: TagSharing | None = None
     task: Task | None = None
     engine: str = ""
     engine_options: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         preempts=options["preempt"],
         on_preempt=OnPreempt(options["on-preempt"]),
         pace=pace,
-        crew=request.crew,
+        tag_sharing=request.crew,
         task=request.task,
         engine="" if options["engine"] in (None, LOCAL) else options["engine"],
         engine_options=tuple(map(_check_printable, options["engine-option"])),
@@ -137,7 +137,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     )
     if spec.engine:
         _refuse_local_options(spec.engine, options)
-    if spec.crew is not None and not spec.tag:
+    if spec.tag_sharing is not None and not spec.tag:
         raise UserError("a crew is a rule for the jobs of a tag, and these jobs have no tag", hint="give them a tag")
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]

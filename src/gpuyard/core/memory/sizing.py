@@ -76,7 +76,7 @@ def size_need(  # noqa: PLR0913 - all that is known about the job
         memory_mb = predicted_mb(exact, program)
         memory_mb = sibling_mb if memory_mb is None else memory_mb
         if memory_mb is None:
-            return _first_run(need, job.spec.crew, program, sizes, first_run_part)
+            return _first_run(need, job.spec.tag_sharing, program, sizes, first_run_part)
     if memory_mb is None:
         return need
     if _takes_all(memory_mb, need, sizes):

@@ -16,7 +16,7 @@ def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
     first, last, token = _find_batch(scheduler, first_id)
     counts = scheduler.queries.counts_in(first, last)
     gate, reason = _closed_gate(scheduler, first)
-    batch = scheduler.controller.batch_gates.batch(first)
+    batch = scheduler.controller.batch_gates.saved_state(first)
     live = [each.job for each in scheduler.controller.transitions.live.values() if first <= each.job.id <= last]
     device_id = None if reason is None else reason.device_id
     snapshot = scheduler.sampling.latest.snapshot

@@ -93,7 +93,7 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
 
 def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
     """Return the first specific reason why the first job of this lane waits."""
-    hold = next((hold for hold in scheduler.controller.holds if hold.lane.id == lane_id), None)
+    hold = next((hold for hold in scheduler.controller.waiting if hold.lane.id == lane_id), None)
     if hold is None:
         return None
     snapshot = scheduler.sampling.latest.snapshot

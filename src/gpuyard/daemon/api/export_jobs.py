@@ -20,7 +20,7 @@ def export_page(scheduler: SchedulerLoop, ids: str, after: int) -> ExportPage:
 
 
 def _find_ids(scheduler: SchedulerLoop, ids: str, after: int) -> Iterator[int]:
-    ranges = scheduler.requests.stretches(parse_selection(ids)) if ids else [(1, scheduler.queries.last_id())]
+    ranges = scheduler.requests.id_ranges(parse_selection(ids)) if ids else [(1, scheduler.queries.last_id())]
     for first, last in ranges:
         yield from scheduler.queries.ids(max(first, after + 1), last, None if ids else sorted(WAITING))
 

@@ -62,7 +62,7 @@ class JobListHandler:
         query = decode_query(request, JobsQuery)
         limit, offset = min(query.limit, MOST_ROWS), query.after
         ids = query.ids
-        ranges = tuple(self._scheduler.requests.stretches(parse_selection(ids))) if ids else None
+        ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(ids))) if ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         if offset == 0 and limit <= _FEW and query.order == "queue" and _is_found_quickly(wanted):
             jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
@@ -143,7 +143,7 @@ class JobListHandler:
     async def _wait(self, request: Request) -> WaitResult:
         scheduler, query = self._scheduler, decode_query(request, WaitQuery)
         ranges = (
-            scheduler.requests.stretches(parse_selection(query.ids)) if query.ids else scheduler.queries.unfinished()
+            scheduler.requests.id_ranges(parse_selection(query.ids)) if query.ids else scheduler.queries.unfinished()
         )
         waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
         await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))

@@ -81,7 +81,7 @@ def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
 def _write_down(scheduler: SchedulerLoop) -> None:
     """Write estimates to the store that are still in memory."""
     with scheduler.store.transaction():
-        scheduler.controller.transitions.estimates.write_down()
+        scheduler.controller.transitions.estimates.save()
 
 
 # Advice

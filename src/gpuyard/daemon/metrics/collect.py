@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics.counters import EventCounters
 from gpuyard.daemon.metrics.prometheus_text import Scrape, write_metrics

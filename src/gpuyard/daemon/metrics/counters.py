@@ -6,7 +6,7 @@ The counters are called after every step, up to a thousand times a second with s
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.snapshot import Device, Host
 from gpuyard.daemon.api.codec import decode_query, encode
 from gpuyard.daemon.loop import SchedulerLoop

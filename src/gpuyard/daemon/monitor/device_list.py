@@ -7,7 +7,7 @@ import asyncio
 
 from msgspec import Struct
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.lease import Lease
 from gpuyard.core.memory.device_breakdown import Breakdown, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuyard.config import load_config
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease

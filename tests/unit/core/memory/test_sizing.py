@@ -82,21 +82,21 @@ def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alo
 
 
 def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
-    three = job(crew=TagSharing(most_per_device=3))
+    three = job(tag_sharing=TagSharing(most_per_device=3))
     need = size_need(three, None, None, CARDS)
     assert need.memory == PartOfDevice(1 / 3)
     learned = size_need(three, seen(4000.0), None, CARDS)
     assert isinstance(learned.memory, FixedMemory)
     grown = size_need(
-        job(growth=Growth(count=1, memory_mb=9 * GB), crew=TagSharing(most_per_device=3)), None, None, CARDS
+        job(growth=Growth(count=1, memory_mb=9 * GB), tag_sharing=TagSharing(most_per_device=3)), None, None, CARDS
     )
     assert grown.memory == FixedMemory(9 * GB)
 
 
 def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
-    assert size_need(job(crew=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    assert size_need(job(tag_sharing=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
-    assert size_need(job(crew=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
+    assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
 def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:

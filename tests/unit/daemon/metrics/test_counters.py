@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.step import Step
+from gpuyard.control.controller import Step
 from gpuyard.core.job.job import Attempt, Job, JobSpec, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind

@@ -29,7 +29,7 @@ class Queue:
             return {"tasks": self._tasks}
         if path == "/submissions":
             if body["options"]["name"] == self._refuses:
-                raise UserError("there is no GPU to use")
+                raise UserError("there is no usable GPU")
             self.submitted.append(body)
             return {"first": 100 + len(self.submitted)}
         assert (method, path) == ("POST", "/tags/go")
@@ -102,7 +102,7 @@ def test_a_rerun_that_the_queue_refuses_leaves_its_marker(
     marker = mark(workspace, "b")
     submitted, started = start(workspace, Queue([], refuses="b"), monkeypatch, is_rerun=True)
     assert submitted == ["a"]
-    assert [(each.config, each.why) for each in started.refused] == [("b", "there is no GPU to use")]
+    assert [(each.config, each.why) for each in started.refused] == [("b", "there is no usable GPU")]
     assert marker.exists()
 
 
