@@ -293,7 +293,7 @@ class JobTransitions:
         )
 
     def settle_dependants(self, job_id: int, now: float) -> None:
-        """Unblock jobs whose dependencies are met, and reject those that can never start, with all that depend on them."""
+        """Unblock jobs whose dependencies are met; reject those that can never start, and all that depend on them."""
         ended = [job_id]
         while ended:  # no recursion: a chain may be longer than Python's stack
             ended += self._settle(ended.pop(), now)
