@@ -69,7 +69,7 @@ def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "MOST_RERUNS", 6)
-    monkeypatch.setattr(sizing, "_GROWN", (1.25, 1.6, 1.6, 1.6, 1.6))
+    monkeypatch.setattr(sizing, "_GROWTH", (1.25, 1.6, 1.6, 1.6, 1.6))
 
 
 def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
