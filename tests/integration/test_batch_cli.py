@@ -151,7 +151,7 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     resumed = batch(3, *root, "--resume", program=program)
     assert resumed.returncode == 0
-    assert resumed.stderr.startswith("gpuyard: it goes on with 1 of 3 runs\n")
+    assert resumed.stderr.startswith("gpuyard: continuing with 1 of 3 runs\n")
     assert resumed.stdout.startswith("sh: all 3 runs succeeded")
     nothing_left = batch(3, *root, "--resume", program=program)
     assert (nothing_left.returncode, nothing_left.stdout) == (0, resumed.stdout)
@@ -171,7 +171,7 @@ def test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_anot
     (tmp_path / "mended").touch()
     again = batch(3, *typed, program=program)
     assert again.returncode == 0, again.stderr
-    told = f"gpuyard: the batch in {tmp_path}/out is unfinished: it goes on with 1 of 3 runs\n"
+    told = f"gpuyard: the batch in {tmp_path}/out is unfinished: continuing with 1 of 3 runs\n"
     assert again.stderr.startswith(told)
     other = batch(3, *typed, program=program)
     beside = f"gpuyard: the batch in {tmp_path}/out is finished (--append adds runs to it); starting a new one in "
@@ -200,13 +200,13 @@ def test_append_adds_runs_with_the_next_seeds_once_the_batch_is_finished(tmp_pat
     assert batch(2, *typed, program=program).returncode == 0
     added = batch(2, *typed, program=program)
     assert added.returncode == 1
-    told = f"gpuyard: adds seeds 7 to 8 to the batch in {tmp_path}/out: it goes on with 2 of 4 runs\n"
+    told = f"gpuyard: adds seeds 7 to 8 to the batch in {tmp_path}/out: continuing with 2 of 4 runs\n"
     assert added.stderr.startswith(told)
     assert "--append" not in added.stderr.splitlines()[-1]
     (tmp_path / "mended").touch()
     again = batch(2, *typed, program=program)
     unfinished = (
-        f"gpuyard: the batch in {tmp_path}/out is unfinished, so nothing is added: it goes on with 1 of 4 runs\n"
+        f"gpuyard: the batch in {tmp_path}/out is unfinished, so nothing is added: continuing with 1 of 4 runs\n"
     )
     assert (again.returncode, again.stderr.startswith(unfinished)) == (0, True)
     assert (tmp_path / "seeds").read_text().split() == ["5", "6", "7", "8", "8"]
@@ -235,7 +235,7 @@ def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Pa
     assert json.loads(told.stdout) == {
         "name": "sh", "ids": "1-2", "first": 1, "last": 2, "finish": 3, "root": str(tmp_path / "out"),
     }  # fmt: skip
-    assert "keeps the bounds it was begun with" in told.stderr
+    assert "keep the limits they were submitted with" in told.stderr
     let_go(tmp_path, 0, 1)
     assert batch(2, "--resume", "--output-root", "out", program=GATED).returncode == 0
 
@@ -256,7 +256,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
     ("arguments", "told"),
     [
         (["batch", "--", "true"], "how many runs?"),
-        (["batch", "--count", "3"], "there is no program to run"),
+        (["batch", "--count", "3"], "no program given"),
         (["batch", "--count", "0", "--", "true"], "--count 0 is too small"),
         (["batch", "--count", "many", "--", "true"], "--count takes a whole number"),
         (["batch", "--count", "200000", "--", "true"], "200,000 runs are too many"),
@@ -271,21 +271,24 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
         (["batch", "--count", "1", "--run-vram", "9G", "--gpus", "0", "--", "true"], "--gpus 0 asks for no GPU"),
         (["batch", "--count", "1", "--device", ",", "--", "true"], "--device names no GPU"),
         (["batch", "--count", "1", "--stagger", "soon", "--", "true"], "'soon' is not a time"),
-        (["batch", "--count", "1", "--time-limit", "0", "--", "true"], "--time-limit is no time at all"),
+        (["batch", "--count", "1", "--time-limit", "0", "--", "true"], "--time-limit is 0"),
         (["batch", "--count", "1", "--name", "a b", "--", "true"], "--name 'a b' is not one plain word"),
         (["batch", "--count", "1", "--sample-log", "x.txt", "--", "true"], "cannot log to 'x.txt'"),
-        (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames says what is pruned by"),
+        (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames needs --prune-output-root"),
         (["batch", "--count", "1", "--output-root", "", "--", "true"], "a path is empty"),
         (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
         (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
         (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),
-        (["datagen", "--count", "1", "--append", "--resume"], "--resume and --append do not go together"),
+        (["datagen", "--count", "1", "--append", "--resume"], "--resume and --append exclude each other"),
         (["datagen", "--count", "1"], "there is no program 'sim_view'\n  give a program on PATH"),
         (["batch", "--count", "1", "--", "/etc/passwd"], "'/etc/passwd' is not executable"),
         (["datagen", "--count", "1", "--program", ""], "--program '' is not a program"),
         (["datagen", "--count", "1", "--max-frames", "0"], "--max-frames 0 is too small"),
-        (["datagen", "--count", "1", "--no-prune", "--prune-keeps", "here"], "--prune-keeps is about a simulator"),
+        (
+            ["datagen", "--count", "1", "--no-prune", "--prune-keeps", "here"],
+            "--prune-keeps needs --prune-with program",
+        ),
         (["datagen", "--count", "1", "--frames", "*.png"], "add --prune-with scheduler"),
         (["datagen", "--count", "1", "--program", "true", "--prune-output-root", "out/x"], "inside the output root"),
     ],

@@ -101,7 +101,7 @@ def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_termi
     terminal.type(answer)
     status, said = terminal.end()
     assert status == 130
-    assert "the queue goes on with it, as jobs 1-2; `gpuyard queue` shows them" in said
+    assert "the batch continues in the queue as jobs 1-2; `gpuyard queue` shows them" in said
     let_go(tmp_path, 0, 1)
     assert run("wait", "1-3").returncode == 0
 
@@ -174,7 +174,7 @@ def test_a_batch_that_nobody_summed_up_is_told_as_such(paced: StandIn, state: st
     paced.answers["GET /jobs/4"] = job(4, state)
     result = batch(3, program="true")
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"job 4, which sums them up, has not succeeded: {state}\n" in result.stderr
+    assert f"job 4, which sums them up, is {state}\n" in result.stderr
     assert "`gpuyard logs 4` may say why" in result.stderr
 
 
@@ -183,14 +183,14 @@ def test_the_gate_that_holds_the_next_run_is_named_with_its_figure_and_its_gpu(
 ) -> None:
     paced.answers["GET /jobs/4"] = job(4, "failed")
     _, said = on_terminal("batch", "--count", "3", *OPEN, "--", "true").end()
-    assert "held by GPU 91% > 80% on GPU 1" in said
+    assert "limited by GPU 91% > 80% on GPU 1" in said
     assert "0 of 3 done" in said
     assert "10s" in said
-    assert said.count("gpuyard: --max-cpu is not enforced: no probe gives the figure") == 1
+    assert said.count("gpuyard: --max-cpu is not enforced: no probe measures it") == 1
 
 
 def test_a_bound_that_nobody_can_keep_is_told_once_in_a_pipe(paced: StandIn) -> None:
     paced.answers["GET /jobs/4"] = job(4, "failed")
     errors = batch(3, program="true").stderr
-    assert errors.count("gpuyard: --max-cpu is not enforced: no probe gives the figure\n") == 1
-    assert "0 of 3 done, 1 running, 2 waiting; held by GPU 91% > 80% on GPU 1; 10s\n" in errors
+    assert errors.count("gpuyard: --max-cpu is not enforced: no probe measures it\n") == 1
+    assert "0 of 3 done, 1 running, 2 waiting; limited by GPU 91% > 80% on GPU 1; 10s\n" in errors

@@ -168,7 +168,7 @@ def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
     options = ["--count", "2", *OPEN, "--output-root", str(tmp_path / "out"), "--", "true"]
     result = CliRunner().invoke(command, options, standalone_mode=False)
     assert result.return_value == 130
-    assert "the queue goes on with it, as jobs 1-2" in capfd.readouterr().err + result.output
+    assert "the batch continues in the queue as jobs 1-2" in capfd.readouterr().err + result.output
     assert run("wait", "1-3").returncode == 0
     assert summary_in(tmp_path / "out")["succeeded"] == 2
 

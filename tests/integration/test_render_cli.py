@@ -85,7 +85,7 @@ def test_outputs_that_are_there_are_never_replaced() -> None:
     assert "--resume" in again.stderr
     resumed = render("render", "--resume")
     assert resumed.returncode == 0
-    assert resumed.stdout.startswith("0 of 24 labels rendered, 24 were there already")
+    assert resumed.stdout.startswith("0 of 24 labels rendered, 24 existed already")
     assert outputs() == before
 
 
@@ -123,7 +123,7 @@ def test_with_strict_nothing_is_rendered_and_all_that_is_wrong_is_told() -> None
 def test_a_manifest_with_nothing_in_it_is_a_mistake(content: str) -> None:
     Path("manifest.jsonl").write_text(content)
     result = render()
-    assert (result.returncode, "there is nothing to render" in result.stderr) == (2, True)
+    assert (result.returncode, "nothing to render" in result.stderr) == (2, True)
 
 
 def test_a_truncated_file_costs_its_own_labels_and_no_others() -> None:
@@ -170,7 +170,7 @@ def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> No
         (["manifest.jsonl", "--renderer", "renderers:render", "--vram-budget", "0"], "--vram-budget is 0"),
         (
             ["manifest.jsonl", "--renderer", "renderers:render", "--ram-budget", "9" * 400],
-            "--ram-budget is too much",
+            "--ram-budget is too large",
         ),
         (
             ["manifest.jsonl", "--renderer", "renderers:render", "--out", "manifest.jsonl"],
@@ -276,7 +276,7 @@ def test_a_terminal_is_shown_how_far_it_is() -> None:
         try:
             await_begun(2)
             terminal.read_until("0 of 24 labels")
-            terminal.read_until("scene slots taken")
+            terminal.read_until("scene slots in use")
             open_gate()
             status, told = terminal.end()
         finally:
@@ -299,7 +299,7 @@ def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
         assert process.stderr is not None
         begun = await_begun(2)
         process.send_signal(signal.SIGINT)
-        assert "once more ends it at once" in process.stderr.readline()
+        assert "again to stop at once" in process.stderr.readline()
         assert process.poll() is None
         open_gate()
         told, errors = process.communicate(timeout=DEADLINE_S)
@@ -345,7 +345,7 @@ def test_its_budget_is_a_lease_that_others_see_and_wait_for(script: Script, monk
     holder.stdout.readline()
     with rendering("gated", "--vram-budget", "500M") as process:
         assert process.stderr is not None
-        assert "waits until 500 MB can be had on a device" in process.stderr.readline()
+        assert "waiting for 500 MB of VRAM on one device" in process.stderr.readline()
         with closed_gate():
             holder.communicate("\n", timeout=DEADLINE_S)
             await_begun(1)

@@ -111,7 +111,7 @@ def test_the_guide_leads_from_files_and_a_function_to_rendered_labels(tmp_path: 
     for text in (
         "5 of 5 labels rendered",
         "scenes/attic.ply: there is no such file",
-        "1 of 6 labels rendered, 5 were there already",
+        "1 of 6 labels rendered, 5 existed already",
         "12 rendered, 0 skipped",
     ):
         assert text in told

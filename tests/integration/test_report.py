@@ -40,7 +40,7 @@ def measured(yard: Yard, job_id: int) -> bool:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_report_agrees_with_the_queue(yard: Yard, tmp_path: Path) -> None:
-    assert "Nothing ran in this time." in run("report").stdout
+    assert "No job ran in this time." in run("report").stdout
     gate = yard.gate()
     held = f"{' '.join(GPUYARD)} sim-job --vram 3G --seconds 600 & read word < {gate}; kill $!; wait; true"
     good = yard.shell(held, name=HOSTILE, vram="4G", environment=dict(os.environ))

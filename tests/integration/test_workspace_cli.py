@@ -131,8 +131,8 @@ def test_help_works_where_there_is_no_workspace(tmp_path: Path, monkeypatch: pyt
     ("words", "told"),
     [
         (("strat",), "did you mean `start`?"),
-        (("frobnicate",), "there are"),
-        (("start", "a.yml", "0", "1"), "each is one list: ./scheduler.sh start"),
+        (("frobnicate",), "commands: help"),
+        (("start", "a.yml", "0", "1"), "separate names with commas: ./scheduler.sh start"),
         (("start", "-rf $(reboot).yml"), "there is no config '-rf $(reboot).yml'"),
         (("start", "--", "--rerun"), "there is no config '--rerun'"),
         (("status", "--json", "--watch"), "leave one of them out"),
@@ -167,11 +167,11 @@ def test_init_says_what_it_made_what_it_kept_and_what_to_do_next(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = ok("init", "my experiment")
-    assert "made     my experiment/scheduler.sh\n" in made
+    assert "created  my experiment/scheduler.sh\n" in made
     assert "To start them:  './my experiment/scheduler.sh' start\n" in made
     (tmp_path / "my experiment/scheduler.sh").write_text("#!/bin/sh\n")
     renewed = ok("init", "my experiment", "--force")
-    assert "renewed  my experiment/scheduler.sh; as it was: scheduler.sh.bak\n" in renewed
+    assert "replaced my experiment/scheduler.sh; backup: scheduler.sh.bak\n" in renewed
     assert "kept     my experiment/configs\n" in renewed
 
 
@@ -306,8 +306,8 @@ def test_stop_and_kill_all_say_what_they_did(workspace: Path) -> None:
     assert states()["gated1"] == "running"
     stopped = scheduler("stop")
     assert stopped.stdout.splitlines() == [
-        "Stopped: 1 task still runs, to the end; 2 waiting tasks will not start.",
-        "To go on:  ./scheduler.sh start",
+        "Stopped: 1 task finishes; 2 waiting tasks will not start.",
+        "To continue:  ./scheduler.sh start",
     ]
     killed = scheduler("kill-all")
     assert (killed.returncode, killed.stdout) == (0, "1 task ended, 0 sessions closed.\n")

@@ -96,7 +96,7 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, t
     assert (refused.returncode, (old / "scheduler.sh").read_text()) == (2, OLD_SCRIPT)
 
     made = shell(BIN / "setup_workspace.sh", old, "--force", cwd=old.parent)
-    assert "scheduler.sh; as it was: scheduler.sh.bak\n" in made
+    assert "scheduler.sh; backup: scheduler.sh.bak\n" in made
     assert (old / "scheduler.sh.bak").read_text() == OLD_SCRIPT
     assert (old / "scheduler_config.yml.bak").read_text() == before
     after = (old / "scheduler_config.yml").read_text()

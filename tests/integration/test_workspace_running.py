@@ -42,7 +42,7 @@ def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspa
     again = workspace.do("start")
     for number in (1, 2, 3):
         assert f"exp{number}  skipped: already running as job {number}\n" in again
-    assert "Nothing to do: 3 configs, all completed or under way.\n" in again
+    assert "Nothing to do: 3 configs, all completed, running or waiting.\n" in again
     workspace.let_go("exp1", "exp2", "exp3")
     workspace.until_over()
     assert sorted(each["config"] for each in workspace.starts()) == ["exp1", "exp2", "exp3"]
@@ -108,12 +108,12 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
     workspace.add("exp3", "exp4")
     workspace.do("start")
     workspace.until_running("exp1", "exp2")
-    assert workspace.do("stop").startswith("Stopped: 2 tasks still run, to the end; 2 waiting tasks will not start.\n")
+    assert workspace.do("stop").startswith("Stopped: 2 tasks finish; 2 waiting tasks will not start.\n")
     workspace.let_go("exp1")
     workspace.until_state("exp1", "failed")  # to run it again would be a new start
     assert workspace.rows()["exp1"]["note"].endswith("its workspace was stopped, so there is no retry")
     assert states(workspace) == {"exp1": "failed", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
-    assert "Stopped: what runs comes to its end, and nothing new starts" in workspace.do("status")
+    assert "Stopped: running tasks finish, and no new ones start" in workspace.do("status")
     assert "exp1  job 5\nexp3  job 6\nexp4  job 7\n" in workspace.do("start")
     workspace.let_go("exp2")
     workspace.let_go("exp1", "exp2")
@@ -167,7 +167,7 @@ def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs
     workspace.do("start")
     row = workspace.until_over()["exp1"]
     assert (row["state"], row["attempt"], row["last_line"]) == ("failed", 1, "it did not converge")
-    assert f"exp1 failed: its log is {workspace.folder}/logs/train_logs/exp1.log\n" in workspace.do("status")
+    assert f"exp1 failed; log: {workspace.folder}/logs/train_logs/exp1.log\n" in workspace.do("status")
     assert workspace.markers() == set()
     assert "exp1  job 2\n" in workspace.do("start")
     assert workspace.until_over()["exp1"]["state"] == "completed"

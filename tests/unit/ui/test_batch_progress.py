@@ -15,9 +15,9 @@ from gpuyard.recipes.batch.finish import Summary, UnmovedRun, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.views.batch_progress import (
     LiveBatchScreen,
-    Outlook,
     PlainBatchScreen,
     Progress,
+    TimeLeft,
     hold_of,
     line_of,
     picture_of,
@@ -54,7 +54,7 @@ def test_the_picture_says_how_far_it_is_and_which_gate_holds_the_next_run_with_i
     assert head.startswith("city ")
     assert head.endswith("142 of 400 done")
     assert counts.split("   ") == ["6 running", "252 waiting", "2 failed", "12m 5s, about 22m left"]
-    assert hold == "held by GPU 91% > 80% on GPU 0"
+    assert hold == "limited by GPU 91% > 80% on GPU 0"
 
 
 def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_terminal() -> None:
@@ -71,14 +71,14 @@ def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_termina
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"gate": "concurrency", "held_by": "6 runs"}, "as many run as may at once (--concurrency)"),
+        ({"gate": "concurrency", "held_by": "6 runs"}, "at the limit of --concurrency"),
         ({"gate": "stagger", "held_by": "runs start 2 s apart"}, "runs start 2 s apart"),
         ({"gate": "room", "held_by": "1 GB free, 2 GB needed"}, "waits for a GPU: 1 GB free, 2 GB needed"),
-        ({"gate": None, "held_by": None}, "the next one is about to start"),
-        ({"succeeded": 392}, "the last ones are running"),
-        ({"succeeded": 398, "running": 0, "gate": None}, "all runs are over; summing up"),
+        ({"gate": None, "held_by": None}, "the next run is about to start"),
+        ({"succeeded": 392}, "the last runs are running"),
+        ({"succeeded": 398, "running": 0, "gate": None}, "all runs have finished; summing up"),
         ({"succeeded": 398, "running": 0, "gate": "pause", "held_by": "the queue is paused"}, "the queue is paused"),
-        ({"held_by": "GPU \x1b[2J"}, "held by GPU ?[2J"),
+        ({"held_by": "GPU \x1b[2J"}, "limited by GPU ?[2J"),
     ],
 )
 def test_what_the_next_run_waits_for_is_told_in_words(change: dict[str, Any], told: str) -> None:
@@ -93,11 +93,11 @@ def test_a_standing_of_the_queue_is_counted_by_what_people_ask_for() -> None:
     }  # fmt: skip
     found = progress_of("city", standing, "2026-01-02T03:04:05.000Z")
     assert (found.finished, found.running, found.waiting, found.failed, found.elapsed_s) == (9, 4, 7, 2, 60.0)
-    assert hold_of(found) == "held by GPU 91% > 80% on GPU 1"
+    assert hold_of(found) == "limited by GPU 91% > 80% on GPU 1"
 
 
 def test_nothing_is_said_of_the_end_before_as_many_have_finished_as_run_at_once() -> None:
-    outlook = Outlook()
+    outlook = TimeLeft()
     outlook.note(0.0, 10, 4)
     for now, finished in ((10.0, 11), (11.0, 12), (12.0, 13)):
         outlook.note(now, finished, 4)
@@ -107,7 +107,7 @@ def test_nothing_is_said_of_the_end_before_as_many_have_finished_as_run_at_once(
 
 
 def test_the_end_is_told_by_the_runs_that_finished_last_and_moves_away_while_none_does() -> None:
-    outlook = Outlook()
+    outlook = TimeLeft()
     for done in range(101):  # one a second
         outlook.note(float(done), done, 2)
     for done in range(101, 141):  # then one in ten
@@ -180,7 +180,7 @@ def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was
 
 def test_a_line_says_all_that_the_picture_does() -> None:
     assert line_of(PROGRESS) == (
-        "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; held by GPU 91% > 80% on GPU 0; "
+        "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; limited by GPU 91% > 80% on GPU 0; "
         "12m 5s, about 22m left"
     )
 
@@ -214,4 +214,4 @@ def test_a_summary_says_what_could_not_be_pruned_and_which_bounds_nobody_kept() 
     left = (UnmovedRun(run="run-000003", why="No space left on device"),)
     text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
     assert "left       run-000003: No space left on device\n" in text
-    assert "unchecked  --max-gpu: no probe gives the figure\n" in text
+    assert "unchecked  --max-gpu: no probe measures it\n" in text

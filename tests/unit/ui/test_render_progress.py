@@ -25,12 +25,12 @@ def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list
 def test_the_picture_says_how_far_it_is_how_full_memory_is_and_what_is_there() -> None:
     head, counts, memory, assets, waits = drawn(STATUS, 1.66)
     assert head.rstrip().endswith("1,303 of 2,000 labels")
-    assert counts.split("   ") == ["100 were there", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
+    assert counts.split("   ") == ["100 existed", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
     assert "VRAM" in memory
     assert "33 GB of 44 GB" in memory
     assert "45 GB of 90 GB" in memory
-    assert assets == "2 of 5 scene slots taken, 1 actor in VRAM, 90% of those asked for were there"
-    assert waits == "no worker waits"
+    assert assets == "2 of 5 scene slots in use, 1 actor in VRAM, 90% of requests found in VRAM"
+    assert waits == "no worker is waiting"
 
 
 def test_the_picture_says_what_workers_wait_for() -> None:
@@ -57,10 +57,10 @@ def test_a_narrow_terminal_has_a_line_for_each_memory_with_its_name_and_all_figu
 
 def test_a_line_says_the_same_where_there_is_no_terminal() -> None:
     assert line_of(status(workers=(worker("waiting", "ram"),)), 0.05) == (
-        "gpuyard: 1,303 of 2,000 labels, 100 were there, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
+        "gpuyard: 1,303 of 2,000 labels, 100 existed, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
         "VRAM 33 GB of 44 GB, RAM 45 GB of 90 GB; "
-        "2 of 5 scene slots taken, 1 actor in VRAM, 90% of those asked for were there; "
-        "1 of 1 worker waiting: 1 for room in RAM"
+        "2 of 5 scene slots in use, 1 actor in VRAM, 90% of requests found in VRAM; "
+        "1 of 1 worker waiting: 1 for free RAM"
     )
 
 
@@ -102,12 +102,12 @@ def summed_up(report: RenderReport, *bad: Bad) -> list[str]:
 def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
     done = status(state="finished", rendered=1900, skipped=0, stalls_s={"disk": 61.0, "slot": 0.2, "vram": 700.0})
     assert summed_up(RenderReport(status=done, skipped=())) == [
-        "1,900 of 2,000 labels rendered, 100 were there already, in 12m 5s",
+        "1,900 of 2,000 labels rendered, 100 existed already, in 12m 5s",
         "",
         "  moved   60 GB read, 80 GB uploaded, 1 GB brought back to RAM",
         "  assets  90 found in VRAM, 6 in RAM, 4 on disk",
         "  peak    VRAM 43 GB of 44 GB, RAM 89 GB of 90 GB",
-        "  waited  11m 40s for room in VRAM (--vram-budget)",
+        "  waited  11m 40s for free VRAM (--vram-budget)",
         "          1m 1s for the disk",
         "  files   /out",
     ]
@@ -131,4 +131,4 @@ def test_the_summary_says_what_is_left_and_what_of_the_manifest_was_left_out() -
     stopped = status(state="interrupted", rendered=1000, already=0, skipped=0)
     lines = summed_up(RenderReport(status=stopped, skipped=()), Bad(place="line 3", reason="it is not JSON"))
     assert lines[0] == "1,000 of 2,000 labels rendered, 1,000 left, in 12m 5s"
-    assert lines[2] == "  left out  1 place of the manifest that cannot be understood"
+    assert lines[2] == "  left out  1 error in the manifest"

@@ -85,7 +85,7 @@ class Page(HTMLParser):
 def test_the_figures_are_told_in_words() -> None:
     text = shown(some(), 120)
     assert "GPU-hours         7.5  2% of the time of 2 GPUs was in use" in text
-    assert "4 attempts: 2 succeeded, 2 ended otherwise" in text
+    assert "4 attempts: 2 succeeded, 2 did not" in text
     assert "median; 9 of 10 jobs started within 1m 30s" in text
     assert "75%  of the memory reserved was never used: 4.5 of 6.0 GB-hours; not measured for 1.5 GPU-hours" in text
     assert "Out of memory       1  all of those jobs succeeded later" in text
@@ -119,13 +119,13 @@ def test_rows_that_stand_for_weeks_of_years_have_their_year() -> None:
 
 
 def test_a_time_in_which_nothing_ran_is_told_in_a_sentence() -> None:
-    assert "Nothing ran in this time." in shown(answer())
-    assert "Nothing ran in this time." in report_page(answer())
+    assert "No job ran in this time." in shown(answer())
+    assert "No job ran in this time." in report_page(answer())
 
 
 def test_a_machine_without_a_gpu_has_no_picture() -> None:
     report = answer(ran(5, devices=(), gpus=0, peaks_mb={}), devices=0)
-    assert "no GPU is here now" in shown(report)
+    assert "this machine has no GPU now" in shown(report)
     assert "BY THE HOUR" not in shown(report)
     assert "by the hour" not in report_page(report)
 
@@ -154,4 +154,4 @@ def test_a_page_tells_each_hour_that_is_drawn() -> None:
     page = Page(report_page(some()))
     assert "Sat 14 Nov, 10:00: 50% of the GPUs in use" in page.texts
     assert "out of GPU memory" in page.texts
-    assert "1 of jobs that succeeded later" in page.texts
+    assert "1 succeeded on a later attempt" in page.texts

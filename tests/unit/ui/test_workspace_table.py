@@ -71,8 +71,8 @@ def test_below_the_table_stands_how_far_it_is_why_the_next_one_waits_and_where_t
     assert lines[-4:] == [
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
         "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
-        "exp4 failed: its log is /tmp/train_logs/exp4.log",
-        "to see one at work: tmux attach -t TASK_exp2_gpu0",
+        "exp4 failed; log: /tmp/train_logs/exp4.log",
+        "to watch one: tmux attach -t TASK_exp2_gpu0",
     ]
 
 
@@ -149,7 +149,7 @@ def test_a_path_that_is_longer_than_the_window_is_broken_and_never_cut() -> None
 
 def test_a_sweep_that_was_stopped_says_so_and_how_to_go_on_until_all_is_done() -> None:
     stopped = replace(STANDING, is_stopped=True)
-    assert any("nothing new starts; `start` goes on" in line for line in drawn(stopped, 120))
+    assert any("no new ones start. `start` continues" in line for line in drawn(stopped, 120))
     done = replace(stopped, rows=ROWS[:1], why=None)
     assert not any("Stopped" in line for line in drawn(done, 120))
 
@@ -160,7 +160,7 @@ def test_what_the_next_one_waits_for_is_not_told_where_nothing_waits() -> None:
 
 def test_a_workspace_without_a_config_says_so() -> None:
     empty = replace(STANDING, rows=(), why=None)
-    assert drawn(empty, 80) == ["TASK  /home/alice/my_experiment", "There is no config in it yet."]
+    assert drawn(empty, 80) == ["TASK  /home/alice/my_experiment", "No configs yet: put YAML files into configs/."]
 
 
 def test_states_are_coloured_by_how_much_they_call_for_a_look() -> None:

@@ -7,9 +7,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    # A text and its style (a key of `terminal.STYLES`), and a line of them.
-    Span = tuple[str, str | None]
-    Line = tuple[Span, ...]
+# A text and its style (a key of `terminal.STYLES`), and a line of them.
+Span = tuple[str, str | None]
+Line = tuple[Span, ...]
 
 GAP = "  "
 _SHORTEST = 14
@@ -46,7 +46,7 @@ def join_cells(cells: "Iterable[str]") -> str:
     return GAP.join(cells).rstrip()
 
 
-def join_spans(spans: "Iterable[Span]") -> "Line":
+def join_spans(spans: "Iterable[Span]") -> Line:
     """Return the cells as a line with gaps between them, without trailing spaces."""
     line = [part for span in spans for part in ((GAP, None), span)][1:]
     while line and not line[-1][0].strip():

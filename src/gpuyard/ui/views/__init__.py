@@ -1,1 +1,1 @@
-"""Pictures and tables for people, shared by the commands: devices, leases, batches, renders, reports, workspaces."""
+"""Views that commands share: devices, leases, batches, renders, reports, workspaces."""

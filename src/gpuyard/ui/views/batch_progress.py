@@ -1,7 +1,7 @@
-"""A batch as people see it while it goes on: how far it is, and what holds its next run back.
+"""The progress of a batch: how many runs are done, and what the next one waits for.
 
-It is a picture on standard error, kept in place on a terminal; elsewhere a line now and then. All
-figures are the daemon's, its clock included, so a batch that is followed anew is shown as if one had never left.
+A live display on standard error, or a line now and then without a terminal. All figures are the daemon's, including its
+clock, so a batch that is followed again later is shown as if it had been followed all the time.
 """
 
 import sys
@@ -28,16 +28,16 @@ from gpuyard.ui.cli.terminal import is_terminal, note
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.views.live_display import LiveDisplay
 
-_ASK_EVERY_S = 0.5
-_TELL_EVERY_S = 5.0
-_LATELY = 20
+_POLL_S = 0.5
+_PRINT_EVERY_S = 5.0
+_RECENT_RUNS = 20
 _LONGEST_NAME = 24
 _BOUNDS = frozenset({"cpu", "memory", "gpu", "gpu-memory"})
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """`gate` is what holds the next run back, and `held_by` says it with its figure; `left_s` is how long the rest may
-    take, where anything is known of that."""
+    """`gate` is the limit that the next run waits for, and `held_by` names it with its figure; `left_s` is the
+    estimated time left, or None."""
 
     name: str
     total: int
@@ -60,8 +60,8 @@ class Progress(Struct, frozen=True, kw_only=True):
         return self.total - self.finished - self.running
 
 
-class Outlook:
-    """How long the rest takes, if it goes on as of late."""
+class TimeLeft:
+    """Estimates the time left from the pace of the most recent runs."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -71,12 +71,12 @@ class Outlook:
         self._most_at_once = max(self._most_at_once, running)
         if not self._seen or finished != self._seen[-1][1]:
             self._seen.append((now, finished))
-        lately = max(_LATELY, 2 * self._most_at_once)
-        while len(self._seen) > 2 and finished - self._seen[1][1] >= lately:
+        recent = max(_RECENT_RUNS, 2 * self._most_at_once)
+        while len(self._seen) > 2 and finished - self._seen[1][1] >= recent:
             self._seen.popleft()
 
     def left_s(self, now: float, rest: int) -> float | None:
-        """Nothing is known before as many have finished as run at once: the first of them say little about the rest."""
+        """Return None until as many runs have finished as run at once: the first ones say little about the rest."""
         if not self._seen:
             return None
         since, before = self._seen[0]
@@ -86,24 +86,24 @@ class Outlook:
         return rest * (now - since) / finished
 
 
-def progress_of(name: str, standing: dict[str, Any], submitted_at: str) -> Progress:
-    counts: dict[str, int] = standing["counts"]
+def progress_of(name: str, status: dict[str, Any], submitted_at: str) -> Progress:
+    counts: dict[str, int] = status["counts"]
     failed = counts.get("failed", 0) + counts.get("rejected", 0)
-    held_by, device = standing["held_by"], standing["device"]
+    held_by, device = status["held_by"], status["device"]
     if held_by is not None and device is not None:
-        index = standing["device_index"]
+        index = status["device_index"]
         held_by = f"{held_by} on {device if index is None else f'GPU {index}'}"
     return Progress(
         name=name,
-        total=standing["count"],
+        total=status["count"],
         succeeded=counts.get("succeeded", 0),
         failed=failed,
         cancelled=counts.get("cancelled", 0),
         running=sum(counts.get(state, 0) for state in LIVE),
-        gate=standing["gate"],
+        gate=status["gate"],
         held_by=held_by,
         held=counts.get("held", 0),
-        elapsed_s=max(0.0, _moment(standing["now"]) - _moment(submitted_at)),
+        elapsed_s=max(0.0, _moment(status["now"]) - _moment(submitted_at)),
     )
 
 
@@ -111,11 +111,11 @@ def _moment(iso: str) -> float:
     return datetime.fromisoformat(iso).timestamp()
 
 
-# How far it is, in words
+# As text
 
 
 def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
-    """Each with its style; what there is none of is left out, but for what runs and waits."""
+    """Yield each count with its style; failed and cancelled only if there are any."""
     yield f"{progress.running:,} running", "cyan" if progress.running else "dim"
     yield f"{progress.waiting:,} waiting", "default" if progress.waiting else "dim"
     if progress.failed:
@@ -130,18 +130,18 @@ def time_of(progress: Progress) -> str:
 
 
 def hold_of(progress: Progress) -> str:
-    """What the next run waits for."""
+    """Return what the next run waits for."""
     if not progress.waiting and progress.running:
-        return "the last ones are running"
+        return "the last runs are running"
     if progress.finished == progress.total and progress.gate != "pause":
-        return "all runs are over; summing up"
+        return "all runs have finished; summing up"
     if progress.held and progress.held == progress.waiting:
-        return "held by hand: `gpuyard release` lets them go on"
+        return "held by the user: `gpuyard release` lets them start"
     if progress.held_by is None or progress.gate is None:
-        return "the next one is about to start"
+        return "the next run is about to start"
     if progress.gate == "concurrency":
-        return "as many run as may at once (--concurrency)"
-    before = "held by " if progress.gate in _BOUNDS else "waits for a GPU: " if progress.gate == "room" else ""
+        return "at the limit of --concurrency"
+    before = "limited by " if progress.gate in _BOUNDS else "waits for a GPU: " if progress.gate == "room" else ""
     return f"{before}{clean(progress.held_by)}"
 
 
@@ -167,7 +167,7 @@ def picture_of(progress: Progress) -> RenderableType:
 
 
 def _hold_style(progress: Progress) -> str:
-    """As many as may run is how it should be; anything else that holds a run back is worth a look."""
+    """Highlight limits other than --concurrency and --stagger, which hold runs back in normal operation."""
     is_held = progress.waiting and progress.gate not in (None, "concurrency", "stagger")
     return "yellow" if is_held else "dim"
 
@@ -186,7 +186,7 @@ class BatchScreen(Protocol):
 
 class LiveBatchScreen(LiveDisplay):
     def __init__(self) -> None:
-        # It leaves standard error alone: one that is interrupted must not keep what is asked of the user after that.
+        # Live must not redirect standard error: after an interrupt it would swallow the question to the user.
         out = Console(stderr=True, highlight=False)
         super().__init__(Live(console=out, auto_refresh=False, transient=True, redirect_stderr=False))
 
@@ -195,12 +195,12 @@ class LiveBatchScreen(LiveDisplay):
 
 
 class PlainBatchScreen:
-    """A line where something has changed, and not too often; figures alone change all the time."""
+    """Prints a line when a count or the gate has changed, at most every 5 s."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._told: object = None
-        self._told_at = float("-inf")
+        self._printed: object = None
+        self._printed_at = float("-inf")
 
     def __enter__(self) -> Self:
         return self
@@ -212,8 +212,8 @@ class PlainBatchScreen:
 
     def show(self, progress: Progress) -> None:
         facts = (progress.succeeded, progress.failed, progress.cancelled, progress.running, progress.gate)
-        if facts != self._told and self._now() >= self._told_at + _TELL_EVERY_S:
-            self._told, self._told_at = facts, self._now()
+        if facts != self._printed and self._now() >= self._printed_at + _PRINT_EVERY_S:
+            self._printed, self._printed_at = facts, self._now()
             note(line_of(progress))
 
     def note(self, text: str) -> None:
@@ -221,24 +221,24 @@ class PlainBatchScreen:
 
 
 def follow(name: str, part: BatchPart) -> dict[str, Any]:
-    """Shows it until all is over; the job that came last. KeyboardInterrupt leaves the terminal as it was."""
-    outlook, told = Outlook(), set[str]()
+    """Show the progress until the end, and return the job that sums up. KeyboardInterrupt restores the terminal."""
+    estimate, noted = TimeLeft(), set[str]()
     screen: BatchScreen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
     with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         while True:
-            standing = queue.get(f"/batches/{part.first}")
-            for bound in standing["unknown"]:
-                if bound not in told:
-                    told.add(bound)
-                    screen.note(f"gpuyard: {bound} is not enforced: no probe gives the figure")
-            screen.show(_with_outlook(progress_of(name, standing, submitted_at), outlook))
-            asked = {"ids": str(part.finish), "timeout": f"{_ASK_EVERY_S}"}
-            if queue.get("/wait", asked, _ASK_EVERY_S)["done"]:
+            status = queue.get(f"/batches/{part.first}")
+            for limit in status["unknown"]:
+                if limit not in noted:
+                    noted.add(limit)
+                    screen.note(f"gpuyard: {limit} is not enforced: no probe measures it")
+            screen.show(_with_time_left(progress_of(name, status, submitted_at), estimate))
+            query = {"ids": str(part.finish), "timeout": f"{_POLL_S}"}
+            if queue.get("/wait", query, _POLL_S)["done"]:
                 return queue.get(f"/jobs/{part.finish}")
 
 
-def _with_outlook(progress: Progress, outlook: Outlook) -> Progress:
-    outlook.note(progress.elapsed_s, progress.finished, progress.running)
+def _with_time_left(progress: Progress, estimate: TimeLeft) -> Progress:
+    estimate.note(progress.elapsed_s, progress.finished, progress.running)
     rest = progress.total - progress.finished
-    return replace(progress, left_s=outlook.left_s(progress.elapsed_s, rest) if rest else None)
+    return replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None)

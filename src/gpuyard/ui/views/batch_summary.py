@@ -1,4 +1,4 @@
-"""How a batch came out, in lines for people: what there is to say, and no more."""
+"""The summary of a batch as lines for people."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,16 @@ from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.text_table import clean
 
-_TOLD = 20
+_MOST_SHOWN = 20
 _WAITS = {
     "cpu": "for the CPU to be less busy (--max-cpu)",
     "memory": "for RAM (--min-free-mem-mb)",
     "gpu": "for a GPU to be less busy (--max-gpu)",
     "gpu-memory": "for GPU memory (--max-gpu-mem-mb)",
-    "room": "for a GPU that is free",
-    "concurrency": "for other runs of it to end (--concurrency)",
-    "stagger": "for the time between launches (--stagger)",
-    "pause": "for the queue, which was paused",
+    "room": "for a free GPU",
+    "concurrency": "for other runs to finish (--concurrency)",
+    "stagger": "between starts (--stagger)",
+    "pause": "while the queue was paused",
 }
 
 
@@ -43,7 +43,7 @@ def _verdict(summary: Summary) -> str:
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
-    """Each with its lines."""
+    """Yield each heading with its lines."""
     if summary.attempts > summary.runs:
         yield "attempts", [f"{summary.attempts:,}"]
     if summary.frames is not None:
@@ -64,7 +64,7 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
             [f"{told:>{longest}} {_WAITS.get(gate, gate)}" for told, (_, gate) in zip(times, waits, strict=True)],
         )
     if summary.unknown:
-        yield "unchecked", [f"{bound}: no probe gives the figure" for bound in summary.unknown]
+        yield "unchecked", [f"{bound}: no probe measures it" for bound in summary.unknown]
     failures = [each for each in summary.failures if each.state != "cancelled"]
     if failures:
         yield "failed", list(_cut([_failure(each) for each in failures]))
@@ -77,6 +77,6 @@ def _failure(run: UnsuccessfulRun) -> str:
 
 
 def _cut(lines: list[str]) -> Iterator[str]:
-    yield from lines[:_TOLD]
-    if len(lines) > _TOLD:
-        yield f"and {len(lines) - _TOLD:,} more: see summary.json"
+    yield from lines[:_MOST_SHOWN]
+    if len(lines) > _MOST_SHOWN:
+        yield f"and {len(lines) - _MOST_SHOWN:,} more: see summary.json"

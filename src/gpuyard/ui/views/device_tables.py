@@ -5,17 +5,14 @@ least needed columns are dropped. Unknown is a dash, never a zero.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.core.units import UNKNOWN, format_gigabytes, format_size
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.cli.text_table import GAP, Column, cell_width, join_spans, lay_out
-
-if TYPE_CHECKING:
-    from gpuyard.ui.cli.text_table import Line
+from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_spans, lay_out
 
 T = TypeVar("T")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -66,7 +63,7 @@ class Extras(Struct, frozen=True, kw_only=True):
     processes: dict[int, ProcessInfo] | None = None
 
 
-def snapshot_lines(snapshot: Snapshot, frame: Frame, extras: Extras = Extras()) -> "list[Line]":  # noqa: B008 - frozen
+def snapshot_lines(snapshot: Snapshot, frame: Frame, extras: Extras = Extras()) -> list[Line]:  # noqa: B008 - frozen
     """Return the lines; rows beyond the frame's height are only counted."""
     problems = relevant_problems(snapshot, extras.expected)
     lines: list[Line] = [((host_line(snapshot.host), "bold"),)] if snapshot.host.name else []
@@ -136,7 +133,7 @@ def power_text(draw_w: float | None, limit_w: float | None) -> str:
 
 def _device_table(
     shown: Sequence[Device], devices: Sequence[Device], frame: Frame, history: Mapping[str, list[float | None]] | None
-) -> "list[Line]":
+) -> list[Line]:
     rows = [_device_texts(device, devices, frame) for device in shown]
     columns = list(_DEVICE_COLUMNS)
     if history is None:
@@ -154,7 +151,7 @@ def _device_table(
     return [join_spans((cell, "dim") for cell in heading), *map(_device_line, shown, lines)]
 
 
-def _device_line(device: Device, cells: Sequence[str]) -> "Line":
+def _device_line(device: Device, cells: Sequence[str]) -> Line:
     """Colour the memory bar, or the memory where the bar is dropped; an unhealthy device is red."""
     if not device.healthy:
         return join_spans((cell, "red") for cell in cells)
@@ -176,7 +173,7 @@ def _device_texts(device: Device, devices: Sequence[Device], frame: Frame) -> li
 
 def _process_table(
     devices: Sequence[Device], known: Mapping[int, ProcessInfo], frame: Frame, height: int | None
-) -> "list[Line]":
+) -> list[Line]:
     """Return the processes of each device, those with the most memory first."""
     rows = [
         [
@@ -193,7 +190,7 @@ def _process_table(
     return [(), *table_lines(_PROCESS_COLUMNS, shown, frame), *_more_line(more, "process")] if shown else []
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame) -> "list[Line]":
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame) -> list[Line]:
     heading, *lines = lay_out(columns, rows, frame.width, frame.ellipsis)
     return [join_spans((cell, "dim") for cell in heading), *(join_spans((cell, None) for cell in row) for row in lines)]
 
@@ -206,7 +203,7 @@ def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
     return shown, len(rows) - len(shown)
 
 
-def _more_line(more: int, what: str) -> "list[Line]":
+def _more_line(more: int, what: str) -> list[Line]:
     plural = "" if more == 1 else "es" if what.endswith("s") else "s"
     return [((f"and {more} more {what}{plural}: enlarge the window to see them", "dim"),)] if more else []
 

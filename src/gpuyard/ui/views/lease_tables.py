@@ -2,18 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.cli.text_table import Column
+from gpuyard.ui.cli.text_table import Column, Line
 from gpuyard.ui.views.device_tables import Frame, device_label, table_lines
-
-if TYPE_CHECKING:
-    from gpuyard.ui.cli.text_table import Line
 
 _LEASES = (
     Column("lease"),
@@ -40,7 +36,7 @@ def lease_lines(
     frame: Frame,
     processes: Mapping[int, ProcessInfo],
     idle_s: Mapping[tuple[str, int], float],
-) -> "list[Line]":
+) -> list[Line]:
     """Return the lines; `idle_s` is how long each process has left its device idle, by device id and pid."""
     lines: list[Line] = [(("No leases.", None),)]
     if status.leases:

@@ -4,14 +4,13 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from gpuyard.ui.cli.text_table import Line
+from gpuyard.ui.cli.text_table import Line
 
 
 @contextlib.contextmanager
@@ -50,7 +49,7 @@ class LiveDisplay:
         with uninterrupted():
             self._live.stop()
 
-    def draw_lines(self, lines: "Iterable[Line]") -> None:
+    def draw_lines(self, lines: Iterable[Line]) -> None:
         texts = (Text.assemble(*((text, style or "") for text, style in line)) for line in lines)
         self.draw(Text("\n", no_wrap=True, overflow="crop").join(texts))
 

@@ -1,6 +1,6 @@
-"""A render as people see it while it goes on: how far it is, how full memory is, and what workers wait for.
+"""The progress of a render: labels done, memory in use, and what workers wait for.
 
-A picture on standard error, kept in place on a terminal; elsewhere a line now and then.
+A live display on standard error, or a line now and then without a terminal.
 """
 
 import sys
@@ -21,33 +21,33 @@ from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.residency.running.status_file import RenderStatus, TierStatus
 from gpuyard.ui.cli.terminal import is_terminal, note
 
-_TELL_EVERY_S = 10.0
-_LATELY_S = 30.0
+_PRINT_EVERY_S = 10.0
+_RECENT_S = 30.0
 _BAR_WIDTH = 16
 _WAITS = {
     "disk": "the disk",
     "upload": "an upload",
     "slot": "a scene slot",
-    "vram": "room in VRAM",
-    "ram": "room in RAM",
+    "vram": "free VRAM",
+    "ram": "free RAM",
 }
 
 
 class RenderRate:
-    """Labels per second, of late."""
+    """Labels per second over the last 30 s."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, status: RenderStatus) -> float | None:
         self._seen.append((status.elapsed_s, status.rendered))
-        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _LATELY_S:
+        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _RECENT_S:
             self._seen.popleft()
         (since, before), (now, rendered) = self._seen[0], self._seen[-1]
         return (rendered - before) / (now - since) if now > since and rendered > before else None
 
 
-# In words
+# As text
 
 
 def done_of(status: RenderStatus) -> int:
@@ -55,9 +55,9 @@ def done_of(status: RenderStatus) -> int:
 
 
 def counts_of(status: RenderStatus, pace: float | None) -> Iterator[tuple[str, str]]:
-    """Each with its style; what there is none of is left out."""
+    """Yield each count with its style, without those that are 0."""
     if status.already:
-        yield f"{status.already:,} were there", "dim"
+        yield f"{status.already:,} existed", "dim"
     if status.skipped:
         yield f"{status.skipped:,} skipped", "red"
     if pace is not None:
@@ -74,7 +74,7 @@ def _tiers(status: RenderStatus) -> Iterator[tuple[str, TierStatus]]:
 
 
 def _used(tier: TierStatus) -> int:
-    """What a renderer makes for itself is used as well."""
+    """Return the bytes in use, including memory that the renderer itself allocates."""
     return max(tier.assets, tier.allocator or 0)
 
 
@@ -84,19 +84,19 @@ def tier_text(tier: TierStatus) -> str:
 
 
 def assets_of(status: RenderStatus) -> str:
-    asked = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
-    found = f", {100 * status.counts.vram_hits // asked}% of those asked for were there" if asked else ""
-    scenes = f"{len(status.scenes)} of {format_count(status.scene_slots, 'scene slot')} taken"
+    requests = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
+    found = f", {100 * status.counts.vram_hits // requests}% of requests found in VRAM" if requests else ""
+    scenes = f"{len(status.scenes)} of {format_count(status.scene_slots, 'scene slot')} in use"
     return f"{scenes}, {format_count(len(status.actors), 'actor')} in VRAM{found}"
 
 
 def waits_of(status: RenderStatus) -> str | None:
-    """What workers wait for; nothing where none does."""
+    """Return what workers wait for, or None if none waits."""
     causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
     if not causes:
         return None
-    told = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
-    return f"{causes.total()} of {format_count(len(status.workers), 'worker')} waiting: {told}"
+    waits = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
+    return f"{causes.total()} of {format_count(len(status.workers), 'worker')} waiting: {waits}"
 
 
 def line_of(status: RenderStatus, pace: float | None) -> str:
@@ -107,7 +107,7 @@ def line_of(status: RenderStatus, pace: float | None) -> str:
     return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
 
 
-# As a picture
+# As a live display
 
 
 def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
@@ -117,7 +117,7 @@ def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
         Text("   ", no_wrap=True, overflow="ellipsis").join(Text(*fact) for fact in counts_of(status, pace)),
         _memory(status),
         Text(assets_of(status), no_wrap=True, overflow="ellipsis"),
-        Text(waits or "no worker waits", style="yellow" if waits else "dim", no_wrap=True, overflow="ellipsis"),
+        Text(waits or "no worker is waiting", style="yellow" if waits else "dim", no_wrap=True, overflow="ellipsis"),
     )
 
 
@@ -131,7 +131,7 @@ def _head(status: RenderStatus) -> Table:
 
 
 def _memory(status: RenderStatus) -> Columns:
-    """One below the other where there is no room, and then the bars are the first to shrink."""
+    """Return both tiers side by side, or below each other on a narrow terminal; bars shrink first."""
     return Columns([_tier(name, tier) for name, tier in _tiers(status)], padding=(0, 2))
 
 
@@ -169,7 +169,7 @@ class RenderScreen(Protocol):
 
 class _LiveScreen:
     def __init__(self) -> None:
-        # What a renderer prints is put above the picture, but for an output that somebody pipes elsewhere.
+        # Output of a renderer goes above the display, unless standard output is a pipe or a file.
         self._live = Live(
             console=Console(stderr=True, highlight=False),
             auto_refresh=False,
@@ -195,11 +195,11 @@ class _LiveScreen:
 
 
 class PlainRenderScreen:
-    """A line now and then, while there is something to tell."""
+    """Prints a line every 10 s."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._told_at = now()
+        self._printed_at = now()
         self._pace = RenderRate()
 
     def __enter__(self) -> Self:
@@ -212,8 +212,8 @@ class PlainRenderScreen:
 
     def show(self, status: RenderStatus) -> None:
         pace = self._pace.note(status)
-        if self._now() >= self._told_at + _TELL_EVERY_S:
-            self._told_at = self._now()
+        if self._now() >= self._printed_at + _PRINT_EVERY_S:
+            self._printed_at = self._now()
             note(line_of(status, pace))
 
     def note(self, text: str) -> None:

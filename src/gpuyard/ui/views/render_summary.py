@@ -1,4 +1,4 @@
-"""How a render came out, in lines for people: what there is to say, and no more."""
+"""The summary of a render as lines for people."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from gpuyard.recipes.render.manifest import Bad
 from gpuyard.residency.running.status_file import CountsStatus, RenderReport, RenderStatus, TierStatus
 from gpuyard.ui.cli.text_table import clean
 
-_TOLD = 5
+_MOST_SHOWN = 5
 _KINDS = {
     "asset": "a scene or an actor cannot be read",
-    "out-of-memory": "out of memory on the device, also alone",
+    "out-of-memory": "out of memory on the device, even alone",
     "too-large": "an asset is larger than the budget",
     "renderer": "the renderer failed",
     "output": "the output cannot be written",
@@ -20,8 +20,8 @@ _STALLS = {
     "disk": "for the disk",
     "upload": "for uploads",
     "slot": "for a scene slot (--scene-slots)",
-    "vram": "for room in VRAM (--vram-budget)",
-    "ram": "for room in RAM (--ram-budget)",
+    "vram": "for free VRAM (--vram-budget)",
+    "ram": "for free RAM (--ram-budget)",
 }
 
 
@@ -37,7 +37,7 @@ def summary_lines(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Itera
 
 def _verdict(status: RenderStatus) -> str:
     parts = [f"{status.rendered:,} of {status.labels:,} labels rendered"]
-    parts += [f"{status.already:,} were there already"] if status.already else []
+    parts += [f"{status.already:,} existed already"] if status.already else []
     parts += [f"{status.skipped:,} skipped"] if status.skipped else []
     left = status.labels - status.rendered - status.already - status.skipped
     parts += [f"{left:,} left"] if left else []
@@ -45,10 +45,10 @@ def _verdict(status: RenderStatus) -> str:
 
 
 def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
-    """Each with its lines."""
+    """Yield each heading with its lines."""
     status = report.status
     if bad:
-        yield "left out", [f"{format_count(len(bad), 'place')} of the manifest that cannot be understood"]
+        yield "left out", [f"{format_count(len(bad), 'error')} in the manifest"]
     yield from _skips(report, out)
     if status.rendered:
         yield "moved", [_moved(status)]
@@ -56,7 +56,7 @@ def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tup
         peak = max(status.vram.peak_assets, status.vram.peak_allocator or 0)
         yield "peak", [f"VRAM {_of(peak, status.vram)}, RAM {_of(status.ram.peak_assets, status.ram)}"]
     if status.counts.out_of_memory:
-        yield "short", [f"{format_count(status.counts.out_of_memory, 'time')} the device was full, and room was made"]
+        yield "full", [f"{format_count(status.counts.out_of_memory, 'time')}; assets were dropped from VRAM"]
     stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
     if stalls:
         yield "waited", [f"{format_duration(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
@@ -64,24 +64,26 @@ def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tup
 
 
 def _skips(report: RenderReport, out: str) -> Iterator[tuple[str, list[str]]]:
-    """By kind, the most frequent first, with some of each."""
+    """Yield each kind of skip with its first labels, the most frequent kind first."""
     for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
-        some = [skip for skip in report.skipped if skip.kind == kind][:_TOLD]
+        some = [skip for skip in report.skipped if skip.kind == kind][:_MOST_SHOWN]
         lines = [f"{number:,}: {_KINDS.get(kind, kind)}"]
         lines += [f"  {clean(skip.label)}: {clean(skip.reason)}" for skip in some]
-        lines += [f"  and {number - _TOLD:,} more: see {clean(out)}/skipped.jsonl"] if number > _TOLD else []
+        lines += (
+            [f"  and {number - _MOST_SHOWN:,} more: see {clean(out)}/skipped.jsonl"] if number > _MOST_SHOWN else []
+        )
         yield "skipped", lines
 
 
 def _moved(status: RenderStatus) -> str:
     moved = status.moved
-    told = {
+    amounts = {
         "read": moved.read_from_disk,
         "uploaded": moved.uploaded,
         "streamed": moved.streamed,
         "brought back to RAM": moved.downloaded,
     }
-    return ", ".join(f"{format_bytes(nbytes)} {word}" for word, nbytes in told.items() if nbytes) or "nothing"
+    return ", ".join(f"{format_bytes(nbytes)} {verb}" for verb, nbytes in amounts.items() if nbytes) or "nothing"
 
 
 def _found(counts: CountsStatus) -> str:

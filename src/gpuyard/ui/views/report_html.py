@@ -1,6 +1,6 @@
-"""A report as a page: one file of HTML with its style and its drawings in it, and nothing that runs or is fetched.
+"""A report as one self-contained HTML file: style and SVG charts inline, no scripts, nothing fetched.
 
-Light and dark as the reader's system has it. Every text is escaped, whatever a job is called.
+Light or dark as the system of the reader. Every text is escaped: names of jobs are data.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from gpuyard.ui.views import report_sentences as texts
 
 _CELL, _ROW, _LEFT, _TOP, _RIGHT = 28, 24, 96, 22, 84
 _HOURS = 24
-# What was never used at all is seen to be there, and what was used a little is seen to have been used.
+# The lowest opacity of an hour with any use, so that it differs from an unused one.
 _FAINTEST = 0.16
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
@@ -27,7 +27,7 @@ p { margin: .2rem 0 0; color: var(--faint) }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .75rem; margin: 1.5rem 0 0 }
 .facts div { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem }
 dt { color: var(--faint); font-size: .85rem } dd { margin: 0 }
-dd.figure { font-size: 1.7rem; font-weight: 650; line-height: 1.25 } dd.told { font-size: .85rem; color: var(--faint) }
+dd.figure { font-size: 1.7rem; font-weight: 650; line-height: 1.25 } dd.note { font-size: .85rem; color: var(--faint) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th { text-align: left; font-weight: 600; font-size: .85rem; color: var(--faint) }
@@ -61,8 +61,8 @@ def report_page(report: dict[str, Any]) -> str:
 def _facts(report: dict[str, Any]) -> str:
     cards = (
         f'<div><dt>{escape(heading)}</dt><dd class="figure">{escape(figure)}</dd>'
-        f'<dd class="told">{escape(told)}</dd></div>'
-        for heading, figure, told in texts.facts(report)
+        f'<dd class="note">{escape(note)}</dd></div>'
+        for heading, figure, note in texts.facts(report)
     )
     return f'<dl class="facts">{"".join(cards)}</dl>'
 
@@ -103,7 +103,7 @@ def _causes(report: dict[str, Any]) -> Iterator[str]:
             )
             for cause in causes
         )
-        yield _table("How attempts ended otherwise", ("Cause", "Attempts", "", "Healed"), rows)
+        yield _table("Attempts that did not succeed", ("Cause", "Attempts", "", "Recovered"), rows)
 
 
 def _devices(report: dict[str, Any]) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _devices(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML by now; those behind a bar are figures."""
+    """Return a table of cells that are HTML already; cells after the bar are right-aligned figures."""
     head = "".join(f"<th{_side(at)}>{escape(heading)}</th>" for at, heading in enumerate(headings))
     body = "\n".join(
         f"<tr>{''.join(f'<td{_side(at)}>{cell}</td>' for at, cell in enumerate(cells))}</tr>" for cells in rows
@@ -158,7 +158,7 @@ def _picture(report: dict[str, Any]) -> Iterator[str]:
         f'<h2>{escape(title)}</h2>\n<div class="wide"><svg class="picture" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title>\n{hours}'
         f"{_text(width, _TOP - 8, 'GPU-hours', is_right=True)}\n{drawn}</svg></div>"
-        "<p>Each square is an hour: the stronger its colour, the more of the GPUs were in use.</p>"
+        "<p>Each square is an hour: the stronger the colour, the more GPUs were in use.</p>"
     )
 
 
@@ -177,10 +177,10 @@ def _row(row: dict[str, Any], days: int, top: int) -> str:
 
 def _cell(percent: float, left: int, top: int, when: str) -> str:
     kind, opacity = ("cell", _FAINTEST + (1 - _FAINTEST) * percent / 100) if percent else ("empty", 1.0)
-    told = escape(f"{when}: {texts.percent_text(percent)} of the GPUs in use")
+    note = escape(f"{when}: {texts.percent_text(percent)} of the GPUs in use")
     return (
         f'<rect class="{kind}" x="{left}" y="{top}" width="{_CELL - 2}" height="{_ROW - 2}" rx="3" '
-        f'fill-opacity="{opacity:.2f}"><title>{told}</title></rect>'
+        f'fill-opacity="{opacity:.2f}"><title>{note}</title></rect>'
     )
 
 

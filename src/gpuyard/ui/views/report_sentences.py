@@ -1,6 +1,6 @@
-"""What a report says in words, on a terminal and on a page: its figures as sentences, its causes and devices by name.
+"""The texts of a report, for the terminal and for HTML: figures as sentences, names of causes and devices.
 
-All pure, over the daemon's answer. Unknown is a dash, never a zero.
+All pure, from the daemon's answer. Unknown is a dash, never a zero.
 """
 
 import signal
@@ -11,14 +11,14 @@ from typing import Any
 from gpuyard.core.units import UNKNOWN, format_count, format_duration
 from gpuyard.ui.cli.text_table import clean
 
-NOTHING_RAN = "Nothing ran in this time. Put a program into the queue: gpuyard submit -- python train.py"
+NOTHING_RAN = "No job ran in this time. Submit one: gpuyard submit -- python train.py"
 _CAUSES = {
     "cannot-start": "could not be started",
-    "timed-out": "over its time limit",
+    "timed-out": "exceeded its time limit",
     "cancelled": "cancelled",
-    "lost": "lost: its machine went away",
-    "preempted": "made room for a more urgent job",
-    "not-restored": "could not be brought back after a pause",
+    "lost": "lost: its node failed",
+    "preempted": "preempted by a more urgent job",
+    "not-restored": "could not be resumed after a suspension",
 }
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
 
@@ -28,7 +28,7 @@ def is_empty(report: dict[str, Any]) -> bool:
 
 
 def title(report: dict[str, Any]) -> str:
-    """Where and when, on this machine's clock."""
+    """Return host, start and end, in this machine's time zone."""
     since, until = (datetime.fromisoformat(report[key]).astimezone() for key in ("since", "until"))
     where = f"{clean(report['host'])}, " if report["host"] else ""
     return f"{where}{_moment(since)} to {_moment(until)}"
@@ -55,19 +55,23 @@ def failed_count(figures: dict[str, Any]) -> int:
 
 
 def facts(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Each a heading, a figure, and what there is to say about it."""
+    """Yield heading, figure and explanation."""
     total, box = report["total"], report["box"]
     used = f"{percent_text(box['busy_percent'])} of the time of {format_count(box['devices'], 'GPU')} was in use"
-    yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "no GPU is here now"
+    yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "this machine has no GPU now"
     yield "Jobs", f"{total['jobs']:,}", _attempts(total)
     yield "Wait", format_duration(total["waits"]["median_s"]), _waits(total["waits"])
     yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
     if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
         healed = sum(cause["healed"] for cause in short)
-        told = "all of those jobs succeeded later" if healed == _sum(short) else f"{healed:,} healed: succeeded later"
-        yield "Out of memory", f"{_sum(short):,}", told if healed else "none of those jobs has succeeded since"
+        some = (
+            "all of those jobs succeeded later"
+            if healed == _sum(short)
+            else f"{healed:,} of those jobs succeeded later"
+        )
+        yield "Out of memory", f"{_sum(short):,}", some if healed else "none of those jobs has succeeded since"
     if total["suspended_hours"]:
-        yield "Suspended", f"{hours_text(total['suspended_hours'])} h", "in which jobs made room for others"
+        yield "Suspended", f"{hours_text(total['suspended_hours'])} h", "of jobs that were suspended for others"
 
 
 def _sum(causes: list[dict[str, Any]]) -> int:
@@ -75,8 +79,8 @@ def _sum(causes: list[dict[str, Any]]) -> int:
 
 
 def _attempts(total: dict[str, Any]) -> str:
-    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} ended otherwise"
-    running = f", {total['running']:,} still going on" if total["running"] else ""
+    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} did not"
+    running = f", {total['running']:,} still running" if total["running"] else ""
     return f"{total['attempts']:,} attempt{'' if total['attempts'] == 1 else 's'}: {ended}{running}"
 
 
@@ -95,8 +99,8 @@ def _waste(memory: dict[str, Any]) -> str:
     if memory["unused_percent"] is None:
         return left or "no GPU memory was reserved"
     reserved, unused = hours_text(memory["reserved_gb_hours"]), hours_text(memory["unused_gb_hours"])
-    told = f"of the memory reserved was never used: {unused} of {reserved} GB-hours"
-    return f"{told}; {left}" if left else told
+    text = f"of the memory reserved was never used: {unused} of {reserved} GB-hours"
+    return f"{text}; {left}" if left else text
 
 
 def cause_text(cause: dict[str, Any]) -> str:
@@ -118,7 +122,7 @@ def _signal_text(status: int) -> str:
 
 
 def healed_text(cause: dict[str, Any]) -> str:
-    return f"{cause['healed']:,} of jobs that succeeded later" if cause["healed"] else ""
+    return f"{cause['healed']:,} succeeded on a later attempt" if cause["healed"] else ""
 
 
 def group_text(group: dict[str, Any]) -> str:
@@ -133,13 +137,13 @@ def device_text(device: dict[str, Any]) -> str:
 
 
 def day_text(row: dict[str, Any], days_per_row: int) -> str:
-    """The day that a row is, or that it begins with; rows of more than a week go back for years."""
+    """Return the first day of a row; rows of more than a week can go back years, so they have the year."""
     day = date.fromisoformat(row["day"])
     return f"{day:%a} {day.day:2} {day:%b}" if days_per_row <= 7 else f"{day.day:2} {day:%b %Y}"
 
 
 def picture_text(report: dict[str, Any]) -> str:
-    """What a row of the picture is."""
+    """Return the title of the chart, with the time that a row covers."""
     days = report["picture"]["days_per_row"]
     each = "" if days == 1 else f", {days} days to a row" if days == 7 else f", {days // 7} weeks to a row"
     return f"GPUs in use by the hour{each}"

@@ -5,16 +5,13 @@ All pure. Names are data: control characters in them are replaced. Without Unico
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.ui.cli.text_table import GAP, Column, cut, join_spans, lay_out
+from gpuyard.ui.cli.text_table import GAP, Column, Line, Span, cut, join_spans, lay_out
 from gpuyard.ui.views import report_sentences as texts
 from gpuyard.ui.views.device_tables import Frame
-
-if TYPE_CHECKING:
-    from gpuyard.ui.cli.text_table import Line, Span
 
 _BAR, _NARROW, _PIPE_WIDTH = 12, 78, 80
 _LONGEST_NAME, _LONGEST_DEVICE = 40, 28
@@ -28,7 +25,7 @@ _GROUPS = (
     Column("FAILED", is_right=True),
     Column("", is_spare=True),
 )
-_CAUSES = (Column("ENDED OTHERWISE", is_long=True), Column("ATTEMPTS", is_right=True), Column(""))
+_CAUSES = (Column("DID NOT SUCCEED", is_long=True), Column("ATTEMPTS", is_right=True), Column(""))
 _DEVICES = (
     Column("BUSIEST GPUs", is_long=True),
     Column("IN USE"),
@@ -54,7 +51,7 @@ def _marks(frame: Frame) -> Marks:
     return _BLOCKS if frame.is_unicode else _LETTERS
 
 
-def report_lines(report: dict[str, Any], frame: Frame) -> "list[Line]":
+def report_lines(report: dict[str, Any], frame: Frame) -> list[Line]:
     lines: list[Line] = [((texts.title(report), "bold"),)]
     if texts.is_empty(report):
         return [*lines, ((texts.NOTHING_RAN, None),)]
@@ -65,7 +62,7 @@ def report_lines(report: dict[str, Any], frame: Frame) -> "list[Line]":
     return lines
 
 
-def _facts(report: dict[str, Any], width: int) -> "Iterator[Line]":
+def _facts(report: dict[str, Any], width: int) -> Iterator[Line]:
     """Yield each figure with its explanation, which may take several lines."""
     facts = list(texts.facts(report))
     headings, figures = (max(len(fact[at]) for fact in facts) for at in (0, 1))
@@ -77,7 +74,7 @@ def _facts(report: dict[str, Any], width: int) -> "Iterator[Line]":
             yield ((" " * margin + line, None),)
 
 
-def _groups(report: dict[str, Any], frame: Frame) -> "list[Line]":
+def _groups(report: dict[str, Any], frame: Frame) -> list[Line]:
     groups = report["groups"]
     most = max(group["gpu_hours"] for group in groups)
     rows = [
@@ -98,7 +95,7 @@ def _groups(report: dict[str, Any], frame: Frame) -> "list[Line]":
     return [*_table(columns, rows, frame, "FAILED", styles), *_more(len(groups) - _MOST_GROUPS)]
 
 
-def _causes(report: dict[str, Any], frame: Frame) -> "list[Line]":
+def _causes(report: dict[str, Any], frame: Frame) -> list[Line]:
     causes = report["total"]["causes"]
     rows = [
         [texts.cause_text(cause), f"{cause['attempts']:,}", texts.healed_text(cause)] for cause in causes[:_MOST_CAUSES]
@@ -108,7 +105,7 @@ def _causes(report: dict[str, Any], frame: Frame) -> "list[Line]":
     return [*_table(_CAUSES, rows, frame, "", ["green"] * len(rows)), *_more(len(causes) - _MOST_CAUSES)]
 
 
-def _devices(report: dict[str, Any], frame: Frame) -> "list[Line]":
+def _devices(report: dict[str, Any], frame: Frame) -> list[Line]:
     devices = report["devices"]
     rows = [
         [
@@ -130,7 +127,7 @@ def _devices(report: dict[str, Any], frame: Frame) -> "list[Line]":
 
 def _table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame, coloured: str, styles: Sequence[str]
-) -> "Iterator[Line]":
+) -> Iterator[Line]:
     """Yield the table; the cells under the heading `coloured` have the style of their row."""
     headings, *lines = lay_out(columns, rows, frame.width, frame.ellipsis)
     yield join_spans((cell, "dim") for cell in headings)
@@ -139,7 +136,7 @@ def _table(
         yield join_spans((cell, style if heading.strip() == coloured else None) for heading, cell in named)
 
 
-def _more(count: int) -> "list[Line]":
+def _more(count: int) -> list[Line]:
     return [((f"and {count:,} more", "dim"),)] if count > 0 else []
 
 
@@ -148,7 +145,7 @@ def _bar(value: float, most: float, frame: Frame) -> str:
     return _marks(frame).bar * (length or int(value > 0))
 
 
-def _chart(report: dict[str, Any], frame: Frame) -> "list[Line]":
+def _chart(report: dict[str, Any], frame: Frame) -> list[Line]:
     """Return a line per day with a character per hour; a narrow terminal gets no sums."""
     if not report["box"]["devices"]:
         return []
@@ -162,7 +159,7 @@ def _chart(report: dict[str, Any], frame: Frame) -> "list[Line]":
     ]
 
 
-def _chart_row(row: dict[str, Any], days: int, marks: Marks, *, has_sum: bool) -> "Line":
+def _chart_row(row: dict[str, Any], days: int, marks: Marks, *, has_sum: bool) -> Line:
     line: list[Span] = [(f"{texts.day_text(row, days):12}", "dim")]
     line += [(f"{_level(percent, marks)} ", "green" if percent else "dim") for percent in row["used_percent"]]
     line += [(f" {texts.hours_text(sum(row['gpu_hours'])):>9}", None)] if has_sum else []

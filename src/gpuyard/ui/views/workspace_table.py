@@ -1,21 +1,18 @@
-"""A workspace as people see it: a row per config, how far all of them are, and what the next one waits for.
+"""The status of a workspace as lines: a row per config, the progress of all, and what the next one waits for.
 
-All pure: lines of styled texts, which fit the frame they are made for. In a narrow frame the least needed columns go
-first; in a low one the rows that say least are only counted. Names and logs are data: nothing in them is obeyed.
+All pure. Lines fit a given size: a narrow table drops the least needed columns, a low one only counts the least
+important rows. Names and logs are data: control characters in them are replaced.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from gpuyard.core.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
-from gpuyard.ui.cli.text_table import Column, cell_width, clean, cut, lay_out
-
-Span = tuple[str, str | None]
-Line = tuple[Span, ...]
+from gpuyard.ui.cli.text_table import Column, Line, Span, cell_width, clean, cut, join_spans, lay_out
 
 _GAP = 2
 _STATES = {
@@ -32,7 +29,7 @@ _STATES = {
     "completed": ("✓", "dim"),
     "not started": ("·", "dim"),
 }
-# What is told first where not all can be.
+# Rows of the first states are kept when not all fit.
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
 _STATE, _LAST = 1, "LAST LINE"
 _COLUMNS = {
@@ -49,12 +46,12 @@ _LEAST_NEEDED = ("TRY", "MEMORY", _LAST, "GPU", "TIME")
 _SHORTEST_CONFIG, _SHORTEST_LAST, _GOOD_LAST = 16, 12, 24
 _LONGEST_CONFIG, _LONGEST_BAR = 48, 60
 _MOST_FAILURES = 3
-# Colours, titles and links that a program wrote for a terminal.
+# Escape sequences of terminals: colours, titles, links.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
 
 class TableSize(Struct, frozen=True, kw_only=True):
-    """Where it is shown; `None` where there is no bound. Symbols are for terminals."""
+    """Size of the output, None without a limit. `has_symbols` is for terminals."""
 
     columns: int | None = None
     lines: int | None = None
@@ -66,24 +63,24 @@ class TableSize(Struct, frozen=True, kw_only=True):
         return "…" if self.is_unicode else "~"
 
 
-def picture_of(standing: SweepStatus, frame: TableSize) -> list[Line]:
-    head = _head(standing, frame)
-    tail = _tail(standing, frame)
-    if not standing.rows:
-        return [*head, *_wrapped("There is no config in it yet.", None, frame), *tail]
-    # Beside the rows: the headings, and the line that the cursor is on.
+def picture_of(status: SweepStatus, frame: TableSize) -> list[Line]:
+    head = _head(status, frame)
+    tail = _tail(status, frame)
+    if not status.rows:
+        return [*head, *_wrapped("No configs yet: put YAML files into configs/.", None, frame), *tail]
+    # Besides the rows: the headings, and the line of the cursor.
     room = None if frame.lines is None else max(2, frame.lines - len(head) - len(tail) - 2)
-    shown, others = _most_telling(standing.rows, room)
+    shown, others = _most_important(status.rows, room)
     return [*head, *_table(shown, frame), *_counted(others, frame), *tail]
 
 
-def summary_of(standing: SweepStatus, frame: TableSize) -> str:
-    """How far it is, in one line."""
-    return _dot(frame).join(text for text, _ in _facts(standing))
+def summary_of(status: SweepStatus, frame: TableSize) -> str:
+    """Return the progress in one line."""
+    return _dot(frame).join(text for text, _ in _facts(status))
 
 
 def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
-    """What has become of tasks since."""
+    """Return the tasks whose state or attempt has changed."""
     known = {row.config: (row.state, row.attempt) for row in before.rows}
     return [_change(row) for row in now.rows if known.get(row.config) != (row.state, row.attempt)]
 
@@ -98,76 +95,76 @@ def _change(row: ConfigStatus) -> str:
 # Above and below the table
 
 
-def _head(standing: SweepStatus, frame: TableSize) -> list[Line]:
-    name = clean(standing.task_name)
+def _head(status: SweepStatus, frame: TableSize) -> list[Line]:
+    name = clean(status.task_name)
     if frame.columns is None:
-        return [((name, "bold"), ("  ", None), (clean(standing.workspace), "dim"))]
+        return [((name, "bold"), ("  ", None), (clean(status.workspace), "dim"))]
     name = cut(name, frame.columns, frame.ellipsis)
     left = frame.columns - cell_width(name) - _GAP
-    place = (("  ", None), (_cut_middle(clean(standing.workspace), left, frame), "dim")) if left >= _GAP else ()
+    place = (("  ", None), (_cut_middle(clean(status.workspace), left, frame), "dim")) if left >= _GAP else ()
     return [((name, "bold"), *place)]
 
 
-def _tail(standing: SweepStatus, frame: TableSize) -> list[Line]:
+def _tail(status: SweepStatus, frame: TableSize) -> list[Line]:
     lines: list[Line] = []
-    if standing.rows:
-        lines += [(), _bar(standing, frame), *_flow(_facts(standing), _dot(frame), frame)]
-    for text, style in _remarks(standing):
+    if status.rows:
+        lines += [(), _bar(status, frame), *_flow(_facts(status), _dot(frame), frame)]
+    for text, style in _remarks(status):
         lines += _wrapped(text, style, frame)
     return lines
 
 
-def _facts(standing: SweepStatus) -> list[Span]:
-    """Each with its style; what there is none of is left out."""
-    counted: list[Span] = [(f"{standing.completed:,} of {standing.total:,} done", "bold")]
-    counts = Counter(row.state for row in standing.rows)
+def _facts(status: SweepStatus) -> list[Span]:
+    """Return each count with its style, without those that are 0."""
+    counted: list[Span] = [(f"{status.completed:,} of {status.total:,} done", "bold")]
+    counts = Counter(row.state for row in status.rows)
     for count, what, style in (
-        (standing.running, "running", "green"),
-        (standing.waiting, "waiting", None),
-        (standing.failed, "failed", "red"),
+        (status.running, "running", "green"),
+        (status.waiting, "waiting", None),
+        (status.failed, "failed", "red"),
         (counts["stopped"], "stopped", "yellow"),
         (counts["not started"], "not started", "dim"),
     ):
         counted += [(f"{count:,} {what}", style)] if count else []
-    return counted if standing.is_over else [*counted, (_time_left(standing), "dim")]
+    return counted if status.is_over else [*counted, (_time_left(status), "dim")]
 
 
-def _time_left(standing: SweepStatus) -> str:
-    if standing.left_s is not None:
-        return f"about {format_duration(standing.left_s)} left"
-    return "time left unknown" if standing.completed else "time left unknown until one has finished"
+def _time_left(status: SweepStatus) -> str:
+    if status.left_s is not None:
+        return f"about {format_duration(status.left_s)} left"
+    return "time left unknown" if status.completed else "time left unknown until one has finished"
 
 
-def _remarks(standing: SweepStatus) -> Iterator[Span]:
-    if standing.is_stopped and standing.completed < standing.total:
-        still = "what runs comes to its end, and " if standing.running else ""
-        yield f"Stopped: {still}nothing new starts; `start` goes on.", "yellow"
-    if standing.why is not None and standing.waiting:
-        yield clean(standing.why), "yellow" if standing.is_paused else "dim"
-    failed = [row for row in standing.rows if row.state == "failed"]
+def _remarks(status: SweepStatus) -> Iterator[Span]:
+    if status.is_stopped and status.completed < status.total:
+        running = "running tasks finish, and " if status.running else ""
+        yield f"Stopped: {running}no new ones start. `start` continues.", "yellow"
+    if status.why is not None and status.waiting:
+        yield clean(status.why), "yellow" if status.is_paused else "dim"
+    failed = [row for row in status.rows if row.state == "failed"]
     for row in failed[:_MOST_FAILURES]:
         if row.log is not None:
-            yield clean(f"{row.config} failed: its log is {row.log}"), "red"
-    running = next((row.session for row in standing.rows if row.state == "running" and row.session), None)
-    if running is not None:
-        yield f"to see one at work: tmux attach -t {clean(running)}", "dim"
-    for note in standing.notes:
+            yield clean(f"{row.config} failed; log: {row.log}"), "red"
+    session = next((row.session for row in status.rows if row.state == "running" and row.session), None)
+    if session is not None:
+        yield f"to watch one: tmux attach -t {clean(session)}", "dim"
+    for note in status.notes:
         yield clean(note), "yellow"
 
 
-def _bar(standing: SweepStatus, frame: TableSize) -> Line:
-    percent = f"{100 * standing.completed // standing.total}%"
+def _bar(status: SweepStatus, frame: TableSize) -> Line:
+    percent = f"{100 * status.completed // status.total}%"
     width = _LONGEST_BAR if frame.columns is None else min(_LONGEST_BAR, frame.columns - len("  100%"))
     done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
     parts = (
-        (standing.completed, done, "green"),
-        (standing.failed, failed, "red"),
-        (standing.running, running, "green"),
+        (status.completed, done, "green"),
+        (status.failed, failed, "red"),
+        (status.running, running, "green"),
     )
     spans, drawn, counted = list[Span](), 0, 0
     for count, block, style in parts:
         counted += count
-        until = max(0, width) * counted // standing.total
+        until = max(0, width) * counted // status.total
         spans.append((block * (until - drawn), style))
         drawn = until
     return (*spans, (rest * (width - drawn), "dim"), ("  ", None), (percent, None))
@@ -176,10 +173,10 @@ def _bar(standing: SweepStatus, frame: TableSize) -> Line:
 # The table
 
 
-def _most_telling(
+def _most_important(
     rows: Sequence[ConfigStatus], room: int | None
 ) -> tuple[Sequence[ConfigStatus], Sequence[ConfigStatus]]:
-    """As many as there is room for, in their order, and the others; a line is kept to count those."""
+    """Return the rows that fit, in their order, and the others; one line is left to count those."""
     if room is None or len(rows) <= room:
         return rows, ()
     by_rank = sorted(range(len(rows)), key=lambda at: _RANKS[rows[at].state])
@@ -189,8 +186,8 @@ def _most_telling(
 def _counted(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
     if not rows:
         return []
-    told = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).items())
-    return [((cut(f"and {told}", frame.columns or len(told) + 4, frame.ellipsis), "dim"),)]
+    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).items())
+    return [((cut(f"and {counts}", frame.columns or len(counts) + 4, frame.ellipsis), "dim"),)]
 
 
 def _table(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
@@ -204,11 +201,11 @@ def _table(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
     heading, *lines = lay_out(
         columns, [[each[name] for name in widths] for each in cells], frame.columns, frame.ellipsis
     )
-    return [_joined([(cell, "dim") for cell in heading]), *map(_row_line, rows, lines)]
+    return [join_spans([(cell, "dim") for cell in heading]), *map(_row_line, rows, lines)]
 
 
 def _fit(widths: dict[str, int], room: int | None) -> None:
-    """Takes columns out of `widths` until the rest fits, then cuts the config's."""
+    """Remove columns from `widths` until the rest fits, then shorten the config's."""
     if room is None:
         return
 
@@ -216,7 +213,7 @@ def _fit(widths: dict[str, int], room: int | None) -> None:
         too_long = max(0, widths[_LAST] - last) if _LAST in widths else 0
         return room - sum(widths.values()) + widths["CONFIG"] - config + too_long - _GAP * (len(widths) - 1)
 
-    # What tells configs apart is often at their end, so a session goes before a name is cut.
+    # Names of configs often differ at their end, so drop the session before cutting a name.
     if spare(widths["CONFIG"], _GOOD_LAST) < 0:
         del widths["SESSION"]
     for name in _LEAST_NEEDED:
@@ -240,25 +237,17 @@ def _cells(row: ConfigStatus, frame: TableSize) -> dict[str, str]:
 
 
 def _last_text(row: ConfigStatus, frame: TableSize) -> str:
-    """What is remarkable comes before what it wrote."""
+    """Return the note and the last line of the log."""
     written = None if row.last_line is None else _ESCAPES.sub("", row.last_line).strip()
     return _dot(frame).join(clean(text) for text in (row.note, written) if text)
 
 
 def _row_line(row: ConfigStatus, cells: Sequence[str]) -> Line:
     style = _STATES[row.state][1]
-    return _joined([(cell, style if at == _STATE else None) for at, cell in enumerate(cells)])
+    return join_spans([(cell, style if at == _STATE else None) for at, cell in enumerate(cells)])
 
 
 # Lines
-
-
-def _joined(spans: Iterable[Span]) -> Line:
-    """With gaps between them, and nothing but what is seen at the end."""
-    line = [part for span in spans for part in ((" " * _GAP, None), span)][1:]
-    while line and not line[-1][0].strip():
-        line.pop()
-    return (*line[:-1], (line[-1][0].rstrip(), line[-1][1])) if line else ()
 
 
 def _dot(frame: TableSize) -> str:
@@ -266,7 +255,7 @@ def _dot(frame: TableSize) -> str:
 
 
 def _wrapped(text: str, style: str | None, frame: TableSize) -> list[Line]:
-    """By words; one that is longer than a line is broken, since a path is of no use without its end."""
+    """Wrap at spaces; break words that are longer than a line, since a cut path is useless."""
     words = [piece for word in text.split(" ") for piece in _broken(word, frame.columns)]
     return _flow([(word, style) for word in words], " ", frame)
 
@@ -280,7 +269,7 @@ def _broken(word: str, width: int | None) -> Iterator[str]:
 
 
 def _flow(pieces: Sequence[Span], gap: str, frame: TableSize) -> list[Line]:
-    """On as many lines as they take."""
+    """Put the pieces onto as many lines as needed."""
     lines: list[list[Span]] = []
     left = 0
     for piece, style in pieces:
@@ -295,7 +284,7 @@ def _flow(pieces: Sequence[Span], gap: str, frame: TableSize) -> list[Line]:
 
 
 def _cut_middle(text: str, width: int, frame: TableSize) -> str:
-    """Both ends of a name or a path tell more than its middle."""
+    """Cut in the middle: both ends of a name or path matter more."""
     if cell_width(text) <= width:
         return text
     tail = ""

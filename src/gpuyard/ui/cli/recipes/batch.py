@@ -1,4 +1,4 @@
-"""`gpuyard batch`: many runs of one command, begun here, done by the queue, and followed to the end where one likes."""
+"""`gpuyard batch`: submits many runs of one command to the queue, and shows their progress until the end."""
 
 import contextlib
 import shlex
@@ -24,13 +24,13 @@ from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.recipes.batch_options import (
-    Conduct,
+    RunMode,
     absolute,
     batch_options,
-    conduct_of,
     count_of,
     queue_options,
-    word_of,
+    run_mode,
+    to_name,
 )
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
 
@@ -42,33 +42,35 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @click.command("batch", context_settings={"allow_interspersed_args": False})
 @batch_options(stagger="0s", name="the program's")
-@click.option("--output-root", metavar="DIR", help="Each run gets a folder in it, {output}. [one of gpuyard's own]")
-@click.option("--prune-output-root", metavar="DIR", help="When all is over, move runs without a frame there.")
-@click.option("--frames", metavar="GLOB", help="Which files are frames, for --prune-output-root. [*]")
+@click.option(
+    "--output-root", metavar="DIR", help="Directory with a folder per run, {output}. [in gpuyard's data directory]"
+)
+@click.option("--prune-output-root", metavar="DIR", help="Move runs without a frame here at the end.")
+@click.option("--frames", metavar="GLOB", help="Files that count as frames, for --prune-output-root. [*]")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(program: tuple[str, ...], **typed: Any) -> int:
-    """Run a command many times, each time when the machine has room for it.
+    """Run a command many times, within limits on CPU, RAM and GPU.
 
-    {index}, {seed} and {output} in the command are each run's own: its number from 0, its seed, and its folder. A run
-    is launched only while the CPU, RAM and the GPU are within their bounds. The runs are jobs of the queue, and
-    outlive this terminal; a summary is printed when all is over.
+    {index}, {seed} and {output} in the command are replaced for each run: its number from 0, its seed, and its folder.
+    A run starts only while CPU, RAM and GPU are within their limits. The runs are jobs of the queue and continue when
+    this terminal is closed; a summary is printed at the end.
 
     \b
     gpuyard batch --count 100 --concurrency 4 -- python make.py --seed {seed} --out {output}
     gpuyard batch --count 400 --concurrency 6 --max-gpu 80 --run-vram 2G --output-root data -- ./make {seed} {output}
 
-    Exit status 0 where all runs succeeded, 1 where some did not.
+    Exit status 0 if all runs succeeded, else 1.
     """
     if not program:
-        raise UserError("there is no program to run", hint="write it last: gpuyard batch --count 9 -- ./make {seed}")
+        raise UserError("no program given", hint="write it last: gpuyard batch --count 9 -- ./make {seed}")
     if typed["frames"] is not None and typed["prune_output_root"] is None:
-        raise UserError("--frames says what is pruned by", hint="add --prune-output-root DIR")
-    conduct = conduct_of(typed)
-    return carry_out(_plan(program, typed), conduct)
+        raise UserError("--frames needs --prune-output-root", hint="add --prune-output-root DIR")
+    mode = run_mode(typed)
+    return run_batch(_plan(program, typed), mode)
 
 
 def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
-    name = typed["name"] or word_of(program[0])
+    name = typed["name"] or to_name(program[0])
     root, pruned_root = typed["output_root"], typed["prune_output_root"]
     return BatchPlan(
         name=name,
@@ -83,19 +85,19 @@ def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     )
 
 
-def carry_out(plan: BatchPlan, conduct: Conduct) -> int:
-    """The exit status."""
+def run_batch(plan: BatchPlan, mode: RunMode) -> int:
+    """Start or continue the batch, and return the exit status."""
     check_plan(plan)
     _check_options(plan)
-    if conduct.is_dry:
-        return _print_commands(choose_batch(plan, conduct.way))
+    if mode.is_dry:
+        return _print_commands(choose_batch(plan, mode.existing))
     _check_sample_log(plan)
-    return _begin_and_follow(plan, conduct)
+    return _start_and_follow(plan, mode)
 
 
 def _print_commands(choice: BatchChoice) -> int:
-    """Those of new runs: which of the others would be run again only the queue knows."""
-    _tell_choice(choice)
+    """Print the commands of new runs; only the queue knows which existing runs would be retried."""
+    _note_choice(choice)
     first = (
         choice.before.plan.count if choice.before is not None and choice.plan.count > choice.before.plan.count else 0
     )
@@ -104,52 +106,52 @@ def _print_commands(choice: BatchChoice) -> int:
     return 0
 
 
-def _begin_and_follow(plan: BatchPlan, conduct: Conduct) -> int:
-    with _not_in_the_middle() as heard:
-        choice, record = start_batch(plan, conduct.way)
+def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
+    with _delay_interrupt() as interrupts:
+        choice, record = start_batch(plan, mode.existing)
     before = choice.before
-    standing, is_new = read_part_status(record.parts[-1]), before is None or record.parts[-1] not in before.parts
-    if standing is None:  # it was over so long ago that the queue has forgotten it
-        return _tell_summary(record, conduct)
-    is_over = standing["done"] and not is_new
-    left = standing["count"] - (0 if is_new else standing["counts"].get("succeeded", 0))
-    _tell_choice(
-        choice, None if is_over or before is None else f"it goes on with {left:,} of {record.plan.count:,} runs"
+    status, is_new = read_part_status(record.parts[-1]), before is None or record.parts[-1] not in before.parts
+    if status is None:  # it finished so long ago that the queue has deleted its jobs
+        return _show_summary(record, mode)
+    is_over = status["done"] and not is_new
+    left = status["count"] - (0 if is_new else status["counts"].get("succeeded", 0))
+    _note_choice(
+        choice, None if is_over or before is None else f"continuing with {left:,} of {record.plan.count:,} runs"
     )
     if not is_over:
         if not is_new and before is not None and before.plan.options != plan.options:
-            note("gpuyard: what is in the queue keeps the bounds it was begun with; stop it first to change them")
-        if conduct.is_detached:
-            return _detach(record, conduct)
-    status = _follow(record, conduct, is_interrupted=bool(heard))
-    return _tell_summary(record, conduct) if status is None else status
+            note("gpuyard: queued runs keep the limits they were submitted with; stop the batch first to change them")
+        if mode.is_detached:
+            return _detach(record, mode)
+    exit_status = _follow(record, mode, is_interrupted=bool(interrupts))
+    return _show_summary(record, mode) if exit_status is None else exit_status
 
 
 @contextlib.contextmanager
-def _not_in_the_middle() -> Iterator[list[int]]:
-    """One Ctrl-C is heard once the batch has begun; a second one at once."""
+def _delay_interrupt() -> Iterator[list[int]]:
+    """Delay the first Ctrl-C until the batch is submitted; a second one takes effect at once."""
     before = signal.getsignal(signal.SIGINT)
-    heard: list[int] = []
+    interrupts: list[int] = []
 
-    def hear(signum: int, _: object) -> None:
-        heard.append(signum)
+    def delay(signum: int, _: object) -> None:
+        interrupts.append(signum)
         signal.signal(signal.SIGINT, before)
 
     if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, hear)
+        signal.signal(signal.SIGINT, delay)
     try:
-        yield heard
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def _check_options(plan: BatchPlan) -> None:
-    """Before anything is made or sent."""
+    """Raise for invalid options before any folder is made or job submitted."""
     from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 
-    for word in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
-        if word != word.encode(errors="replace").decode():
-            raise UserError(f"{word!r} is not UTF-8", hint="batch.json could not name it; give it another name")
+    for text in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
+        if text != text.encode(errors="replace").decode():
+            raise UserError(f"{text!r} is not UTF-8", hint="batch.json cannot store it; use another name")
     parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
 
 
@@ -167,8 +169,8 @@ def _check_sample_log(plan: BatchPlan) -> None:
 # In the foreground
 
 
-def _follow(record: BatchRecord, conduct: Conduct, *, is_interrupted: bool) -> int | None:
-    """Until all is over; the exit status where somebody does not want to see it."""
+def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
+    """Show progress until the end. Return the exit status if the user stops following, else None."""
     from gpuyard.ui.views.batch_progress import follow
 
     signal.signal(signal.SIGTERM, _end)
@@ -181,8 +183,8 @@ def _follow(record: BatchRecord, conduct: Conduct, *, is_interrupted: bool) -> i
             _check_finish(follow(record.plan.name, part))
         except KeyboardInterrupt:
             can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
-            if not can_ask or not _is_to_be_stopped():
-                _tell_way_back(record, conduct)
+            if not can_ask or not _asks_to_stop():
+                _note_how_to_resume(record, mode)
                 return EXIT_INTERRUPTED
             _stop(part)
             is_stopped = True
@@ -191,20 +193,20 @@ def _follow(record: BatchRecord, conduct: Conduct, *, is_interrupted: bool) -> i
 
 
 def _check_finish(job: dict[str, Any]) -> None:
-    """Of the job that comes after all runs."""
+    """Raise if the job that sums up the runs did not succeed."""
     if job["state"] != "succeeded":
         raise EnvironmentFault(
-            f"the runs are over, but job {job['id']}, which sums them up, has not succeeded: {job['state']}",
-            hint=f"`gpuyard logs {job['id']}` may say why; `gpuyard retry {job['id']}` does it again",
+            f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}",
+            hint=f"`gpuyard logs {job['id']}` may say why; `gpuyard retry {job['id']}` runs it again",
         )
 
 
 def _end(*_: object) -> NoReturn:
-    """What ends us must not leave the terminal without its cursor."""
+    """Exit normally on SIGTERM, so that the cursor is shown again."""
     sys.exit(_TERMINATED)
 
 
-def _is_to_be_stopped() -> bool:
+def _asks_to_stop() -> bool:
     try:
         sys.stderr.write("\nLeave it running, or stop it? [L/s] ")
         sys.stderr.flush()
@@ -217,63 +219,62 @@ def _is_to_be_stopped() -> bool:
 
 
 def _stop(part: BatchPart) -> None:
-    """The runs only: what comes after them is the summary."""
+    """Cancel the runs, but not the job after them, which writes the summary."""
     from gpuyard.connect.fast_http import connect
 
     with connect(start=True) as daemon:
         daemon.request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
-    note("gpuyard: what ran is told to end, and nothing more is started")
+    note("gpuyard: stopping: running jobs get SIGTERM, and no more runs start")
 
 
 def _ids(part: BatchPart) -> str:
     return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
 
 
-# What is said
+# Messages
 
 
-def _tell_choice(choice: BatchChoice, more: str | None = None) -> None:
-    """In one line."""
+def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
     if text := ": ".join(filter(None, (choice.note, more))):
         note(f"gpuyard: {text}")
 
 
-def _detach(record: BatchRecord, conduct: Conduct) -> int:
+def _detach(record: BatchRecord, mode: RunMode) -> int:
     part = record.parts[-1]
-    if conduct.as_json:
+    if mode.as_json:
         ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
         say_json({"name": record.plan.name, **ids, "root": record.plan.root})
     else:
         say(_ids(part))
-    _tell_way_back(record, conduct)
+    _note_how_to_resume(record, mode)
     return 0
 
 
-def _tell_way_back(record: BatchRecord, conduct: Conduct) -> None:
-    note(f"gpuyard: the queue goes on with it, as jobs {_ids(record.parts[-1])}; `gpuyard queue` shows them")
-    note(f"  to follow it again, and to go on with what is left:\n  {_again(record.plan, conduct)}")
+def _note_how_to_resume(record: BatchRecord, mode: RunMode) -> None:
+    note(f"gpuyard: the batch continues in the queue as jobs {_ids(record.parts[-1])}; `gpuyard queue` shows them")
+    note(f"  to follow it again, or continue it later:\n  {_resume_command(record.plan, mode)}")
 
 
-def _again(plan: BatchPlan, conduct: Conduct) -> str:
-    """The command that was typed, so that it goes on with this very batch."""
-    verb, *words = sys.argv[1:]
-    # The first one each time: what the program is told comes last.
-    for flag, is_typed in (("--detach", conduct.is_detached), ("--append", conduct.way is ExistingBatch.APPEND)):
+def _resume_command(plan: BatchPlan, mode: RunMode) -> str:
+    """Return the command line with --resume and this batch's output root."""
+    verb, *arguments = sys.argv[1:]
+    # Remove the first occurrence: arguments of the program come last.
+    for flag, is_typed in (("--detach", mode.is_detached), ("--append", mode.existing is ExistingBatch.APPEND)):
         if is_typed:
-            words.remove(flag)
-    root = [] if plan.root == conduct.root else ["--output-root", plan.root]
-    if root and conduct.is_root_typed:
-        words = _without(words, "--output-root")
-    resume = [] if conduct.way is ExistingBatch.RESUME else ["--resume"]
-    return shlex.join(["gpuyard", verb, *resume, *root, *words])
+            arguments.remove(flag)
+    root = [] if plan.root == mode.root else ["--output-root", plan.root]
+    if root and mode.is_root_typed:
+        arguments = _without(arguments, "--output-root")
+    resume = [] if mode.existing is ExistingBatch.RESUME else ["--resume"]
+    return shlex.join(["gpuyard", verb, *resume, *root, *arguments])
 
 
-def _without(words: list[str], option: str) -> list[str]:
-    place = next(place for place, word in enumerate(words) if word == option or word.startswith(f"{option}="))
-    return words[:place] + words[place + (2 if words[place] == option else 1) :]
+def _without(arguments: list[str], option: str) -> list[str]:
+    at = next(at for at, text in enumerate(arguments) if text == option or text.startswith(f"{option}="))
+    return arguments[:at] + arguments[at + (2 if arguments[at] == option else 1) :]
 
 
-def _tell_summary(record: BatchRecord, conduct: Conduct) -> int:
+def _show_summary(record: BatchRecord, mode: RunMode) -> int:
     from msgspec import to_builtins
 
     from gpuyard.recipes.batch.finish import read_summary
@@ -282,8 +283,8 @@ def _tell_summary(record: BatchRecord, conduct: Conduct) -> int:
     root = Path(record.plan.root)
     summary: Summary | None = read_summary(root)
     if summary is None:
-        raise EnvironmentFault(f"there is no summary in {root}", hint="the queue has forgotten these runs; begin anew")
-    if conduct.as_json:
+        raise EnvironmentFault(f"no summary in {root}", hint="the queue has deleted these runs; start a new batch")
+    if mode.as_json:
         say_json(to_builtins(summary))
     else:
         first, *others = summary_lines(summary, record.plan)
@@ -293,5 +294,5 @@ def _tell_summary(record: BatchRecord, conduct: Conduct) -> int:
     if summary.is_whole:
         return 0
     sys.stdout.flush()
-    note(f"gpuyard: to try again what has not succeeded:\n  {_again(record.plan, conduct)}")
+    note(f"gpuyard: to retry the runs that did not succeed:\n  {_resume_command(record.plan, mode)}")
     return EXIT_FAULT

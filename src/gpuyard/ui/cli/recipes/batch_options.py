@@ -1,7 +1,6 @@
-"""The options that `gpuyard batch` and `gpuyard datagen` share, and what they come to: a plan and how to conduct it.
+"""The options that `gpuyard batch` and `gpuyard datagen` share.
 
-Values stay as they were typed, which is how the queue reads them; what cannot be one is told here, before anything is
-made or started.
+Values stay text, which the queue parses; invalid values are rejected here, before anything is created or started.
 """
 
 import math
@@ -22,7 +21,7 @@ from gpuyard.ui.cli.rich_output import json_option
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[str, str], object]
 
-# As the queue calls them, by the parameters of ours.
+# Parameter names of these commands, and the options of a submission.
 _QUEUE_OPTIONS = {
     "concurrency": "concurrency",
     "max_cpu": "max-cpu",
@@ -43,11 +42,11 @@ _QUEUE_OPTIONS = {
 _LONGEST_NAME = 60
 
 
-class Conduct(Struct, frozen=True, kw_only=True):
-    """How a batch is begun and followed. `root` is the output root that the command names, None where it is a new one
-    each time; `is_root_typed` says whether that is one of its words."""
+class RunMode(Struct, frozen=True, kw_only=True):
+    """How a batch is started and followed. `root` is the output root that the command names, None for a new one each
+    time; `is_root_typed` is False if it is the default."""
 
-    way: ExistingBatch
+    existing: ExistingBatch
     is_detached: bool
     is_dry: bool
     as_json: bool
@@ -56,33 +55,33 @@ class Conduct(Struct, frozen=True, kw_only=True):
 
 
 def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
-    """All but those for its output, which the two commands have in their own words."""
+    """Return a decorator that adds all shared options; each command has its own options for output."""
     options = [
-        _option("count", "N", _whole(1), "How many runs.", default=None),
-        _option("concurrency", "K", _whole(1), "At most so many at once.", default="1"),
-        _option("max-cpu", "P", _percent, "Launch at no more than P percent CPU use.", default="85"),
-        _option("min-free-mem-mb", "M", _amount, "Launch with at least M MB of RAM available.", default="2048"),
-        _option("max-gpu", "P", _percent, "Launch only on GPUs at no more than P percent use."),
-        _option("max-gpu-mem-mb", "M", _amount, "Launch only on GPUs with at most M MB of memory used."),
-        _option("run-vram", "SIZE", _size, "What a run takes of a GPU, such as 2G. [learned]"),
-        _option("run-ram", "SIZE", _size, "What a run takes of RAM, such as 4G. [learned]"),
-        _option("gpus", "N", _whole(0), "GPUs of each run. [1; none where the machine has none]"),
+        _option("count", "N", _whole(1), "Number of runs.", default=None),
+        _option("concurrency", "K", _whole(1), "Run at most K at once.", default="1"),
+        _option("max-cpu", "P", _percent, "Start only at up to P percent CPU use.", default="85"),
+        _option("min-free-mem-mb", "M", _amount, "Start only with at least M MB of RAM available.", default="2048"),
+        _option("max-gpu", "P", _percent, "Only GPUs at up to P percent use."),
+        _option("max-gpu-mem-mb", "M", _amount, "Only GPUs with up to M MB of memory used."),
+        _option("run-vram", "SIZE", _size, "GPU memory of a run, such as 2G. [learned]"),
+        _option("run-ram", "SIZE", _size, "RAM of a run, such as 4G. [learned]"),
+        _option("gpus", "N", _whole(0), "GPUs of each run. [1; 0 on a machine without GPUs]"),
         _option("device", "LIST", _list, "Only these GPUs, such as 0,2 or a GPU's id. [all]"),
-        _option("stagger", "TIME", _time, "The least time from one launch to the next.", default=stagger),
-        _option("smoothing", "TIME", _time, "Figures are averaged over about this long.", default="5s"),
-        _option("steady", "TIME", _time, "How long a figure must be within its bound again.", default="3s"),
-        _option("retries", "N", _whole(0), "Try a failed run again so often, with its seed.", default="0"),
-        _option("time-limit", "TIME", _positive_time, "End a run after this long, such as 2h."),
+        _option("stagger", "TIME", _time, "Minimum time between starts.", default=stagger),
+        _option("smoothing", "TIME", _time, "Average load and memory over this time.", default="5s"),
+        _option("steady", "TIME", _time, "Time within a limit before runs start again.", default="3s"),
+        _option("retries", "N", _whole(0), "Retry a failed run up to N times, with its seed.", default="0"),
+        _option("time-limit", "TIME", _positive_time, "Stop a run after this time, such as 2h."),
         _option(
             "priority", "N", _whole(-1_000_000), "Higher starts earlier than other jobs of the queue.", default="0"
         ),
         _option("seed", "S", _whole(None), "Run i gets the seed S + i.", default="0"),
-        _option("name", "WORD", _word, f"What the queue calls it. [{name}]"),
-        _option("sample-log", "FILE", _log, "Write what the gates saw to this file, .csv or .jsonl."),
-        click.option("--resume", is_flag=True, help="Go on with the batch in the output root and with no other one."),
+        _option("name", "WORD", _word, f"Name in the queue. [{name}]"),
+        _option("sample-log", "FILE", _log, "Log the load that runs waited for to this .csv or .jsonl file."),
+        click.option("--resume", is_flag=True, help="Continue the batch in the output root; fail if there is none."),
         click.option("--append", is_flag=True, help="Add runs with the next seeds to the batch in the output root."),
-        click.option("--detach", is_flag=True, help="Print the jobs' ids, and leave it all to the queue."),
-        click.option("--dry-run", is_flag=True, help="Print the commands that would be run, and run nothing."),
+        click.option("--detach", is_flag=True, help="Print the job ids and return at once."),
+        click.option("--dry-run", is_flag=True, help="Print the commands without running them."),
         json_option,
     ]
 
@@ -94,16 +93,18 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
     return decorate
 
 
-def conduct_of(typed: dict[str, Any]) -> Conduct:
+def run_mode(typed: dict[str, Any]) -> RunMode:
     if typed["resume"] and typed["append"]:
-        raise UserError("--resume and --append do not go together", hint="finish the batch first, then add runs to it")
-    way = ExistingBatch.RESUME if typed["resume"] else ExistingBatch.APPEND if typed["append"] else ExistingBatch.AGAIN
+        raise UserError("--resume and --append exclude each other", hint="finish the batch first, then add runs to it")
+    existing = (
+        ExistingBatch.RESUME if typed["resume"] else ExistingBatch.APPEND if typed["append"] else ExistingBatch.AGAIN
+    )
     root = typed["output_root"]
-    if way is not ExistingBatch.AGAIN and root is None:
-        raise UserError(f"--{way.name.lower()}: which batch?", hint="name its folder with --output-root")
+    if existing is not ExistingBatch.AGAIN and root is None:
+        raise UserError(f"--{existing.name.lower()}: which batch?", hint="name its folder with --output-root")
     source = click.get_current_context().get_parameter_source("output_root")
-    return Conduct(
-        way=way,
+    return RunMode(
+        existing=existing,
         is_detached=typed["detach"],
         is_dry=typed["dry_run"],
         as_json=typed["as_json"],
@@ -113,7 +114,7 @@ def conduct_of(typed: dict[str, Any]) -> Conduct:
 
 
 def queue_options(typed: dict[str, Any]) -> dict[str, str]:
-    """Those that were typed or have a default; the daemon works in another directory, so a file is named in full."""
+    """Return the options of the submission. The daemon has another working directory, so paths are absolute."""
     options = {name: typed[ours] for ours, name in _QUEUE_OPTIONS.items() if typed[ours] is not None}
     if typed["sample_log"] is not None:
         options["sample-log"] = absolute(typed["sample_log"])
@@ -122,12 +123,12 @@ def queue_options(typed: dict[str, Any]) -> dict[str, str]:
 
 def count_of(typed: dict[str, Any]) -> int:
     if typed["count"] is None:
-        raise UserError("how many runs?", hint="say it with --count, such as --count 400")
+        raise UserError("how many runs?", hint="give --count, such as --count 400")
     return int(typed["count"])
 
 
-def word_of(program: str) -> str:
-    """A program's name as one word, which can also be that of a folder."""
+def to_name(program: str) -> str:
+    """Return the program's name with only characters that are safe in a folder name."""
     return re.sub(r"[^\w.+-]+", "-", os.path.basename(program))[:_LONGEST_NAME].strip("-") or "batch"
 
 
@@ -137,7 +138,7 @@ def absolute(path: str) -> str:
     try:
         return os.path.abspath(path)
     except FileNotFoundError:
-        raise UserError("the current directory is no longer there", hint="go to another one") from None
+        raise UserError("the current directory no longer exists", hint="change to another one") from None
 
 
 def _option(name: str, metavar: str, check: Check, text: str, default: str | None = None) -> Callable[[F], F]:
@@ -155,7 +156,7 @@ def whole_option(name: str, metavar: str, least: int, text: str) -> Callable[[F]
     return _option(name, metavar, _whole(least), text)
 
 
-# What a value has to be; each is told its option's name
+# Checks of a value; each gets the name of its option for the message
 
 
 def _whole(least: int | None) -> Check:
@@ -163,19 +164,19 @@ def _whole(least: int | None) -> Check:
         if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
             raise UserError(f"{name} takes a whole number, not '{text}'", hint=f"write it as {name} {least or 7}")
         if least is not None and int(text) < least:
-            raise UserError(f"{name} {text} is too small", hint=f"give it {least} or more")
+            raise UserError(f"{name} {text} is too small", hint=f"give {least} or more")
 
     return check
 
 
 def _percent(name: str, text: str) -> None:
     if not 0 <= _number(name, text) <= 100:
-        raise UserError(f"{name} {text} is not a percentage", hint="give it from 0 to 100")
+        raise UserError(f"{name} {text} is not a percentage", hint="give 0 to 100")
 
 
 def _amount(name: str, text: str) -> None:
     if not 0 <= _number(name, text) < math.inf:
-        raise UserError(f"{name} {text} is out of range", hint="give it in MB, 0 or more")
+        raise UserError(f"{name} {text} is out of range", hint="give MB, 0 or more")
 
 
 def _number(name: str, text: str) -> float:
@@ -187,7 +188,7 @@ def _number(name: str, text: str) -> float:
 
 def _size(name: str, text: str) -> None:
     if not 0 < parse_size(text) < math.inf:
-        raise UserError(f"{name} {text} is nothing", hint="give it at least 1M, or leave it out to have it learned")
+        raise UserError(f"{name} is 0", hint="give at least 1M, or leave it out: it is learned")
 
 
 def _time(_: str, text: str) -> None:
@@ -196,7 +197,7 @@ def _time(_: str, text: str) -> None:
 
 def _positive_time(name: str, text: str) -> None:
     if parse_duration(text) == 0:
-        raise UserError(f"{name} is no time at all", hint="write it as 30s, 10m or 4h")
+        raise UserError(f"{name} is 0", hint="write it as 30s, 10m or 4h")
 
 
 def _list(name: str, text: str) -> None:
@@ -205,7 +206,7 @@ def _list(name: str, text: str) -> None:
 
 
 def _word(name: str, text: str) -> None:
-    if text != word_of(text):
+    if text != to_name(text):
         raise UserError(
             f"{name} '{text}' is not one plain word", hint=f"letters, digits, . _ + and -, at most {_LONGEST_NAME}"
         )

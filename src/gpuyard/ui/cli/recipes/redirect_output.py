@@ -1,7 +1,7 @@
-"""Standard output and standard error while code of the user's runs, which may print whatever it likes.
+"""Standard output and standard error while code of the user runs, which may print anything.
 
-- A standard error that nobody reads any more holds nothing up: what is written there is lost, and that is all.
-- With `--json`, standard output is the answer and nothing else: all that is printed goes to standard error.
+- A closed standard error never fails a run: output to it is discarded.
+- With `--json`, standard output contains the answer only; everything else that is printed goes to standard error.
 """
 
 import atexit
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-def lose(descriptor: int) -> None:
-    """Whatever is written there from now on, also by C code and by children."""
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+def discard(descriptor: int) -> None:
+    """Send everything written to the descriptor to /dev/null, also from C code and child processes."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 class _Errors(io.FileIO):
-    """A pipe's reader may go away, and a terminal; a disk may be full."""
+    """Standard error that discards output once a write fails: reader or terminal gone, or disk full."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             return super().write(data)
         except OSError:
-            self._lose()
+            self._discard()
             return memoryview(data).nbytes
 
-    def _lose(self) -> None:
-        """Standard output as well where it is the same: each label whose renderer prints would fail by that."""
+    def _discard(self) -> None:
+        """Discard standard output too if it is the same file: renderers that print would fail their labels."""
         printed = sys.__stdout__
         if printed is not None and os.path.sameopenfile(printed.fileno(), self.fileno()):
-            lose(printed.fileno())
-        lose(self.fileno())
+            discard(printed.fileno())
+        discard(self.fileno())
 
 
 @contextlib.contextmanager
@@ -56,10 +56,10 @@ def forgiving_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_the_answer(*, as_json: bool) -> Iterator[None]:
-    """What is printed inside goes to standard error where the answer is JSON.
+def reserve_stdout(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, send what is printed inside the block to standard error.
 
-    What C code and children print stays there afterwards: the C library may write it when the process ends.
+    Output of C code and child processes goes there afterwards too: the C library may flush it at exit.
     """
     if not as_json:
         yield
@@ -72,7 +72,7 @@ def only_the_answer(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # of somebody who kept it
+        with contextlib.suppress(OSError):  # code of the user may still hold it
             printed.flush()
         sys.stdout = answer
         atexit.register(_close, answer)

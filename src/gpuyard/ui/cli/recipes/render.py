@@ -1,6 +1,6 @@
-"""`gpuyard render`: a manifest becomes outputs, in one process that keeps the right assets in VRAM and RAM.
+"""`gpuyard render`: renders a manifest in one process that caches assets in VRAM and RAM.
 
-`gpuyard render profile` is a command of its own; a manifest of that name is written `./profile`.
+`gpuyard render profile` is a command of its own; for a manifest of that name, write `./profile`.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ import click
 
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes.batch_options import absolute
-from gpuyard.ui.cli.recipes.redirect_output import forgiving_errors, lose, only_the_answer
+from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.recipes.render_options import (
-    budgets_of,
+    choose_budgets,
     device_option,
-    loader_of,
     loader_option,
+    make_loader,
     manifest_argument,
     read_manifest,
     size_option,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from gpuyard.residency.running.coordinator import Coordinator
     from gpuyard.residency.running.status_file import RenderReport
 
-_WAIT_IN_SILENCE_S = 4.0  # longer than it takes to set CUDA up
+_NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
 _SHOW_CURSOR = b"\x1b[?25h\r\n"
 
 
 class _Render(click.Command):
-    """One word makes it another command."""
+    """Runs `profile_command` if the first argument is `profile`."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -57,60 +57,60 @@ class _Render(click.Command):
 @click.command("render", cls=_Render)
 @manifest_argument
 @click.option("--renderer", required=True, metavar="MOD:FN", help="Called as FN(scene, frames, label, out_dir).")
-@size_option("vram-budget", "How much VRAM to use, such as 44G. [80% of what is free]")
-@size_option("ram-budget", "How much RAM to keep assets in, such as 90G. [half of what is available]")
-@size_option("working-memory", "What of VRAM is the renderer's own. [as much as it is seen to use]", may_be_none=True)
-@whole_option("scene-slots", 5, "At most so many scenes in VRAM.")
-@whole_option("workers", 4, "How many labels are rendered at once, each by a thread.")
-@click.option("--out", default="out", show_default=True, metavar="DIR", help="Each label gets a folder in it.")
-@click.option("--resume", is_flag=True, help="Keep outputs that are complete, and render the rest.")
-@click.option("--strict", is_flag=True, help="Do nothing where the manifest is not right in all places.")
+@size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
+@size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
+@size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
+@whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
+@whole_option("workers", 4, "Number of labels to render at once, each in a thread.")
+@click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory with a folder per label.")
+@click.option("--resume", is_flag=True, help="Keep complete outputs, and render the rest.")
+@click.option("--strict", is_flag=True, help="Fail if the manifest contains any error.")
 @click.option(
     "--order", type=click.Choice(["chosen", "manifest"]), default="chosen", show_default=True,
-    help="Chosen so that what is loaded is used as long as possible, or as the manifest has it.",
+    help="chosen: the order that loads the fewest bytes; manifest: the order of the file.",
 )  # fmt: skip
 @loader_option
 @device_option
 @click.option(
     "--status", metavar="FILE",
-    help="Write how it stands to this file, each second, as JSON. [after a minute, to DIR/status.json]",
+    help="Write the status to this file each second, as JSON. [DIR/status.json, after a minute]",
 )  # fmt: skip
 @json_option
 def command(manifest: str, **typed: Any) -> int:
-    """Render every label of MANIFEST, keeping scenes and actors in VRAM and RAM as long as they are needed.
+    """Render every label of MANIFEST, with scenes and actors cached in VRAM and RAM while they are needed.
 
-    MANIFEST is a JSON array, or JSON Lines, of {"scene": path, "actor": path or null, "labels": [...]}. A label's
-    output is there as a whole or not at all, as DIR/NAME. One that cannot be rendered is a line of DIR/skipped.jsonl,
-    and the rest goes on.
+    MANIFEST is a JSON array, or JSON Lines, of {"scene": path, "actor": path or null, "labels": [...]}. The
+    output of a label, DIR/NAME, is complete or absent. A label that cannot be rendered becomes a line of
+    DIR/skipped.jsonl, and the others continue.
 
     \b
     gpuyard render manifest.json --renderer my_pkg.render:render_label --vram-budget 44G --ram-budget 90G
     gpuyard render manifest.json --renderer my_pkg.render:render_label --resume
-    gpuyard render profile manifest.json    what the budgets should be; see `gpuyard render profile --help`
+    gpuyard render profile manifest.json    recommends budgets; see `gpuyard render profile --help`
 
-    Exit status 0 where every label is rendered, 1 where some were skipped.
+    Exit status 0 if every label is rendered, 1 if some were skipped.
     """
     from gpuyard.residency.memory.open_memory import need_numpy
 
     need_numpy()
     with forgiving_errors():
-        with only_the_answer(as_json=typed["as_json"]):
+        with reserve_stdout(as_json=typed["as_json"]):
             ran = _run(manifest, typed)
-        is_told = _tell(ran, typed)
+        is_printed = _print(ran, typed)
         for fault in ran.faults:
             note(f"gpuyard: {fault}")
-        return _exit_status(ran, is_told=is_told)
+        return _exit_status(ran, is_printed=is_printed)
 
 
-# Running it
+# Running
 
 
 class _Ran(NamedTuple):
-    """`heard` are the signals that it was told to stop by; `faults` is what could not be written down."""
+    """`signals` are those that stopped it; `faults` are files that could not be written."""
 
     manifest: "Manifest"
     report: "RenderReport"
-    heard: list[int]
+    signals: list[int]
     faults: "list[EnvironmentFault]"
 
 
@@ -119,19 +119,19 @@ def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
     from gpuyard.residency.running.output_folders import check_outputs
 
     render = find_function("--renderer", typed["renderer"], RENDERER)
-    typed |= {"loader": loader_of(typed["loader"]), "out": absolute(typed["out"])}
+    typed |= {"loader": make_loader(typed["loader"]), "out": absolute(typed["out"])}
     read = read_manifest(manifest, is_strict=typed["strict"])
     check_outputs(Path(typed["out"]), read.units, resume=typed["resume"])
     file = _status_file(typed)
-    # They stay to the end: looking through a million labels for garbage would hold up all workers.
+    # A million labels live until the end: keep the garbage collector, which would stop all workers, from scanning them.
     gc.freeze()
     faults: list[EnvironmentFault] = []
-    with _opened(typed) as coordinator, _running(coordinator, file) as heard:
+    with _opened(typed) as coordinator, _running(coordinator, file) as signals:
         report = _report(
             coordinator, lambda: coordinator.run(read.units, render, typed["out"], resume=typed["resume"]), faults
         )
     _write_last(file, report, faults)
-    return _Ran(manifest=read, report=report, heard=heard, faults=faults)
+    return _Ran(manifest=read, report=report, signals=signals, faults=faults)
 
 
 def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
@@ -150,7 +150,7 @@ def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
 def _report(
     coordinator: "Coordinator", run: Callable[[], "RenderReport"], faults: "list[EnvironmentFault]"
 ) -> "RenderReport":
-    """Also where the disk had no room for all of `skipped.jsonl`."""
+    """Return the report, also if the disk was too full to write all of `skipped.jsonl`."""
     from gpuyard.residency.running.output_folders import SkipsUnwritten
     from gpuyard.residency.running.status_file import RenderReport
 
@@ -175,10 +175,10 @@ def _write_last(file: "StatusFile | None", report: "RenderReport", faults: "list
 
 @contextlib.contextmanager
 def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
-    """Says so where the budget cannot be had at once."""
+    """Open the coordinator; print a note after 4 s of waiting for the VRAM budget."""
     from gpuyard.residency.running.coordinator import Coordinator
 
-    vram, ram = budgets_of(typed["vram_budget"], typed["ram_budget"], typed["device"])
+    vram, ram = choose_budgets(typed["vram_budget"], typed["ram_budget"], typed["device"])
     coordinator = Coordinator(
         vram=vram.mb,
         ram=ram.mb,
@@ -189,8 +189,8 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
         order=typed["order"],
         working=typed["working_memory"],
     )
-    waits = f"gpuyard: waits until {vram.text()} can be had on a device; `gpuyard leases` shows who holds what"
-    timer = threading.Timer(_WAIT_IN_SILENCE_S, note, [waits])
+    waits = f"gpuyard: waiting for {vram.text()} of VRAM on one device; `gpuyard leases` shows who holds it"
+    timer = threading.Timer(_NOTE_WAIT_AFTER_S, note, [waits])
     timer.start()
     with contextlib.ExitStack() as stack:
         try:
@@ -202,28 +202,28 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
 
 @contextlib.contextmanager
 def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[list[int]]:
-    """Shown and written down while it goes on; the signals that it was told to stop by."""
+    """Show progress and write the status file meanwhile. Yield the list of signals that arrive."""
     from gpuyard.recipes.render.follow_run import Follower
     from gpuyard.ui.views.render_progress import screen
 
-    heard: list[int] = []
-    stops = "gpuyard: stops when the labels in hand are done; Ctrl-C once more ends it at once"
+    signals: list[int] = []
+    stops = "gpuyard: stopping after the current labels; press Ctrl-C again to stop at once"
     with screen() as shown, Follower(coordinator, shown.show, file, lambda: shown.note(stops)) as follower:
 
         def hear(signum: int, _: object) -> None:
-            if heard:
+            if signals:
                 follower.give_up()
                 _end_at_once(signum)
-            heard.append(signum)
+            signals.append(signum)
             follower.stop()
 
         with _signals(hear):
-            yield heard
+            yield signals
 
 
 @contextlib.contextmanager
 def _signals(hear: Callable[[int, object], None]) -> Iterator[None]:
-    """What was ignored stays ignored."""
+    """Handle SIGINT and SIGTERM with `hear`, unless they were ignored."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     for signum, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -236,18 +236,18 @@ def _signals(hear: Callable[[int, object], None]) -> Iterator[None]:
 
 
 def _end_at_once(signum: int) -> NoReturn:
-    """Renderers are not waited for; what they have not finished is under `.partial`, and of no use to anybody."""
+    """Exit without waiting for renderers; unfinished outputs stay under `.partial`, which nothing reads."""
     if sys.__stderr__ is not None and is_terminal(sys.__stderr__):
-        with contextlib.suppress(OSError):  # it may have gone
+        with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)
     os._exit(128 + signum)
 
 
-# What came of it
+# Results
 
 
-def _tell(ran: _Ran, typed: dict[str, Any]) -> bool:
-    """Whether there was somebody to tell it to."""
+def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
+    """Print the result; return False if standard output is closed."""
     try:
         if typed["as_json"]:
             _say_json(ran, typed["out"])
@@ -255,7 +255,7 @@ def _tell(ran: _Ran, typed: dict[str, Any]) -> bool:
             _say_summary(ran, typed["out"])
         sys.stdout.flush()
     except OSError:
-        lose(sys.stdout.fileno())
+        discard(sys.stdout.fileno())
         return False
     return True
 
@@ -270,17 +270,17 @@ def _say_summary(ran: _Ran, out: str) -> None:
     from gpuyard.ui.views.render_summary import summary_lines
 
     first, *others = summary_lines(ran.report, ran.manifest.bad, out)
-    say(paint(first, "red" if _is_short(ran) else "green"))
+    say(paint(first, "red" if _is_incomplete(ran) else "green"))
     for line in others:
         say(line)
 
 
-def _is_short(ran: _Ran) -> bool:
+def _is_incomplete(ran: _Ran) -> bool:
     return bool(ran.report.skipped or ran.manifest.bad or ran.report.status.state == "interrupted")
 
 
-def _exit_status(ran: _Ran, *, is_told: bool) -> int:
-    if ran.report.status.state == "interrupted" and ran.heard:
-        note("gpuyard: to go on with what is left, type the same with --resume")
-        return 128 + ran.heard[0]
-    return EXIT_FAULT if _is_short(ran) or ran.faults or not is_told else 0
+def _exit_status(ran: _Ran, *, is_printed: bool) -> int:
+    if ran.report.status.state == "interrupted" and ran.signals:
+        note("gpuyard: run the same command with --resume to render the rest")
+        return 128 + ran.signals[0]
+    return EXIT_FAULT if _is_incomplete(ran) or ran.faults or not is_printed else 0

@@ -1,4 +1,4 @@
-"""Options that `gpuyard render` and `gpuyard render profile` have, and what was meant by them."""
+"""The options that `gpuyard render` and `gpuyard render profile` share."""
 
 import math
 from collections.abc import Callable
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_TOLD = 20
+_MOST_SHOWN = 20
 
 manifest_argument = click.argument("manifest", metavar="MANIFEST")
 loader_option = click.option(
-    "--loader", metavar="MOD:FN", help="Reads a file that is no PLY: FN(path) gives its arrays by name."
+    "--loader", metavar="MOD:FN", help="Reads files that are not PLY: FN(path) returns arrays by name."
 )
 device_option = click.option(
     "--device", type=click.Choice(["auto", "cuda", "host"]), default="auto", show_default=True,
-    help="A GPU through PyTorch, or one that is simulated in RAM.",
+    help="A GPU through PyTorch, or a simulated one in RAM (host).",
 )  # fmt: skip
 
 
 def size_option(name: str, text: str, *, may_be_none: bool = False) -> Callable[[F], F]:
     def check(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
         if value == 0 and not may_be_none:
-            raise UserError(f"--{name} is nothing", hint=f"write it as --{name} 8G")
+            raise UserError(f"--{name} is 0", hint=f"write it as --{name} 8G")
         if value == math.inf:
-            raise UserError(f"--{name} is too much", hint=f"write it as --{name} 8G")
+            raise UserError(f"--{name} is too large", hint=f"write it as --{name} 8G")
         return value
 
     return click.option(f"--{name}", type=parse_size, callback=check, metavar="SIZE", help=text)
@@ -48,31 +48,31 @@ def whole_option(name: str, default: int, text: str) -> Callable[[F], F]:
 
 
 def read_manifest(path: str, *, is_strict: bool = False) -> "Manifest":
-    """Says what is wrong with it; UserError where there is nothing to do, or all has to be right."""
+    """Read it and print its errors. UserError if no label is left, or for any error with `is_strict`."""
     from gpuyard.recipes.render.manifest import read
 
     manifest = read(path)
-    told = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
-    if told and is_strict:
-        raise UserError("\n  ".join(["the manifest is not right in all places:", *told]), hint="nothing was rendered")
-    for line in told[:_TOLD]:
+    errors = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
+    if errors and is_strict:
+        raise UserError("\n  ".join(["the manifest has errors:", *errors]), hint="nothing was rendered")
+    for line in errors[:_MOST_SHOWN]:
         note(f"gpuyard: {line}")
-    if len(told) > _TOLD:
-        note(f"gpuyard: and {len(told) - _TOLD:,} more; --strict lists them all")
+    if len(errors) > _MOST_SHOWN:
+        note(f"gpuyard: and {len(errors) - _MOST_SHOWN:,} more; --strict lists them all")
     if not manifest.units:
-        raise UserError(f"there is nothing to render in {path}", hint="`gpuyard render --help` says what goes in there")
+        raise UserError(f"nothing to render in {path}", hint="`gpuyard render --help` describes its format")
     return manifest
 
 
-def loader_of(text: str | None) -> "Loader":
+def make_loader(text: str | None) -> "Loader":
     from gpuyard.recipes.render.load_function import LOADER, find_function
     from gpuyard.residency.loading.asset_loader import Loader
 
     return Loader(None if text is None else find_function("--loader", text, LOADER))
 
 
-def budgets_of(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
-    """As typed, or a part of what is free; then it says so."""
+def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
+    """Return the budgets of VRAM and RAM as given, or a part of the free memory; a default is printed."""
     from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
     from gpuyard.residency.memory.open_memory import want_of_a_card
 

@@ -1,4 +1,4 @@
-"""`gpuyard render profile`: what each asset of a manifest takes and costs, and what the budgets should be."""
+"""`gpuyard render profile`: memory and load time of each asset of a manifest, and recommended budgets."""
 
 import os
 import shlex
@@ -10,12 +10,12 @@ import click
 
 from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes.redirect_output import only_the_answer
+from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
 from gpuyard.ui.cli.recipes.render_options import (
-    budgets_of,
+    choose_budgets,
     device_option,
-    loader_of,
     loader_option,
+    make_loader,
     manifest_argument,
     read_manifest,
 )
@@ -54,9 +54,9 @@ _BUDGETS = (
 @device_option
 @json_option
 def profile_command(manifest: str, loader: str | None, device: str, as_json: bool) -> int:  # noqa: FBT001
-    """Read and upload every asset of MANIFEST once, and say what the budgets should be.
+    """Load and upload every asset of MANIFEST once, and recommend budgets.
 
-    Exit status 1 where an asset cannot be had.
+    Exit status 1 if an asset cannot be loaded.
     """
     from gpuyard.residency.memory.open_memory import need_numpy
 
@@ -64,10 +64,10 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     from gpuyard.recipes.render.budget_advice import advise
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler
 
-    with only_the_answer(as_json=as_json):
+    with reserve_stdout(as_json=as_json):
         read = read_manifest(manifest)
-        vram, ram = budgets_of(None, None, device)
-        profiler = Profiler(loader_of(loader), device, vram, ram)
+        vram, ram = choose_budgets(None, None, device)
+        profiler = Profiler(make_loader(loader), device, vram, ram)
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)
@@ -82,7 +82,7 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
 
 
 def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[Measured]":
-    """With a bar on a terminal: it may take minutes."""
+    """Measure all assets, with a progress bar on a terminal: it may take minutes."""
     from rich.console import Console
     from rich.progress import track
 
@@ -103,14 +103,14 @@ def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[Measured]":
 
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
-    """Plenty, where this machine has that, else what it has."""
+    """Return a command with the generous budgets, limited to what this machine has."""
     from gpuyard.recipes.render.budget_advice import size_option
 
-    words = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
-    words += [] if loader is None else ["--loader", loader]
-    words += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram, advice.vram_least)))]
-    words += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram, advice.ram_least)))]
-    return shlex.join(words)
+    command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
+    command += [] if loader is None else ["--loader", loader]
+    command += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram, advice.vram_least)))]
+    command += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram, advice.ram_least)))]
+    return shlex.join(command)
 
 
 # For people
@@ -143,7 +143,7 @@ def _totals(assets: "Sequence[Measured]") -> list[str]:
 
 
 def _short(path: str, folder: str) -> str:
-    """As the manifest may have it."""
+    """Return the path relative to the manifest's folder, if it is inside."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith("..") else inside
 
@@ -156,7 +156,7 @@ def _time(seconds: float | None) -> str:
 
 def _say_advice(advice: "Advice", typed: str) -> None:
     rows = [
-        ("least", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
+        ("minimum", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
         ("good", advice.vram_good, advice.ram_good, f"{_SCENE_SLOTS} scenes and the largest actor in VRAM"),
         (
             "plenty",
@@ -166,17 +166,17 @@ def _say_advice(advice: "Advice", typed: str) -> None:
         ),
     ]
     say("")
-    say_table(_BUDGETS, [[word, format_bytes(vram), format_bytes(ram), why] for word, vram, ram, why in rows])
-    say("What the renderer makes for itself in VRAM comes on top.")
+    say_table(_BUDGETS, [[name, format_bytes(vram), format_bytes(ram), why] for name, vram, ram, why in rows])
+    say("Memory that the renderer itself allocates in VRAM comes on top.")
     say("")
     say(f"Try:  {typed}")
 
 
 def _warn(advice: "Advice", vram: int, ram: int) -> None:
     if advice.vram_least > vram:
-        note(f"gpuyard: {format_bytes(advice.vram_least)} of VRAM is more than can be had here now")
+        note(f"gpuyard: {format_bytes(advice.vram_least)} of VRAM is more than this machine has free now")
     if advice.ram_least > ram:
-        note(f"gpuyard: {format_bytes(advice.ram_least)} of RAM is more than can be had here now")
+        note(f"gpuyard: {format_bytes(advice.ram_least)} of RAM is more than this machine has free now")
 
 
 # For scripts

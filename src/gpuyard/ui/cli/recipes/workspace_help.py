@@ -1,4 +1,4 @@
-"""Which workspace a command is about, what a person types for it there, and the help that says so."""
+"""The workspace of a command, the command line to type for it, and the help text."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ _SCRIPT = "scheduler.sh"
 
 
 class WorkspaceLocation(Struct, frozen=True, kw_only=True):
-    """`config` is `None` where it is the workspace's own."""
+    """A workspace; `config` is None for its own scheduler_config.yml."""
 
     workspace: Path
     config: Path | None = None
@@ -24,31 +24,31 @@ class WorkspaceLocation(Struct, frozen=True, kw_only=True):
         file = None if config is None else Path(absolute(config))
         return cls(workspace=folder, config=None if file == folder / CONFIG_FILE else file)
 
-    def command(self, *words: str) -> str:
-        """As it is typed from here: by the workspace's own script, where that means the same."""
+    def command(self, *arguments: str) -> str:
+        """Return the command line to type in the current directory; the workspace's own script if it is equivalent."""
         script = self.workspace / _SCRIPT
         if self.config is None and os.access(script, os.X_OK):
-            return shlex.join([_typed_from_here(script), *words])
-        folder = [] if str(self.workspace) == _here() else ["--workspace", str(self.workspace)]
+            return shlex.join([_script_path(script), *arguments])
+        folder = [] if str(self.workspace) == _current_directory() else ["--workspace", str(self.workspace)]
         file = [] if self.config is None else ["--config", str(self.config)]
-        return shlex.join(["gpuyard", "workspace", *folder, *file, *words])
+        return shlex.join(["gpuyard", "workspace", *folder, *file, *arguments])
 
 
-def seen_from_here(path: Path) -> str:
-    """From the current directory, where it is in there."""
-    inside = os.path.relpath(path, _here())
+def relative_path(path: Path) -> str:
+    """Return the path relative to the current directory if it is inside, else the whole path."""
+    inside = os.path.relpath(path, _current_directory())
     return str(path) if inside.startswith(os.pardir) else inside
 
 
-def _typed_from_here(script: Path) -> str:
-    seen = seen_from_here(script)
-    return seen if os.path.isabs(seen) else min(f"./{seen}", str(script), key=len)
+def _script_path(script: Path) -> str:
+    path = relative_path(script)
+    return path if os.path.isabs(path) else min(f"./{path}", str(script), key=len)
 
 
-def _here() -> str:
+def _current_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # somebody removed it under our feet
+    except FileNotFoundError:  # it was removed meanwhile
         return os.sep
 
 
@@ -56,22 +56,22 @@ _HELP = """\
 Usage: {me} COMMAND
 
 A workspace is a folder with a YAML file for each experiment in configs/.
-Each becomes a job of the queue, on a GPU, in a tmux session of its own;
-out/NAME_completed.txt says that one is done.
+Each becomes a job of the queue, on a GPU, in its own tmux session;
+out/NAME_completed.txt marks a completed one.
 
 Commands:
-  start [CONFIGS] [GPUS]  start every config, or those named; on GPUs that are
-                          chosen for them, or on those named, one for each
-        --rerun           run completed ones again
-  status                  how each one stands, and when all may be done
-        --watch           until all is over; Ctrl-C only ends the watching
+  start [CONFIGS] [GPUS]  start every config, or CONFIGS; on free GPUs,
+                          or on GPUS, one for each config
+        --rerun           run completed configs again
+  status                  state of each config, and estimated time left
+        --watch           until all have finished; Ctrl-C only stops watching
         --json            for scripts
-  stop                    start nothing new; what runs comes to its end
-  kill-all                end all that runs or waits, and close the sessions
-  config [--json]         what is set, and where each value comes from
-  help                    this
-  init DIR                make a workspace in DIR; what is there is kept
-        --force           make its scheduler.sh anew, and keep a copy
+  stop                    start no new tasks; running tasks finish
+  kill-all                kill all tasks, running or waiting; close the sessions
+  config [--json]         effective settings, and where each comes from
+  help                    this help
+  init DIR                create a workspace in DIR; existing files are kept
+        --force           replace its scheduler.sh, with a backup
 
 Options, before the command:
   --workspace DIR         the workspace [the current directory]
@@ -81,13 +81,13 @@ Examples:
   {all}
   {some}
   {watch}
-  tmux attach -t TASK_exp1_gpu0     exp1 at work, where task_name is TASK
+  tmux attach -t TASK_exp1_gpu0     watch exp1, if task_name is TASK
 
 Exit status:
-  0  it worked; start: all that was asked for is under way or done
-  1  something on this machine stands in the way; status --watch: some failed;
-     kill-all: some have not ended
-  2  what was typed or configured is wrong, and the message says where;
+  0  success; start: all requested configs run, wait or are completed
+  1  a problem on this machine; status --watch: a task failed;
+     kill-all: a task did not end
+  2  a mistake in the command line or the configuration;
      start: some configs were refused
 """
 

@@ -1,4 +1,4 @@
-"""`gpuyard workspace status`: once, or until all is over; in place on a terminal, elsewhere a line for each change."""
+"""`gpuyard workspace status`: once, or with --watch until the end: live on a terminal, a line per change in a pipe."""
 
 import signal
 import sys
@@ -18,85 +18,85 @@ from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.settings import LoadedSettings
 
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 
 
 def show(loaded: "LoadedSettings") -> None:
-    """All of it, however long: what matters most is at the end."""
+    """Print all lines, however many: the most important ones are at the end."""
     with RetryingClient() as queue:
-        standing = read_sweep_status(loaded, queue)
-    say_lines(picture_of(standing, _frame(terminal_size()[0])))
+        status = read_sweep_status(loaded, queue)
+    say_lines(picture_of(status, _frame(terminal_size()[0])))
 
 
-def shown_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
+def status_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
     from msgspec import to_builtins
 
     with RetryingClient() as queue:
-        standing = read_sweep_status(loaded, queue)
+        status = read_sweep_status(loaded, queue)
     counts = {
-        name: getattr(standing, name) for name in ("total", "completed", "running", "waiting", "failed", "not_started")
+        name: getattr(status, name) for name in ("total", "completed", "running", "waiting", "failed", "not_started")
     }
     return {
-        "workspace": standing.workspace,
-        "task_name": standing.task_name,
-        "tag": standing.tag,
+        "workspace": status.workspace,
+        "task_name": status.task_name,
+        "tag": status.tag,
         "counts": counts,
-        "over": standing.is_over,
-        "stopped": standing.is_stopped,
-        "paused": standing.is_paused,
-        "left_s": standing.left_s,
-        "why": standing.why,
-        "notes": list(standing.notes),
-        "tasks": to_builtins(standing.rows),
+        "over": status.is_over,
+        "stopped": status.is_stopped,
+        "paused": status.is_paused,
+        "left_s": status.left_s,
+        "why": status.why,
+        "notes": list(status.notes),
+        "tasks": to_builtins(status.rows),
     }
 
 
 def watch(loaded: "LoadedSettings") -> int:
-    """The exit status. Whoever no longer wants to see it has what was shown last."""
-    # What ends us must not leave the terminal without its cursor.
+    """Show the status until the end, and return the exit status. Ctrl-C leaves the last status on the screen."""
+    # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
     try:
-        last = show_all(_standings(loaded))
+        last = show_all(_statuses(loaded))
     except KeyboardInterrupt:
-        return 0  # the way to end a watch
+        return 0  # Ctrl-C is the normal end
     return EXIT_FAULT if last.failed else 0
 
 
-def _standings(loaded: "LoadedSettings") -> Iterator[SweepStatus]:
+def _statuses(loaded: "LoadedSettings") -> Iterator[SweepStatus]:
     with RetryingClient() as queue:
         while True:
-            standing = read_sweep_status(loaded, queue)
-            yield standing
-            if standing.is_over:
+            status = read_sweep_status(loaded, queue)
+            yield status
+            if status.is_over:
                 return
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
 
-def _show_in_place(standings: Iterator[SweepStatus]) -> SweepStatus:
+def _show_in_place(statuses: Iterator[SweepStatus]) -> SweepStatus:
     from rich.live import Live
 
     from gpuyard.ui.views.live_display import LiveDisplay
 
     out = console()
-    frame = _frame()  # before the output is Live's, which knows nothing of the terminal's encoding
+    frame = _frame()  # before Live replaces standard output, which hides the terminal's encoding
     with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
-        for standing in standings:
-            # The last one stays on the screen, and may be longer than that is high.
-            lines = None if standing.is_over else out.height
-            shown.draw_lines(picture_of(standing, replace(frame, columns=out.width, lines=lines)))
-    return standing
+        for status in statuses:
+            # The last status stays on the screen and may be higher than the screen.
+            lines = None if status.is_over else out.height
+            shown.draw_lines(picture_of(status, replace(frame, columns=out.width, lines=lines)))
+    return status
 
 
-def _print_changes(standings: Iterator[SweepStatus]) -> SweepStatus:
+def _print_changes(statuses: Iterator[SweepStatus]) -> SweepStatus:
     before: SweepStatus | None = None
-    for standing in standings:
-        changes = [] if before is None else changes_of(before, standing)
-        if before is None or changes or (standing.is_over and not before.is_over):
-            told = f": {', '.join(changes)}" if changes else ""
-            say(f"{summary_of(standing, _frame())}{told}")
+    for status in statuses:
+        changes = [] if before is None else changes_of(before, status)
+        if before is None or changes or (status.is_over and not before.is_over):
+            details = f": {', '.join(changes)}" if changes else ""
+            say(f"{summary_of(status, _frame())}{details}")
             sys.stdout.flush()
-        before = standing
+        before = status
     assert before is not None
     return before
 
