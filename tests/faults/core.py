@@ -101,7 +101,7 @@ FAULTS = (
         old="key=lambda ticket: (-ticket.priority, ticket.since, ticket.id)",
         new="key=lambda ticket: (ticket.priority, ticket.since, ticket.id)",
         breaks="Scripts of a low priority are served before those of a high one.",
-        near=("tests/unit/core/scheduling/test_placement_line.py",),
+        near=("tests/unit/core/scheduling/test_placement_queue.py",),
     ),
     # How much room there is
     Fault(
@@ -150,7 +150,7 @@ FAULTS = (
         old="free = [state for state in states if counts.get(state.device.id, 0) < sharing.most_per_device]",
         new="free = [state for state in states if counts.get(state.device.id, 0) <= sharing.most_per_device]",
         breaks="One task more of a workspace runs on a GPU than max_jobs_per_gpu allows.",
-        near=(f"{_TESTS}/scheduling/test_planner_crew.py",),
+        near=(f"{_TESTS}/scheduling/test_planner_tag_sharing.py",),
     ),
     Fault(
         id="core-crew-share-of-the-whole-device",
@@ -158,7 +158,7 @@ FAULTS = (
         old="equal = full if state.free_mb is None else math.floor(state.free_mb / places)",
         new="equal = full",
         breaks="Beside a desktop of 1.5 GB one task of a workspace runs where max_jobs_per_gpu says two.",
-        near=(f"{_TESTS}/scheduling/test_planner_crew.py",),
+        near=(f"{_TESTS}/scheduling/test_planner_tag_sharing.py",),
     ),
     # What becomes of a job
     Fault(

@@ -34,7 +34,7 @@ def test_a_need_is_read_back_as_written(need: Need) -> None:
         (UnknownMemory(), True, None),
     ],
 )
-def test_each_kind_says_whether_it_shares_and_what_must_be_free(
+def test_each_kind_says_whether_it_is_exclusive_and_how_much_must_be_free(
     memory: MemoryNeed, is_exclusive: bool, required_mb: float | None
 ) -> None:
     need = Need(memory=memory)

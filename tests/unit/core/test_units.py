@@ -35,7 +35,7 @@ def test_sizes_are_read_as_people_write_them(text: str, megabytes: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "G", "8Q", "-8G", "8 G B", "eight", "8GG"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_size_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_size(text)
     assert refusal.value.hint is not None
@@ -65,7 +65,7 @@ def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "inf", "nan", "1e9", "4 hours", "9" * 40])
-def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_duration(text)
     assert "4h" in str(refusal.value.hint)

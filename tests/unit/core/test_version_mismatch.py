@@ -1,4 +1,4 @@
-"""Versions are put in order as installers do it, and the order decides what a command does about a daemon."""
+"""Versions are ordered as installers do, and the order decides what a command does about a daemon."""
 
 import pytest
 from hypothesis import given

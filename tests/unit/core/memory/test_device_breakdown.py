@@ -1,4 +1,4 @@
-"""A device's memory, divided up among this queue's jobs, other leases, strangers, and what is free."""
+"""A device's memory, divided into this queue's jobs, other leases, foreign processes and free memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,23 +37,23 @@ def parts(own: tuple[float, float], others: tuple[float, float], foreign: float,
     )
 
 
-def test_each_is_charged_the_larger_of_what_it_reserved_and_what_it_uses() -> None:
+def test_each_lease_is_charged_the_larger_of_its_reservation_and_its_use() -> None:
     promises = [promise("own", 8_000.0, 2_000.0), promise("own-2", 1_000.0, 3_000.0), promise("x", 4_000.0, 1_000.0)]
     assert break_down(device(7_000.0), promises, OWN) == parts(
         (11_000.0, 5_000.0), (4_000.0, 1_000.0), foreign=1_000.0, free=8_000.0
     )
 
 
-def test_an_exclusive_lease_has_the_whole_device_but_for_what_strangers_hold() -> None:
+def test_an_exclusive_lease_has_the_whole_device_except_foreign_memory() -> None:
     found = break_down(device(5_000.0), [promise("own", None, 2_000.0, alone=True)], OWN)
     assert found == parts((21_000.0, 2_000.0), (0.0, 0.0), foreign=3_000.0, free=0.0)
 
 
-def test_a_device_that_nobody_has_is_free() -> None:
+def test_a_device_without_leases_is_free() -> None:
     assert break_down(device(0.0), [], OWN) == parts((0.0, 0.0), (0.0, 0.0), foreign=0.0, free=24_000.0)
 
 
-def test_what_the_driver_hides_is_unknown_and_still_charged() -> None:
+def test_hidden_use_is_unknown_and_still_charged() -> None:
     found = break_down(device(6_000.0), [promise("own", 8_000.0, None)], OWN)
     assert (found.own.charged_mb, found.own.used_mb) == (8_000.0, None)
     assert (found.foreign_mb, found.free_mb) == (0.0, 16_000.0)

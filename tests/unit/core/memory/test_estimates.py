@@ -23,12 +23,12 @@ SEEN = Profile(count=3, least_s=50.0, mean_s=60.0, most_s=80.0)
 peaks = st.floats(100.0, 80_000.0)
 
 
-def spec(**said: float) -> JobSpec:
-    return replace(JobSpec(command=("true",), cwd="/", environment={}, need=Need()), **said)
+def spec(**given_spec: float) -> JobSpec:
+    return replace(JobSpec(command=("true",), cwd="/", environment={}, need=Need()), **given_spec)
 
 
 def learned(*peaks_mb: float, is_exact: bool = True) -> Profile:
-    """From runs that came to their ends."""
+    """Return the profile of complete runs."""
     profile = Profile(is_exact=is_exact)
     for peak_mb in peaks_mb:
         profile = learn(profile, FinishedRun(seconds=10.0, peak_mb=peak_mb))
@@ -45,7 +45,7 @@ def given_to(profile: Profile) -> float:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
-def test_what_was_learned_is_the_least_the_mean_and_the_most(runs: list[float]) -> None:
+def test_durations_are_learned_as_least_mean_and_most(runs: list[float]) -> None:
     profile = Profile()
     for seconds in runs:
         profile = learn(profile, FinishedRun(seconds=seconds))
@@ -89,13 +89,13 @@ def test_an_input_that_takes_ten_times_as_much_is_learned(peak_mb: float, runs: 
 
 
 @given(st.floats(1_000.0, 8_000.0), st.integers(1, 100))
-def test_one_that_takes_a_tenth_again_is_learned_in_time(peak_mb: float, runs: int) -> None:
+def test_a_changed_need_is_learned_in_time(peak_mb: float, runs: int) -> None:
     profile = learned(*[10 * peak_mb] * runs, *[peak_mb] * KEPT_PEAKS)
     assert given_to(profile) < 2 * peak_mb
 
 
 @given(st.lists(peaks, min_size=1, max_size=40), peaks)
-def test_what_was_not_enough_is_never_given_again(runs: list[float], lacked_mb: float) -> None:
+def test_memory_that_was_not_enough_is_never_estimated_again(runs: list[float], lacked_mb: float) -> None:
     profile = learn(learned(*runs), FinishedRun(lacked_mb=lacked_mb, is_whole=False))
     assert given_to(profile) > lacked_mb
     assert given_to(profile) >= given_to(learned(*runs))
@@ -108,18 +108,18 @@ def test_a_run_that_was_cut_short_proves_only_that_it_needs_at_least_so_much() -
     assert memory_estimate(learn(Profile(), FinishedRun(peak_mb=100.0, is_whole=False))) is None
 
 
-def test_what_nobody_measured_teaches_nothing_about_memory() -> None:
+def test_an_unmeasured_run_teaches_nothing_about_memory() -> None:
     assert memory_estimate(learn(Profile(), FinishedRun(seconds=10.0))) is None
     before = learned(4000.0)
     assert memory_estimate(learn(before, FinishedRun(seconds=10.0))) == memory_estimate(before)
 
 
-def test_what_one_command_took_says_nothing_yet_about_the_programs_others() -> None:
+def test_one_run_of_a_command_does_not_predict_other_commands_of_the_program() -> None:
     assert memory_estimate(learned(4000.0, is_exact=False)) is None
     assert memory_estimate(learned(4000.0)) is not None
 
 
-def test_the_last_prediction_stands_beside_what_was_used() -> None:
+def test_a_profile_has_the_last_prediction_and_the_actual_use() -> None:
     profile = learn(Profile(), FinishedRun(peak_mb=4000.0, predicted_mb=5000.0))
     assert prediction_error(profile) == 0.25
     cut_short = learn(profile, FinishedRun(peak_mb=9000.0, predicted_mb=1000.0, is_whole=False))
@@ -128,7 +128,7 @@ def test_the_last_prediction_stands_beside_what_was_used() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), peaks), max_size=20))
-def test_the_most_ram_is_kept(runs: list[float | None]) -> None:
+def test_a_profile_has_the_largest_ram_use(runs: list[float | None]) -> None:
     profile = Profile()
     for ram_mb in runs:
         profile = learn(profile, FinishedRun(ram_mb=ram_mb))
@@ -144,7 +144,7 @@ def test_a_profile_stays_small(runs: list[float]) -> None:
 # Fingerprints
 
 
-def test_the_exact_command_and_its_program_are_told_apart() -> None:
+def test_the_exact_command_and_its_program_have_different_fingerprints() -> None:
     exact, program = fingerprints(("python", "train.py", "--lr", "1"))
     other_exact, same_program = fingerprints(("python", "train.py", "--lr", "2"))
     assert exact != other_exact
@@ -175,18 +175,18 @@ def test_a_command_that_is_not_utf_8_has_fingerprints_too() -> None:
     assert fingerprints(("run", "caf\udce9.py"))[1] != fingerprints(("run", "caf\udce8.py"))[1]
 
 
-# How long it will take
+# Duration
 
 
-def test_of_what_nobody_knows_nothing_is_said() -> None:
+def test_an_unknown_duration_has_no_estimate() -> None:
     assert estimate(spec(), None) == Estimate()
 
 
-def test_what_was_seen_is_the_estimate() -> None:
+def test_the_learned_duration_is_the_estimate() -> None:
     assert estimate(spec(), SEEN) == Estimate(least_s=50.0, likely_s=60.0, most_s=80.0)
 
 
-def test_what_the_user_said_goes_before_what_was_seen() -> None:
+def test_a_declared_duration_wins_over_the_learned_one() -> None:
     assert estimate(spec(duration_s=5.0), SEEN) == Estimate(least_s=5.0, likely_s=5.0, most_s=5.0)
 
 
@@ -196,8 +196,10 @@ def test_a_time_limit_alone_says_when_it_is_over_at_the_latest() -> None:
 
 @pytest.mark.parametrize("known", [SEEN, None])
 def test_no_job_takes_longer_than_its_limit_and_its_grace(known: Profile | None) -> None:
-    said = spec(time_limit_s=30.0, grace_s=5.0) if known else spec(duration_s=90.0, time_limit_s=30.0, grace_s=5.0)
-    assert estimate(said, known) == Estimate(least_s=30.0, likely_s=30.0, most_s=35.0)
+    given_spec = (
+        spec(time_limit_s=30.0, grace_s=5.0) if known else spec(duration_s=90.0, time_limit_s=30.0, grace_s=5.0)
+    )
+    assert estimate(given_spec, known) == Estimate(least_s=30.0, likely_s=30.0, most_s=35.0)
 
 
 def test_a_limit_that_is_far_away_changes_nothing() -> None:

@@ -12,21 +12,21 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.snapshot import Device
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
-from tests.unit.core.scheduling.test_planner import CPU, hold_of, queue, running, view
+from tests.unit.core.scheduling.test_planner import CPU, queue, running, view, waiting_job
 
 
 def is_avoided(
-    need: Need, cards: Sequence[Device], *leases: Lease, packing: Packing | None = None, **said: Any
+    need: Need, cards: Sequence[Device], *leases: Lease, packing: Packing | None = None, **changes: Any
 ) -> bool:
-    """Of a job that the policy has wait on this machine."""
+    """Return the result for a job that waits on this machine."""
     on = machine(*cards)
-    seen = view(queue(1, need), on=on, leases=leases, **said)
+    seen = view(queue(1, need), on=on, leases=leases, **changes)
     plan = decide(replace(seen, placement=replace(seen.placement, packing=packing or Packing())))
     assert not plan.starts
-    return would_have_run_out(hold_of(plan, 1), on)
+    return would_have_run_out(waiting_job(plan, 1), on)
 
 
-def test_what_is_reserved_and_not_yet_used_would_have_been_given_away() -> None:
+def test_reserved_memory_that_is_not_used_yet_would_have_been_given_away() -> None:
     assert is_avoided(shared(12 * GB), [card(0)], lease("a", "G0", memory_mb=16 * GB))
 
 
@@ -37,7 +37,7 @@ def test_a_card_that_is_all_reserved_needs_no_words() -> None:
     assert not is_avoided(shared(12 * GB), [card(0, used=20 * GB)], *leases, running=held)
 
 
-def test_a_card_that_somebody_has_alone_is_reserved_as_a_whole() -> None:
+def test_a_card_with_an_exclusive_lease_is_reserved_as_a_whole() -> None:
     assert is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"))
 
 
@@ -46,29 +46,29 @@ def test_memory_that_is_in_use_would_not_have_been_given_away() -> None:
     assert not is_avoided(shared(12 * GB), [card(0, used=16 * GB)])
 
 
-def test_memory_that_nobody_can_read_is_not_free() -> None:
+def test_unknown_memory_is_not_free() -> None:
     assert not is_avoided(shared(12 * GB), [card(0, used=None)], lease("a", "G0", memory_mb=16 * GB))
 
 
 @pytest.mark.parametrize("need", [Need(), Need(memory=WholeDevice(4 * GB))])
-def test_one_that_waits_to_be_alone_does_not_wait_for_memory(need: Need) -> None:
+def test_a_job_that_waits_for_a_whole_card_does_not_wait_for_memory(need: Need) -> None:
     assert not is_avoided(need, [card(0)], lease("a", "G0", memory_mb=16 * GB))
 
 
-def test_one_that_waits_for_something_else_does_not_wait_for_memory() -> None:
+def test_a_job_with_another_reason_does_not_wait_for_memory() -> None:
     full = Packing(max_jobs_per_device=1)
     assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0", memory_mb=GB), packing=full)
     assert not is_avoided(CPU, [card(0)], cpu_jobs=0)
     assert not is_avoided(shared(4 * GB), [card(0)], lease("a", "G0"), tags={"": 0})
 
 
-def test_a_card_that_is_short_does_not_stand_for_one_that_has_enough_jobs() -> None:
+def test_a_full_card_does_not_count_for_a_card_at_its_job_limit() -> None:
     cards = [card(0, used=23 * GB), card(1)]
     leases = [lease("a", "G0", memory_mb=23 * GB), lease("b", "G1", memory_mb=GB)]
     assert not is_avoided(shared(4 * GB), cards, *leases, packing=Packing(max_jobs_per_device=1))
 
 
-def test_one_that_needs_two_cards_would_have_been_given_both() -> None:
+def test_a_job_that_needs_two_cards_would_have_got_both() -> None:
     wide, reserved = shared(12 * GB, devices=2), lease("a", "G0", memory_mb=16 * GB)
     assert is_avoided(wide, [card(0), card(1)], reserved)
     assert not is_avoided(wide, [card(0), card(1, used=16 * GB)], reserved)

@@ -1,4 +1,4 @@
-"""A program that ran out of memory is told from one that failed for another reason."""
+"""Recognise programs that ran out of memory among those that failed."""
 
 import pytest
 from hypothesis import given
@@ -19,18 +19,18 @@ def traceback(error: str) -> str:
 
 
 @pytest.mark.parametrize(("line", "expected"), FIGURES, ids=lambda value: value[:30] if isinstance(value, str) else "")
-def test_the_figures_are_those_of_the_message(line: str, expected: Shortage) -> None:
-    told = recognise(f"epoch 1\n{line}\n")
-    assert told is not None
-    assert line.startswith(told.says.removesuffix("…"))
-    assert replace(told, says="") == expected
+def test_the_numbers_are_those_of_the_message(line: str, expected: Shortage) -> None:
+    shortage = recognise(f"epoch 1\n{line}\n")
+    assert shortage is not None
+    assert line.startswith(shortage.says.removesuffix("…"))
+    assert replace(shortage, says="") == expected
 
 
 @pytest.mark.parametrize(("line", "where", "framework"), WORDS)
 def test_it_is_known_by_its_words(line: str, where: ShortageKind, framework: str | None) -> None:
-    told = recognise(f"epoch 1\n{line}\nsome last words\n")
-    assert told is not None
-    assert (told.where, told.framework, told.says) == (where, framework, " ".join(line.split()))
+    shortage = recognise(f"epoch 1\n{line}\nsome last words\n")
+    assert shortage is not None
+    assert (shortage.where, shortage.framework, shortage.says) == (where, framework, " ".join(line.split()))
 
 
 @pytest.mark.parametrize("line", OTHER)
@@ -43,34 +43,34 @@ def test_a_month_is_no_talk(date: str) -> None:
     assert recognise(f"{date} RuntimeError: CUDA error: out of memory") is not None
 
 
-def test_what_is_said_is_short_and_has_the_words_that_count() -> None:
-    told = recognise(f"{'x' * 5000} \x1b[31m\t{PYTORCH}")
-    assert told is not None
-    assert len(told.says) <= 300
-    assert "Tried to allocate 20.00 GiB" in told.says
-    assert told.says.isprintable()
+def test_the_quoted_line_is_short_and_contains_the_match() -> None:
+    shortage = recognise(f"{'x' * 5000} \x1b[31m\t{PYTORCH}")
+    assert shortage is not None
+    assert len(shortage.says) <= 300
+    assert "Tried to allocate 20.00 GiB" in shortage.says
+    assert shortage.says.isprintable()
 
 
 def test_the_last_one_counts() -> None:
-    told = recognise(f"{PYTORCH_OLD}\nretrying with half the batch\n{traceback(PYTORCH)}")
-    assert told is not None
-    assert told.asked_mb == 20 * GB
+    shortage = recognise(f"{PYTORCH_OLD}\nretrying with half the batch\n{traceback(PYTORCH)}")
+    assert shortage is not None
+    assert shortage.asked_mb == 20 * GB
 
 
-def test_a_line_without_figures_borrows_those_just_before_it() -> None:
-    told = recognise(f"{ARENA}\nCUDA error: out of memory\nRuntimeError: CUDA error: out of memory\n")
-    assert told is not None
-    assert told.says == "RuntimeError: CUDA error: out of memory"
-    assert told.asked_mb == 1 * GB
+def test_a_line_without_numbers_uses_those_just_before_it() -> None:
+    shortage = recognise(f"{ARENA}\nCUDA error: out of memory\nRuntimeError: CUDA error: out of memory\n")
+    assert shortage is not None
+    assert shortage.says == "RuntimeError: CUDA error: out of memory"
+    assert shortage.asked_mb == 1 * GB
 
 
 def test_it_borrows_none_from_the_other_memory() -> None:
-    told = recognise(f"{PYTORCH}\nMemoryError\n")
-    assert told is not None
-    assert (told.where, told.asked_mb) == (HOST, None)
+    shortage = recognise(f"{PYTORCH}\nMemoryError\n")
+    assert shortage is not None
+    assert (shortage.where, shortage.asked_mb) == (HOST, None)
 
 
-def test_what_was_said_long_before_the_end_was_survived() -> None:
+def test_an_error_long_before_the_end_was_survived() -> None:
     steps = "".join(f"step {step}\n" for step in range(200))
     assert recognise(f"{PYTORCH}\n{steps}") is None
     assert recognise(f"{PYTORCH}\n{steps[:400]}") is not None
@@ -98,9 +98,9 @@ def test_a_later_error_of_another_kind_means_that_it_was_survived(error: str) ->
     ],
 )
 def test_a_launcher_that_tells_of_the_death_does_not_hide_it(error: str) -> None:
-    told = recognise(f"{traceback(PYTORCH)}{traceback(error)}")
-    assert told is not None
-    assert told.asked_mb == 20 * GB
+    shortage = recognise(f"{traceback(PYTORCH)}{traceback(error)}")
+    assert shortage is not None
+    assert shortage.asked_mb == 20 * GB
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_unsure_error_counts_where_an_allocation_had_failed(error: str) -> No
 @pytest.mark.parametrize(
     "tag", ["[rank3]: ", "[default0]:", "(train pid=17) ", "\x1b[36m(f pid=17, ip=10.0.0.1)\x1b[0m "]
 )
-def test_launchers_names_before_the_line_do_not_matter(tag: str) -> None:
+def test_prefixes_of_launchers_do_not_matter(tag: str) -> None:
     assert recognise(f"{tag}MemoryError\n") is not None
 
 
@@ -158,15 +158,15 @@ def test_a_progress_bar_on_the_same_line_does_not_matter() -> None:
     ],
 )
 def test_an_absurd_figure_is_no_figure(line: str) -> None:
-    told = recognise(line)
-    assert told is not None
-    assert told.asked_mb is None
+    shortage = recognise(line)
+    assert shortage is not None
+    assert shortage.asked_mb is None
 
 
 @given(st.text(max_size=2000))
 def test_any_text_is_borne(text: str) -> None:
-    told = recognise(text)
-    assert told is None or len(told.says) <= 300
+    shortage = recognise(text)
+    assert shortage is None or len(shortage.says) <= 300
 
 
 PIECES = [line for line, *_ in WORDS] + [line for line, _ in FIGURES] + [CHAINED, "\n", "\r", "\x1b[1m", "[rank0]: "]
@@ -174,8 +174,8 @@ PIECES = [line for line, *_ in WORDS] + [line for line, _ in FIGURES] + [CHAINED
 
 @given(st.lists(st.sampled_from([*PIECES, *OTHER, traceback("ValueError: x"), "1.2.3 GiB", "9" * 400]), max_size=12))
 def test_any_mixture_of_messages_is_borne(pieces: list[str]) -> None:
-    told = recognise("".join(pieces))
-    assert told is None or told.says
+    shortage = recognise("".join(pieces))
+    assert shortage is None or shortage.says
 
 
 HOSTILE = [
@@ -208,16 +208,21 @@ def test_hostile_text_does_not_take_for_ever(text: str, is_shortage: bool) -> No
 
 
 def test_a_kill_that_the_kernel_counted_is_for_want_of_memory() -> None:
-    told = killed_by_kernel(137, 4, 5, 900.0, 16384.0)
-    assert told is not None
-    assert (told.where, told.held_mb, told.total_mb, told.framework) == (HOST, 900.0, 16384.0, "the kernel")
+    shortage = killed_by_kernel(137, 4, 5, 900.0, 16384.0)
+    assert shortage is not None
+    assert (shortage.where, shortage.held_mb, shortage.total_mb, shortage.framework) == (
+        HOST,
+        900.0,
+        16384.0,
+        "the kernel",
+    )
 
 
-def test_a_kill_of_what_held_nearly_all_memory_is_for_want_of_it() -> None:
+def test_a_kill_of_a_program_that_held_nearly_all_memory_is_out_of_memory() -> None:
     for before, after in [(None, None), (4, None), (4, 4)]:
-        told = killed_by_kernel(137, before, after, 15000.0, 16384.0)
-        assert told is not None
-        assert told.where is HOST
+        shortage = killed_by_kernel(137, before, after, 15000.0, 16384.0)
+        assert shortage is not None
+        assert shortage.where is HOST
 
 
 @pytest.mark.parametrize(

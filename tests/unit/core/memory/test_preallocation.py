@@ -1,4 +1,4 @@
-"""A program that takes a whole device by habit is known, and its user is told what to set."""
+"""Advice for users of programs that preallocate a whole device."""
 
 import pytest
 
@@ -37,12 +37,12 @@ def test_it_says_what_to_set(command: tuple[str, ...], text: str, share: float, 
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6, None])
-def test_what_left_room_for_others_is_not_spoken_of(share: float | None) -> None:
+def test_a_program_that_leaves_memory_to_others_gets_no_advice(share: float | None) -> None:
     assert advice(TRAIN, JAX, share) is None
     assert advice(SERVE, "", share) is None
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
+def test_an_unknown_program_gets_no_advice() -> None:
     assert advice(TRAIN, "epoch 1\nepoch 2\n", 0.99) is None
     assert preallocation_advice(TRAIN, {}, JAX, 20000.0, None) is None
 
@@ -57,12 +57,12 @@ def test_what_is_not_known_is_not_guessed() -> None:
         (TENSORFLOW, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
     ],
 )
-def test_what_the_user_has_set_is_what_the_user_wants(text: str, environment: dict[str, str]) -> None:
+def test_a_variable_that_the_user_has_set_silences_the_advice(text: str, environment: dict[str, str]) -> None:
     assert advice(TRAIN, text, 0.95, environment) is None
 
 
 @pytest.mark.parametrize("words", [("--gpu-memory-utilization", "0.9"), ("--gpu_memory_utilization=0.9",)])
-def test_a_share_that_was_asked_for_is_what_the_user_wants(words: tuple[str, ...]) -> None:
+def test_a_flag_that_the_user_has_given_silences_the_advice(words: tuple[str, ...]) -> None:
     assert advice((*SERVE, *words), "", 0.9) is None
 
 

@@ -1,4 +1,4 @@
-"""How much a job is given: what was declared, what was learned, and more after it ran out. A card has 24 GB."""
+"""The memory that a job gets: declared, learned, and more after it ran out. A card has 24 GB."""
 
 import itertools
 from typing import Any
@@ -44,21 +44,21 @@ UNKNOWN = Need(memory=UnknownMemory())
 SETTLE_S = 60.0
 
 
-def job(need: Need | None = None, growth: Growth | None = None, **said: Any) -> Job:
+def job(need: Need | None = None, growth: Growth | None = None, **changes: Any) -> Job:
     """Return a job that declares nothing where `need` is None."""
-    spec = JobSpec(command=("train",), cwd="/", environment={}, need=need or UNKNOWN, **said)
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=need or UNKNOWN, **changes)
     return Job(
         id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0, growth=growth or Growth()
     )
 
 
-def attempt(usage: Usage | None = None, **said: Any) -> Attempt:
+def attempt(usage: Usage | None = None, **changes: Any) -> Attempt:
     began = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=0.0, devices=("G0",), usage=usage)
-    return replace(began, **said)
+    return replace(began, **changes)
 
 
-def seen(*peaks_mb: float, **said: Any) -> Profile:
-    return Profile(peaks_mb=peaks_mb, **said)
+def seen(*peaks_mb: float, **changes: Any) -> Profile:
+    return Profile(peaks_mb=peaks_mb, **changes)
 
 
 def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_host: bool = False) -> Shortage:
@@ -66,14 +66,14 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
     return Shortage(where=where, says="out of memory", asked_mb=asked_mb, held_mb=held_mb)
 
 
-# What it is given
+# The need of the next run
 
 
 def first_run(*devices: Device, part: float = 0.5) -> MemoryNeed:
     return size_need(job(), None, None, devices, first_run_part=part).memory
 
 
-def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alone() -> None:
+def test_a_first_run_gets_the_rest_of_a_card_or_a_whole_one() -> None:
     assert first_run(*CARDS) == RestOfDevice(12 * GB)
     assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == RestOfDevice(0.9 * CARD), (
         "the smallest can give it too"
@@ -81,7 +81,7 @@ def test_of_what_nothing_is_known_is_given_a_part_of_the_largest_card_or_one_alo
     assert first_run(*CARDS, part=1.0) == WholeDevice()
 
 
-def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> None:
+def test_a_first_run_with_a_shared_tag_gets_its_part_until_its_memory_is_known() -> None:
     three = job(tag_sharing=TagSharing(most_per_device=3))
     need = size_need(three, None, None, CARDS)
     assert need.memory == PartOfDevice(1 / 3)
@@ -93,20 +93,20 @@ def test_one_of_a_crew_is_given_its_share_until_something_is_known_of_it() -> No
     assert grown.memory == FixedMemory(9 * GB)
 
 
-def test_one_of_a_crew_has_a_device_alone_where_it_is_to_or_where_nobody_knows_its_size() -> None:
+def test_a_job_with_a_shared_tag_gets_a_whole_device_at_limit_one_or_of_unknown_size() -> None:
     assert size_need(job(tag_sharing=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
     assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
 
 
-def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_free() -> None:
+def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_the_free_memory() -> None:
     desktop = card(0, used=8 * GB, processes=None)
     assert first_run(desktop) == RestOfDevice(8 * GB)
     assert first_run(desktop, card(1, used=20 * GB, processes=None)) == RestOfDevice(8 * GB), (
         "of what is free on the best"
     )
-    assert first_run(card(0, used=23.5 * GB, processes=None)) == RestOfDevice(0.05 * CARD), "and not of next to nothing"
-    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "and a tiny one is for one alone"
+    assert first_run(card(0, used=23.5 * GB, processes=None)) == RestOfDevice(0.05 * CARD), "at least a tiny part"
+    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "a tiny card is not shared"
     two = job()
     two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
     fuller = card(1, used=20 * GB, processes=None)
@@ -115,7 +115,7 @@ def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_what_is_fre
     )
 
 
-def test_beside_cards_that_list_processes_those_decide_how_much_a_first_run_needs() -> None:
+def test_cards_that_list_processes_decide_how_much_a_first_run_needs() -> None:
     assert first_run(card(0, processes=None), card(1)) == RestOfDevice(12 * GB)
 
 
@@ -124,7 +124,7 @@ def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
     assert first_run(card(0, used=None, memory_total_mb=None, processes=None)) == WholeDevice()
 
 
-def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_program() -> None:
+def test_a_learned_amount_is_shared_and_the_exact_command_wins_over_its_program() -> None:
     need = size_need(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert isinstance(need.memory, FixedMemory)
     assert 4000.0 < need.memory.mb < 5000.0
@@ -133,7 +133,7 @@ def test_what_was_learned_is_shared_and_the_exact_command_goes_before_its_progra
     assert by_program.memory.mb > 9000.0
 
 
-def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_be_like_the_largest() -> None:
+def test_a_program_with_differing_runs_counts_as_unknown_and_may_need_as_much_as_the_largest() -> None:
     for largest, least in ((3000.0, 12 * GB), (18_000.0, 18_000.0)):
         program = seen(1000.0, largest, is_exact=False)
         need = size_need(job(), None, program, CARDS)
@@ -143,12 +143,12 @@ def test_a_program_whose_runs_were_unlike_each_other_counts_as_unknown_and_may_b
     assert size_need(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
 
 
-def test_what_was_declared_wins_over_what_was_learned() -> None:
+def test_a_declared_amount_wins_over_a_learned_one() -> None:
     for declared in (shared(2 * GB), Need(memory=WholeDevice(2 * GB))):
         assert size_need(job(declared), seen(20_000.0), None, CARDS) == declared
 
 
-def test_how_busy_it_keeps_a_device_is_told_with_its_need() -> None:
+def test_the_learned_load_is_part_of_the_need() -> None:
     assert size_need(job(), seen(load_percent=70.0), None, CARDS).load_percent == 70.0
     assert size_need(job(), None, Profile(load_percent=30.0), CARDS).load_percent == 30.0
 
@@ -158,7 +158,7 @@ def test_a_job_without_devices_is_given_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "devices", "only"),
+    ("changes", "devices", "only"),
     [
         ({}, (card(0), card(1, memory_free_mb=80 * GB)), ("G1",)),
         ({"only": ("G0",)}, (card(0), card(1, memory_free_mb=80 * GB)), ("G0",)),
@@ -169,15 +169,15 @@ def test_a_job_without_devices_is_given_none() -> None:
     ],
 )
 def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
-    said: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
+    changes: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
 ) -> None:
-    need = size_need(job(replace(shared(4 * GB), **said), Growth(count=3, is_alone=True)), None, None, devices)
+    need = size_need(job(replace(shared(4 * GB), **changes), Growth(count=3, is_alone=True)), None, None, devices)
     assert (need.only, need.memory) == (only, WholeDevice())
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> tuple[Device, ...]:
-    """DeviceSizes of two makes and several sizes, each with a screen on it, or nearly nothing."""
+    """Draw cards of two models and several sizes, each with a desktop on it, or nearly empty."""
     return tuple(
         card(
             index,
@@ -204,10 +204,10 @@ wishes = st.builds(
 
 
 @given(machines(), wishes, st.lists(st.floats(1.0, 100_000.0), max_size=4), figures, growths)
-def test_what_was_learned_never_keeps_a_job_from_running(
+def test_a_learned_amount_never_keeps_a_job_from_running(
     devices: tuple[Device, ...], need: Need, peaks: list[float], floor_mb: float | None, growth: Growth
 ) -> None:
-    """Where it could run on this machine knowing nothing, it can with what is known: at worst it is alone."""
+    """A job that could run without any profile can run with one: at worst it runs alone."""
     view = PlacementView(now=0.0, snapshot=machine(*devices))
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
     known = size_need(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
@@ -217,7 +217,7 @@ def test_what_was_learned_never_keeps_a_job_from_running(
 # More after it ran out
 
 
-def test_it_is_given_more_than_what_was_not_enough() -> None:
+def test_a_job_gets_more_than_what_was_not_enough() -> None:
     had = attempt(Usage(peaks_mb={"G0": 6000.0}), reserved_mb=4 * GB)
     growth = grow(job(shared(4 * GB)), had, ran_out(asked_mb=2000.0), CARDS)
     assert growth is not None
@@ -236,23 +236,23 @@ def test_it_is_given_more_than_what_was_not_enough() -> None:
         (Usage(peaks_mb={"G0": 100.0}), ran_out(50.0), 4000.0, 150.0),
     ],
 )
-def test_what_it_lacked_is_what_it_held_and_asked_for_and_not_what_a_first_run_took(
+def test_the_lacked_memory_is_held_plus_requested_and_not_the_reservation_of_a_first_run(
     usage: Usage | None, shortage: Shortage, reserved_mb: float | None, least: float | None
 ) -> None:
     assert lacked_mb(attempt(usage, reserved_mb=reserved_mb), shortage) == least
 
 
-def test_one_that_was_given_what_it_was_thought_to_need_is_given_more_than_that() -> None:
+def test_a_job_that_ran_out_with_its_predicted_memory_gets_more() -> None:
     told = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
     growth = grow(job(), told, ran_out(50.0), CARDS)
     assert growth is not None
     assert (growth.memory_mb or 0.0) > 4000.0
     first = grow(job(), replace(told, predicted_mb=None), ran_out(50.0), CARDS)
     assert first is not None
-    assert (first.memory_mb or 0.0) < 200.0, "a first run had all there was, which says nothing"
+    assert (first.memory_mb or 0.0) < 200.0, "a first run reserves all free memory, which says nothing"
 
 
-def test_one_that_had_its_device_alone_has_it_alone_again() -> None:
+def test_a_job_that_ran_out_on_a_whole_device_gets_one_again() -> None:
     growth = grow(job(), attempt(Usage(peaks_mb={"G0": 1000.0})), ran_out(50.0), CARDS)
     assert growth == Growth(count=1, is_alone=True)
 
@@ -285,7 +285,7 @@ def test_growing_always_ends_and_never_gives_less(
     assert all(each.ram_mb is None or each.ram_mb < 64 * GB for each in grown)
 
 
-def test_what_no_card_can_give_is_given_a_card_alone() -> None:
+def test_a_job_that_needs_more_than_any_card_gets_a_whole_one() -> None:
     growth = grow(job(shared(20 * GB)), attempt(reserved_mb=20 * GB), ran_out(), CARDS)
     assert growth == Growth(count=1, is_alone=True)
 
@@ -306,7 +306,7 @@ def settled(usage: Usage, ran_s: float = 300.0, *device_ids: str) -> tuple[Share
     return settled_shares(attempt(usage), shares, CARDS, ran_s, SETTLE_S)
 
 
-def test_one_that_has_been_flat_for_long_is_given_what_it_uses_with_a_wide_margin() -> None:
+def test_a_lease_with_flat_memory_shrinks_to_its_use_with_a_wide_margin() -> None:
     shares = settled(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=10.0, load_percent=40.0))
     assert shares == (Share(device_id="G0", memory_mb=12 * GB, load_percent=40.0, is_exclusive=False),)
     small = settled(Usage(peaks_mb={"G0": 100.0}))
@@ -324,7 +324,7 @@ def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_th
     assert steady_estimate_mb(attempt(Usage()), 300.0, SETTLE_S) is None
 
 
-def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -> None:
+def test_memory_of_running_siblings_is_reserved_where_nothing_was_learned() -> None:
     need = size_need(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
     assert need.memory == FixedMemory(3 * GB)
     learned = size_need(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
@@ -332,8 +332,8 @@ def test_what_others_of_its_batch_show_is_reserved_where_nothing_was_learned() -
 
 
 @pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
-def test_one_that_shares_its_card_never_settles_for_more_than_it_had(reserved_gb: int, settled_gb: int) -> None:
-    """Whoever joined it was promised the rest."""
+def test_a_shared_lease_never_settles_above_its_reservation(reserved_gb: int, settled_gb: int) -> None:
+    """The rest is promised to leases that joined it."""
     had = Share(device_id="G0", memory_mb=reserved_gb * GB, is_exclusive=False)
     shares = settled_shares(attempt(Usage(peaks_mb={"G0": 8 * GB})), (had,), CARDS, 300.0, SETTLE_S)
     assert shares == (Share(device_id="G0", memory_mb=settled_gb * GB, is_exclusive=False),)
@@ -342,24 +342,24 @@ def test_one_that_shares_its_card_never_settles_for_more_than_it_had(reserved_gb
 @pytest.mark.parametrize(
     ("usage", "ran_s"),
     [
-        pytest.param(Usage(), 300.0, id="nobody has seen what it uses"),
-        pytest.param(Usage(peaks_mb={"G0": 8 * GB}), 59.0, id="it has just begun"),
+        pytest.param(Usage(), 300.0, id="its use was never measured"),
+        pytest.param(Usage(peaks_mb={"G0": 8 * GB}), 59.0, id="it has just started"),
         pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=250.0), 300.0, id="it grew a moment ago"),
         pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=900.0), 1700.0, id="it grew for half of its time"),
         pytest.param(Usage(peaks_mb={"G0": 17 * GB}), 300.0, id="it would leave nothing to others"),
     ],
 )
-def test_one_that_may_yet_grow_or_leaves_nothing_stays_alone(usage: Usage, ran_s: float) -> None:
+def test_a_lease_stays_exclusive_while_memory_may_grow_or_leaves_nothing(usage: Usage, ran_s: float) -> None:
     assert settled(usage, ran_s) is None
 
 
-def test_one_that_was_not_seen_on_all_of_its_devices_stays_alone() -> None:
+def test_a_lease_stays_exclusive_until_it_is_measured_on_all_devices() -> None:
     usage = Usage(peaks_mb={"G0": 2 * GB})
     assert settled(usage, 300.0, "G0", "G1") is None
 
 
 @given(st.floats(0.0, CARD), st.floats(0.0, 5000.0), st.floats(0.0, 5000.0))
-def test_what_it_settles_for_is_more_than_it_uses_and_less_than_the_card(
+def test_a_settled_lease_has_more_than_its_use_and_less_than_the_card(
     peak_mb: float, grew_at_s: float, ran_s: float
 ) -> None:
     shares = settled(Usage(peaks_mb={"G0": peak_mb}, grew_at_s=grew_at_s), ran_s)
@@ -368,11 +368,11 @@ def test_what_it_settles_for_is_more_than_it_uses_and_less_than_the_card(
         assert peak_mb + GB <= share.memory_mb < CARD
 
 
-# What was declared
+# Declared amounts
 
 
 @pytest.mark.parametrize(
-    ("declared_gb", "used_gb", "said"),
+    ("declared_gb", "used_gb", "changes"),
     [
         (20, 4, "leave --vram out"),
         (4, 6, "run out of memory"),
@@ -383,10 +383,10 @@ def test_what_it_settles_for_is_more_than_it_uses_and_less_than_the_card(
     ],
 )
 def test_a_declaration_that_is_far_off_is_pointed_out(
-    declared_gb: float | None, used_gb: float | None, said: str | None
+    declared_gb: float | None, used_gb: float | None, changes: str | None
 ) -> None:
     declared = None if declared_gb is None else declared_gb * GB
     usage = None if used_gb is None else Usage(peaks_mb={"G0": used_gb * GB})
     told = declaration_advice(declared, usage)
-    assert (told is None) == (said is None)
-    assert said is None or said in (told or "")
+    assert (told is None) == (changes is None)
+    assert changes is None or changes in (told or "")

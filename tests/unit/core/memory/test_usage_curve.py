@@ -1,4 +1,4 @@
-"""What an attempt uses, look by look."""
+"""The use of an attempt, sample by sample."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ looks = st.lists(st.tuples(st.floats(0.0, 80_000.0), st.floats(0.0, 80_000.0)), 
 
 
 def watched(*looks: Mapping[str, float]) -> Usage:
-    """Once a second."""
+    """Return the usage after one sample per second."""
     usage = Usage()
     for second, memory in enumerate(looks):
         usage = add_sample(usage, float(second), memory)
@@ -33,8 +33,8 @@ def test_the_curve_is_bounded_in_order_and_keeps_the_peak(looks: list[tuple[floa
 
 
 @given(st.lists(st.floats(0.0, 0.02), min_size=120, max_size=200))
-def test_what_grows_slowly_grows_too(growth: list[float]) -> None:
-    """However little it is from one look to the next: it was flat only for as long as it stayed where it was."""
+def test_slow_growth_counts_as_growth(growth: list[float]) -> None:
+    """However small each step is: memory is flat only while it stays constant."""
     used = 4096.0
     usage = Usage()
     trace: list[float] = []
@@ -46,7 +46,7 @@ def test_what_grows_slowly_grows_too(growth: list[float]) -> None:
     assert usage.grew_at_s >= flat_since
 
 
-def test_what_stays_where_it_is_does_not_grow() -> None:
+def test_constant_memory_does_not_grow() -> None:
     """Allocators round, and drivers count in pages."""
     usage = watched({"G0": 4000.0}, {"G0": 4010.0}, {"G0": 3000.0}, {"G0": 4079.0})
     assert usage.grew_at_s == 0.0
@@ -54,7 +54,7 @@ def test_what_stays_where_it_is_does_not_grow() -> None:
     assert add_sample(usage, 9.0, {"G0": 4081.0}).grew_at_s == 9.0
 
 
-def test_what_a_look_cannot_tell_changes_nothing() -> None:
+def test_unknown_figures_of_a_sample_change_nothing() -> None:
     before = watched({"G0": 4000.0, "G1": 100.0})
     assert add_sample(before, 5.0, {"G0": None}) == before
     after = add_sample(before, 5.0, {"G1": 300.0})

@@ -1,4 +1,4 @@
-"""The pace of a batch: by which figures its gates go, and when they let the next run start."""
+"""The pace of a batch: which figures its gates use, and when the next run may start."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,7 +33,7 @@ NOTHING = ExpectedUse()
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What one look has seen of a host and of one card."""
+    """Figures of a host and of one card in one snapshot."""
 
     at: float
     cpu: float | None = 0.0
@@ -46,16 +46,16 @@ class Seen(Struct, frozen=True, kw_only=True):
         return Snapshot(taken_at=self.at, host=host, devices=(card(0, self.used, utilization_percent=self.gpu),))
 
 
-def after(pace: BatchPace, *looks: Seen, coming: ExpectedUse = NOTHING, running: int = 0) -> PaceState:
-    return standings(pace, looks, coming, running)[-1]
+def after(pace: BatchPace, *samples: Seen, expected: ExpectedUse = NOTHING, running: int = 0) -> PaceState:
+    return standings(pace, samples, expected, running)[-1]
 
 
 def standings(
-    pace: BatchPace, looks: Sequence[Seen], coming: ExpectedUse = NOTHING, running: int = 0
+    pace: BatchPace, samples: Sequence[Seen], expected: ExpectedUse = NOTHING, running: int = 0
 ) -> list[PaceState]:
     standing, found = PaceState(running=running), []
-    for look in looks:
-        standing = update_pace(standing, pace, look.snapshot(), coming, look.at)
+    for reading in samples:
+        standing = update_pace(standing, pace, reading.snapshot(), expected, reading.at)
         found.append(standing)
     return found
 
@@ -74,7 +74,7 @@ def promised(memory_mb: float | None, measured_mb: float | None = None) -> Promi
 
 
 def charged_on(room: DeviceState, need: Need) -> float:
-    """As it is told where nothing at all may be used."""
+    """Return the refusal with a memory limit of zero."""
     reason = device_refusal(BatchPace(max_gpu_memory_mb=0.0), PaceState(), room, need, 10.0)
     return 0.0 if reason is None else reason.had or 0.0
 
@@ -94,37 +94,37 @@ def test_a_run_of_which_nothing_is_known_counts_as_the_largest_of_its_batch() ->
     )
 
 
-# What each gate goes by
+# The figure of each gate
 
 
 @pytest.mark.parametrize(
-    ("look", "kind", "text"),
+    ("reading", "kind", "text"),
     [
         (Seen(at=10.0, cpu=81.0), ReasonKind.HOST_TOO_BUSY, "CPU 81% > 80%"),
         (Seen(at=10.0, ram=2000.0), ReasonKind.HOST_TOO_FULL, "2000 MB of RAM available < 2048 MB"),
     ],
 )
 def test_a_host_beyond_its_bound_holds_the_next_run_back_with_its_figure(
-    look: Seen, kind: ReasonKind, text: str
+    reading: Seen, kind: ReasonKind, text: str
 ) -> None:
-    (reason,) = pace_refusals(PACE, after(PACE, look), 10.0)
+    (reason,) = pace_refusals(PACE, after(PACE, reading), 10.0)
     assert (reason.kind, reason.text) == (kind, text)
 
 
 @pytest.mark.parametrize(
-    ("look", "kind", "text"),
+    ("reading", "kind", "text"),
     [
         (Seen(at=10.0, gpu=91.0), ReasonKind.TOO_BUSY, "GPU 91% > 70%"),
         (Seen(at=10.0, used=9000.0), ReasonKind.TOO_FULL, "GPU memory 9000 MB > 8192 MB"),
     ],
 )
-def test_a_device_beyond_its_bound_is_refused_with_its_figure(look: Seen, kind: ReasonKind, text: str) -> None:
-    reason = on_card(PACE, after(PACE, look))
+def test_a_device_beyond_its_bound_is_refused_with_its_figure(reading: Seen, kind: ReasonKind, text: str) -> None:
+    reason = on_card(PACE, after(PACE, reading))
     assert reason is not None
     assert (reason.kind, reason.text, reason.device_id) == (kind, text, "G0")
 
 
-def test_at_its_very_bound_nothing_is_held_back() -> None:
+def test_a_figure_equal_to_its_limit_closes_no_gate() -> None:
     standing = after(PACE, Seen(at=10.0, cpu=80.0, ram=2 * GB, gpu=70.0, used=8 * GB))
     assert not refused(PACE, standing)
     assert on_card(PACE, standing) is None
@@ -153,8 +153,8 @@ def test_one_lull_of_load_decides_nothing() -> None:
 
 def test_memory_is_judged_by_the_worse_of_now_and_of_late() -> None:
     empty, full = Seen(at=0.0), Seen(at=1.0, ram=GB, used=20 * GB)
-    for looks in ((empty, full), (replace(full, at=0.0), replace(empty, at=1.0))):
-        standing = after(PACE, *looks)
+    for samples in ((empty, full), (replace(full, at=0.0), replace(empty, at=1.0))):
+        standing = after(PACE, *samples)
         assert ReasonKind.HOST_TOO_FULL in refused(PACE, standing)
         assert on_card(PACE, standing) is not None
 
@@ -163,29 +163,29 @@ def test_a_host_without_a_byte_of_memory_is_full_at_once() -> None:
     assert refused(PACE, after(PACE, Seen(at=9.9), Seen(at=10.0, ram=0.0))) == [ReasonKind.HOST_TOO_FULL]
 
 
-# What is counted before it shows
+# Use that counts before it is measured
 
 
-def test_memory_that_runs_have_not_taken_yet_is_as_good_as_taken() -> None:
-    look = Seen(at=10.0, ram=4 * GB)
-    assert not refused(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=2 * GB)))
-    (reason,) = pace_refusals(PACE, after(PACE, look, coming=ExpectedUse(unshown_mb=3 * GB)), 10.0)
+def test_memory_that_runs_have_not_taken_yet_counts_as_taken() -> None:
+    reading = Seen(at=10.0, ram=4 * GB)
+    assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=2 * GB)))
+    (reason,) = pace_refusals(PACE, after(PACE, reading, expected=ExpectedUse(unshown_mb=3 * GB)), 10.0)
     assert reason.text == "1024 MB of RAM left (3072 MB reserved for runs) < 2048 MB"
 
 
 def test_load_that_averages_do_not_show_yet_holds_the_next_run_back_and_closes_no_gate() -> None:
     bound = PACE.max_cpu_percent or 0.0
-    look = Seen(at=10.0, cpu=bound - 10.0)
-    assert not refused(PACE, after(PACE, look, coming=ExpectedUse(cpu_percent=10.0)))
-    standing = after(PACE, look, coming=ExpectedUse(cpu_percent=11.0))
+    reading = Seen(at=10.0, cpu=bound - 10.0)
+    assert not refused(PACE, after(PACE, reading, expected=ExpectedUse(cpu_percent=10.0)))
+    standing = after(PACE, reading, expected=ExpectedUse(cpu_percent=11.0))
     (reason,) = pace_refusals(PACE, standing, 10.0)
     assert reason.text == f"CPU {bound + 1:.0f}% > {bound:.0f}% (including runs that have just started)"
-    assert not refused(PACE, update_pace(standing, PACE, look.snapshot(), ExpectedUse(), 10.1))
+    assert not refused(PACE, update_pace(standing, PACE, reading.snapshot(), ExpectedUse(), 10.1))
 
 
 def test_a_machine_that_may_be_as_busy_as_it_likes_waits_for_no_load_to_come() -> None:
     pace = replace(PACE, max_cpu_percent=100.0)
-    assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), coming=ExpectedUse(cpu_percent=300.0)))
+    assert not refused(pace, after(pace, Seen(at=10.0, cpu=100.0), expected=ExpectedUse(cpu_percent=300.0)))
 
 
 @pytest.mark.parametrize(("age_s", "percent"), [(0.0, 80.0), (5.0, 40.0), (10.0, 20.0), (-1.0, 80.0)])
@@ -195,9 +195,9 @@ def test_an_average_shows_a_load_by_and_by(age_s: float, percent: float) -> None
 
 
 def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
-    look, coming = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
-    assert not refused(PACE, after(PACE, look, coming=coming))
-    assert refused(PACE, after(PACE, look, coming=coming, running=1)) == [ReasonKind.HOST_TOO_FULL]
+    reading, expected = Seen(at=10.0, ram=4 * GB), ExpectedUse(run_mb=3 * GB)
+    assert not refused(PACE, after(PACE, reading, expected=expected))
+    assert refused(PACE, after(PACE, reading, expected=expected, running=1)) == [ReasonKind.HOST_TOO_FULL]
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def test_a_run_counts_its_own_memory_where_it_would_not_be_the_first() -> None:
         (shared(6 * GB), [promised(None)], CARD + 6 * GB),
     ],
 )
-def test_a_device_is_charged_what_is_reserved_and_one_run_more_unless_that_is_the_first(
+def test_a_device_is_charged_its_reservations_and_one_more_run_unless_that_is_the_first(
     need: Need, promises: list[PromisedShare], charged: float
 ) -> None:
     assert charged_on(DeviceState(card(0), promises, None), need) == charged
 
 
-def test_what_a_stranger_holds_is_charged_too() -> None:
+def test_memory_of_foreign_processes_is_charged_too() -> None:
     assert charged_on(DeviceState(card(0, used=3 * GB), [promised(4 * GB, measured_mb=GB)], None), shared(GB)) == 7 * GB
 
 
@@ -227,7 +227,7 @@ def test_a_device_of_unknown_size_is_charged_nothing() -> None:
     assert device_refusal(PACE, PaceState(), room, shared(GB), 10.0) is None
 
 
-def test_no_launch_takes_a_device_over_its_bound_though_it_looks_empty() -> None:
+def test_no_launch_exceeds_the_limit_of_a_device_that_seems_empty() -> None:
     standing = after(PACE, Seen(at=10.0))
     assert on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB)) is None
     reason = on_card(PACE, standing, promised(4 * GB), need=shared(4 * GB + 1))
@@ -235,7 +235,7 @@ def test_no_launch_takes_a_device_over_its_bound_though_it_looks_empty() -> None
     assert reason.text == "GPU memory 8193 MB, including reservations and one more run, > 8192 MB"
 
 
-# When they let go
+# When gates open
 
 
 def test_a_gate_that_has_closed_tells_for_how_long_its_figure_has_been_within() -> None:
@@ -255,7 +255,7 @@ def test_launches_are_so_far_apart() -> None:
 
 
 @pytest.mark.parametrize(("sampled_at", "may"), [(9.0, False), (10.0, False), (10.001, True), (None, True)])
-def test_the_next_run_starts_by_a_look_that_was_taken_since_the_last_one(sampled_at: float | None, may: bool) -> None:
+def test_the_next_run_needs_a_snapshot_taken_after_the_last_start(sampled_at: float | None, may: bool) -> None:
     standing = PaceState(launched_at=10.0, sampled_at=sampled_at)
     assert refused(BatchPace(), standing, 20.0) == ([] if may else [ReasonKind.STAGGERED])
 
@@ -264,11 +264,11 @@ def test_a_clock_that_was_set_back_holds_no_batch_up_until_it_is_there_again() -
     assert not refused(BatchPace(stagger_s=5.0), PaceState(launched_at=5000.0, sampled_at=5000.0), now=1000.0)
 
 
-# What nobody can read
+# Unreadable figures
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "options_named"),
     [
         ({}, []),
         ({"cpu": None}, ["--max-cpu"]),
@@ -277,11 +277,11 @@ def test_a_clock_that_was_set_back_holds_no_batch_up_until_it_is_there_again() -
         ({"used": None}, ["--max-gpu-mem-mb"]),
     ],
 )
-def test_a_bound_whose_figure_nobody_gives_is_told_and_holds_nothing_back(
-    change: dict[str, None], told: list[str]
+def test_a_limit_on_an_unreadable_figure_is_reported_and_closes_no_gate(
+    change: dict[str, None], options_named: list[str]
 ) -> None:
     standing = after(PACE, replace(Seen(at=10.0), **change))
-    assert list(unreadable_bounds(PACE, standing, has_devices=True)) == told
+    assert list(unreadable_bounds(PACE, standing, has_devices=True)) == options_named
     assert not refused(PACE, standing)
     assert on_card(PACE, standing) is None
 
@@ -306,37 +306,37 @@ def test_devices_that_are_gone_for_a_moment_are_not_devices_without_figures() ->
     assert list(unreadable_bounds(PACE, standing, has_devices=False)) == [*of_the_host, "--max-gpu", "--max-gpu-mem-mb"]
 
 
-def test_a_run_of_another_batch_that_nobody_has_looked_at_yet_holds_the_next_one_back() -> None:
+def test_a_run_of_another_batch_delays_the_next_one_until_a_new_snapshot() -> None:
     standing = after(PACE, Seen(at=10.0))
     assert refused(PACE, replace(standing, any_launched_at=10.0)) == [ReasonKind.STAGGERED]
     assert refused(PACE, replace(standing, any_launched_at=9.9)) == []
 
 
-def test_a_figure_that_fails_for_a_moment_is_remembered_and_one_that_is_gone_is_forgotten() -> None:
+def test_a_figure_missing_for_a_moment_is_remembered_and_one_missing_for_long_is_forgotten() -> None:
     busy, blind = Seen(at=0.0, cpu=100.0), Seen(at=1.0, cpu=None)
     assert refused(PACE, after(PACE, busy, blind)) == [ReasonKind.HOST_TOO_BUSY]
     assert not refused(PACE, after(PACE, busy, blind, replace(blind, at=60.0)))
 
 
-# Whatever comes
+# Properties of any sequence of readings
 
 
 percents = st.one_of(st.none(), st.floats(0.0, 100.0))
 sizes = st.one_of(st.none(), st.floats(0.0, CARD))
-looks = st.builds(Seen, at=st.just(0.0), cpu=percents, ram=sizes, gpu=percents, used=sizes)
-stories = st.lists(st.tuples(st.floats(0.01, 5.0), looks), min_size=1, max_size=20)
+samples = st.builds(Seen, at=st.just(0.0), cpu=percents, ram=sizes, gpu=percents, used=sizes)
+sequences = st.lists(st.tuples(st.floats(0.01, 5.0), samples), min_size=1, max_size=20)
 
 
-def as_told(story: list[tuple[float, Seen]]) -> list[Seen]:
+def with_times(steps: list[tuple[float, Seen]]) -> list[Seen]:
     now, found = 0.0, []
-    for later_s, look in story:
+    for later_s, reading in steps:
         now += later_s
-        found.append(replace(look, at=now))
+        found.append(replace(reading, at=now))
     return found
 
 
 def figures(standing: PaceState) -> list[tuple[GateFigure, Callable[[float], bool]]]:
-    """Each with what is beyond its bound."""
+    """Return each figure with a check that it exceeds its limit."""
     return [
         (standing.cpu, lambda value: value > 80.0),
         (standing.memory, lambda value: value < 2 * GB),
@@ -345,54 +345,52 @@ def figures(standing: PaceState) -> list[tuple[GateFigure, Callable[[float], boo
     ]
 
 
-@given(stories)
-def test_a_gate_is_never_open_while_its_figure_is_beyond_its_bound(story: list[tuple[float, Seen]]) -> None:
-    for standing in standings(PACE, as_told(story)):
+@given(sequences)
+def test_a_gate_is_never_open_while_its_figure_is_beyond_its_bound(steps: list[tuple[float, Seen]]) -> None:
+    for standing in standings(PACE, with_times(steps)):
         for figure, is_beyond in figures(standing):
             assert figure.judged is not None or not figure.gate.is_closed
             assert figure.judged is None or not is_beyond(figure.judged) or figure.gate.is_closed
 
 
-@given(stories)
+@given(sequences)
 def test_after_closing_a_gate_opens_only_when_its_figure_was_within_for_long_enough(
-    story: list[tuple[float, Seen]],
+    steps: list[tuple[float, Seen]],
 ) -> None:
     beyond_at: dict[int, float] = {}
     was_closed: dict[int, bool] = {}
-    for look, standing in zip(as_told(story), standings(PACE, as_told(story)), strict=True):
+    for reading, standing in zip(with_times(steps), standings(PACE, with_times(steps)), strict=True):
         for place, (figure, is_beyond) in enumerate(figures(standing)):
             if was_closed.get(place) and not figure.gate.is_closed and figure.judged is not None:
-                assert look.at - beyond_at[place] >= PACE.steady_s - 1e-9
+                assert reading.at - beyond_at[place] >= PACE.steady_s - 1e-9
             if figure.judged is not None and is_beyond(figure.judged):
-                beyond_at[place] = look.at
+                beyond_at[place] = reading.at
             was_closed[place] = figure.gate.is_closed
 
 
-@given(stories, st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 4 * GB)), min_size=20, max_size=20))
+@given(sequences, st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 4 * GB)), min_size=20, max_size=20))
 def test_more_load_from_outside_never_opens_a_gate_earlier(
-    story: list[tuple[float, Seen]], more: list[tuple[float, float]]
+    steps: list[tuple[float, Seen]], more: list[tuple[float, float]]
 ) -> None:
-    calm = as_told(story)
-    busy = [_with_more(look, *hog) for look, hog in zip(calm, more, strict=False)]
+    calm = with_times(steps)
+    busy = [_with_more(reading, *hog) for reading, hog in zip(calm, more, strict=False)]
     for quiet, loud in zip(standings(PACE, calm), standings(PACE, busy), strict=True):
         for (figure, _), (other, _) in zip(figures(quiet), figures(loud), strict=True):
             assert other.gate.is_closed or not figure.gate.is_closed
 
 
-def _with_more(look: Seen, percent: float, memory_mb: float) -> Seen:
+def _with_more(reading: Seen, percent: float, memory_mb: float) -> Seen:
     return replace(
-        look,
-        cpu=None if look.cpu is None else look.cpu + percent,
-        gpu=None if look.gpu is None else look.gpu + percent,
-        ram=None if look.ram is None else max(0.0, look.ram - memory_mb),
-        used=None if look.used is None else look.used + memory_mb,
+        reading,
+        cpu=None if reading.cpu is None else reading.cpu + percent,
+        gpu=None if reading.gpu is None else reading.gpu + percent,
+        ram=None if reading.ram is None else max(0.0, reading.ram - memory_mb),
+        used=None if reading.used is None else reading.used + memory_mb,
     )
 
 
 @given(st.permutations(range(4)), st.lists(st.tuples(percents, sizes), min_size=4, max_size=4))
-def test_the_order_in_which_devices_are_told_changes_nothing(
-    order: list[int], seen: list[tuple[float | None, float | None]]
-) -> None:
+def test_the_order_of_devices_changes_nothing(order: list[int], seen: list[tuple[float | None, float | None]]) -> None:
     cards = [card(index, used, utilization_percent=load) for index, (load, used) in enumerate(seen)]
     assert _followed(cards) == _followed([cards[place] for place in order])
 
@@ -403,10 +401,10 @@ def _followed(cards: Sequence[Device]) -> PaceState:
     return update_pace(before, PACE, Snapshot(taken_at=1.0, host=Host(), devices=devices), NOTHING, 1.0)
 
 
-@given(stories)
-def test_without_smoothing_and_steadiness_a_gate_follows_the_last_look(story: list[tuple[float, Seen]]) -> None:
-    *_, last = as_told(story)
-    standing = after(AT_ONCE, *as_told(story))
+@given(sequences)
+def test_without_smoothing_and_steady_time_a_gate_follows_the_last_reading(steps: list[tuple[float, Seen]]) -> None:
+    *_, last = with_times(steps)
+    standing = after(AT_ONCE, *with_times(steps))
     assert (last.cpu is None) or standing.cpu.gate.is_closed == (last.cpu > 80.0)
     assert (last.ram is None) or standing.memory.gate.is_closed == (last.ram < 2 * GB)
 

@@ -1,4 +1,4 @@
-"""How busy processes without a lease keep a device, and what that means for work that wants to start there."""
+"""How busy processes without a lease keep a device, and when jobs start there."""
 
 import pytest
 
@@ -20,7 +20,7 @@ GB = 1024.0
 SHARED = Need(memory=FixedMemory(2 * GB))
 
 
-def stranger(pid: int = 7, percent: float | None = None) -> ForeignProcess:
+def foreign_process(pid: int = 7, percent: float | None = None) -> ForeignProcess:
     return ForeignProcess(
         process=Process(pid=pid, memory_mb=GB, name="python", utilization_percent=percent), user="bob"
     )
@@ -45,67 +45,67 @@ def share(percent: float | None) -> Share:
 
 def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     average = Smoothed(value=percent, at=0.0)
-    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), processes=(stranger(7, percent),))
+    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), processes=(foreign_process(7, percent),))
 
 
-# What a reading says
+# One reading
 
 
 @pytest.mark.parametrize(
-    ("strangers", "own", "percent"),
+    ("processes_seen", "own", "percent"),
     [
-        ([stranger(percent=30.0), stranger(8, 15.0)], [share(None)], 45.0),
-        ([stranger(percent=80.0), stranger(8, 70.0)], [], 100.0),
-        ([stranger(percent=30.0)], [], 90.0),
-        ([stranger(percent=30.0), stranger(8)], [], 90.0),
-        ([stranger()], [], 90.0),
-        ([stranger()], [share(60.0)], 30.0),
-        ([stranger()], [share(60.0), share(40.0)], 0.0),
-        ([stranger()], [share(None)], 0.0),
+        ([foreign_process(percent=30.0), foreign_process(8, 15.0)], [share(None)], 45.0),
+        ([foreign_process(percent=80.0), foreign_process(8, 70.0)], [], 100.0),
+        ([foreign_process(percent=30.0)], [], 90.0),
+        ([foreign_process(percent=30.0), foreign_process(8)], [], 90.0),
+        ([foreign_process()], [], 90.0),
+        ([foreign_process()], [share(60.0)], 30.0),
+        ([foreign_process()], [share(60.0), share(40.0)], 0.0),
+        ([foreign_process()], [share(None)], 0.0),
     ],
 )
-def test_processes_own_figures_count_first_then_what_our_leases_do_not_explain(
-    strangers: list[ForeignProcess], own: list[Share], percent: float
+def test_figures_of_processes_count_first_then_the_load_that_leases_do_not_explain(
+    processes_seen: list[ForeignProcess], own: list[Share], percent: float
 ) -> None:
-    assert read_foreign_load(card(percent=90.0), strangers, own) == percent
+    assert read_foreign_load(card(percent=90.0), processes_seen, own) == percent
 
 
 def test_the_load_of_a_device_that_does_not_say_how_busy_it_is_is_unknown() -> None:
-    assert read_foreign_load(card(percent=None), [stranger()], []) is None
+    assert read_foreign_load(card(percent=None), [foreign_process()], []) is None
 
 
-# From look to look
+# Several readings
 
 
 def test_one_spike_does_not_close_a_device_and_one_lull_does_not_open_it() -> None:
-    quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [stranger()], 0.0, 50.0)
-    spike = follow_foreign_load(quiet, 100.0, [stranger()], 1.0, 50.0)
+    quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [foreign_process()], 0.0, 50.0)
+    spike = follow_foreign_load(quiet, 100.0, [foreign_process()], 1.0, 50.0)
     assert not spike.is_over
-    busy = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [stranger()], 0.0, 50.0)
-    lull = follow_foreign_load(busy, 0.0, [stranger()], 1.0, 50.0)
+    busy = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, 50.0)
+    lull = follow_foreign_load(busy, 0.0, [foreign_process()], 1.0, 50.0)
     assert lull.is_over
 
 
 def test_it_opens_only_well_below_the_bound() -> None:
     closed = load(100.0, is_over=True)
-    assert follow_foreign_load(closed, 45.0, [stranger()], 1000.0, 50.0).is_over
-    assert not follow_foreign_load(closed, 39.0, [stranger()], 1000.0, 50.0).is_over
-    assert not follow_foreign_load(NO_FOREIGN_LOAD, 45.0, [stranger()], 1000.0, 50.0).is_over
+    assert follow_foreign_load(closed, 45.0, [foreign_process()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(closed, 39.0, [foreign_process()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(NO_FOREIGN_LOAD, 45.0, [foreign_process()], 1000.0, 50.0).is_over
 
 
 @pytest.mark.parametrize("bound", [None, 100.0])
 def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
-    followed = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [stranger()], 0.0, bound)
+    followed = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, bound)
     assert (followed.percent, followed.is_over) == (100.0, False)
 
 
-# Where work goes
+# Placement
 
 
 def view(
     *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
 ) -> PlacementView:
-    """DeviceSizes that strangers keep that busy."""
+    """Return cards that foreign processes keep this busy."""
     return PlacementView(
         now=0.0,
         snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
@@ -136,7 +136,7 @@ def test_a_screen_is_no_reason_to_go_elsewhere() -> None:
     assert chosen(SHARED, view(5.0, 0.0)) == ["G0"]
 
 
-def test_a_device_that_others_keep_busy_is_waited_for_and_who_does_it_is_told() -> None:
+def test_a_job_waits_for_a_device_under_foreign_load_and_the_reason_names_the_process() -> None:
     choice = choose(SHARED, view(98.0, over=True))
     assert choice.claim is None
     reason = choice.reasons[0]
@@ -155,13 +155,13 @@ def test_a_bound_of_its_own_wins(need: Need) -> None:
     assert chosen(need, view(98.0, over=True)) == ["G0"]
 
 
-def test_the_bound_on_all_load_counts_strangers_too() -> None:
+def test_the_limit_on_all_load_includes_foreign_load() -> None:
     packing = Packing(max_load_percent=80.0)
     assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"]
     busy = choose(SHARED, view(90.0, packing=packing))
     assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.LOADED)
 
 
-def test_strangers_are_still_there_when_leases_end() -> None:
+def test_foreign_load_stays_when_leases_end() -> None:
     held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
     assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None

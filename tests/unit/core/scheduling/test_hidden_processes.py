@@ -1,4 +1,4 @@
-"""Where the driver does not list processes: who holds what is told by what was in use before. A card has 24 GB."""
+"""Where the driver lists no processes, earlier use tells foreign memory from that of leases. A card has 24 GB."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Devic
     return card(0, used=used, processes=processes)
 
 
-def test_what_strangers_held_when_a_lease_was_granted_is_noted_with_it() -> None:
+def test_a_share_records_the_foreign_memory_at_its_grant() -> None:
     [share] = claimed(choose(shared(4 * GB), PlacementView(now=0.0, snapshot=machine(unlisted(2 * GB)))))
     assert share.foreign_mb == 2 * GB
     beside = PlacementView(
@@ -22,12 +22,12 @@ def test_what_strangers_held_when_a_lease_was_granted_is_noted_with_it() -> None
         measured={("a", "G0"): 3 * GB},
     )
     [second] = claimed(choose(shared(4 * GB), beside))
-    assert second.foreign_mb == 2 * GB, "and never what a lease uses"
+    assert second.foreign_mb == 2 * GB, "never the use of a lease"
 
 
 @pytest.mark.parametrize(("used", "free"), [(5.0, 18.0), (9.0, 15.0), (1.0, 19.0)])
-def test_what_strangers_held_before_is_not_taken_for_a_part_of_a_reservation(used: float, free: float) -> None:
-    """The desktop has 2 GB, and the lease is for 4 GB. What is used beyond both is strangers', too."""
+def test_earlier_foreign_memory_does_not_count_as_use_of_a_reservation(used: float, free: float) -> None:
+    """The desktop has 2 GB, and the lease is for 4 GB. Use beyond both is foreign, too."""
     share = Share(device_id="G0", memory_mb=4 * GB, is_exclusive=False, foreign_mb=2 * GB)
     leases = (Lease(id="a", holder=ALICE, shares=(share,), since=0.0),)
     device = unlisted(used * GB)
@@ -43,7 +43,7 @@ def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> Non
     (unlisted(1.8 * GB), True), (unlisted(1.8 * GB, ()), True), (unlisted(13 * GB), False),
     (card(0, used=1.8 * GB), False),
 ])  # fmt: skip
-def test_a_device_alone_may_have_a_desktop_on_it_where_nobody_can_tell(device: Device, starts: bool) -> None:
+def test_where_processes_are_hidden_an_exclusive_device_may_have_a_desktop_on_it(device: Device, starts: bool) -> None:
     assert bool(devices_of(choose(Need(), PlacementView(now=0.0, snapshot=machine(device))))) is starts
 
 

@@ -30,7 +30,7 @@ def test_a_steady_level_gives_the_same_average_however_often_it_is_sampled(
 
 
 @given(st.lists(st.tuples(readings, st.floats(0, 60)), min_size=1, max_size=20))
-def test_the_average_stays_within_what_was_read(samples: list[tuple[float, float]]) -> None:
+def test_the_average_stays_within_the_readings(samples: list[tuple[float, float]]) -> None:
     average, now = Smoothed(), 0.0
     for reading, elapsed in samples:
         now += elapsed

@@ -1,4 +1,4 @@
-"""Gates that start and stop: a figure that hovers around its bound does not make them flutter."""
+"""Gates with hysteresis: a figure that hovers around its limit does not make them flutter."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,9 @@ Judge = Callable[[Gate, float | None, float | None, float], Gate]
     ("figure", "when_open", "when_closed"),
     [(80.0, OPEN, OPEN), (85.0, OPEN, OPEN), (85.1, OPEN, CLOSED), (90.0, OPEN, CLOSED), (90.1, CLOSED, CLOSED)],
 )
-def test_what_was_too_high_has_to_fall_well_below_its_bound(figure: float, when_open: Gate, when_closed: Gate) -> None:
+def test_a_gate_reopens_when_the_figure_is_well_below_its_upper_limit(
+    figure: float, when_open: Gate, when_closed: Gate
+) -> None:
     assert judge_above(OPEN, figure, 90.0, 5.0) == when_open
     assert judge_above(CLOSED, figure, 90.0, 5.0) == when_closed
 
@@ -26,7 +28,9 @@ def test_what_was_too_high_has_to_fall_well_below_its_bound(figure: float, when_
     ("figure", "when_open", "when_closed"),
     [(700.0, OPEN, OPEN), (640.0, OPEN, OPEN), (639.0, OPEN, CLOSED), (512.0, OPEN, CLOSED), (511.0, CLOSED, CLOSED)],
 )
-def test_what_was_too_low_has_to_rise_well_above_its_bound(figure: float, when_open: Gate, when_closed: Gate) -> None:
+def test_a_gate_reopens_when_the_figure_is_well_above_its_lower_limit(
+    figure: float, when_open: Gate, when_closed: Gate
+) -> None:
     assert judge_below(OPEN, figure, 512.0, 128.0) == when_open
     assert judge_below(CLOSED, figure, 512.0, 128.0) == when_closed
 

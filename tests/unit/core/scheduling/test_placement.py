@@ -1,4 +1,4 @@
-"""Where work may go. Figures are in MB; a card has 24 GB unless a test says otherwise."""
+"""Placement on devices. Figures are in MB; a card has 24 GB by default."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ BOB = Holder(uid=1001, user="bob", pid=202)
 
 
 def card(index: int, used: float | None = 0.0, **changes: object) -> Device:
-    """One process uses what is used."""
+    """Return a card on which one process holds all used memory."""
     free = None if used is None else CARD - used
     device = Device(
         id=f"G{index}",
@@ -42,7 +42,7 @@ def shared(memory_mb: float, devices: int = 1) -> Need:
 
 
 def lease(name: str, *ids: str, memory_mb: float | None = None, holder: Holder = ALICE) -> Lease:
-    """Shared where it says how much, exclusive where not."""
+    """Return a lease that is shared if it has `memory_mb`, else exclusive."""
     exclusive = memory_mb is None
     shares = tuple(Share(device_id=each, memory_mb=memory_mb, is_exclusive=exclusive) for each in ids)
     return Lease(id=name, holder=holder, shares=shares, since=0.0)
@@ -74,7 +74,7 @@ def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> P
     return after
 
 
-def test_a_lease_that_has_not_allocated_yet_is_charged_what_it_reserved() -> None:
+def test_a_lease_that_has_not_allocated_yet_is_charged_its_reservation() -> None:
     view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
     starting = msgspec.structs.replace(view, measured={("a", "G0"): 0.0})
     for each in (view, starting):
@@ -83,7 +83,7 @@ def test_a_lease_that_has_not_allocated_yet_is_charged_what_it_reserved() -> Non
         assert devices_of(choose(shared(4 * GB), each)) == ("G0",)
 
 
-def test_a_lease_that_grew_is_charged_what_it_uses() -> None:
+def test_a_lease_that_grew_is_charged_its_use() -> None:
     seen = card(0, used=10 * GB)
     view = PlacementView(
         now=0.0,
@@ -94,7 +94,7 @@ def test_a_lease_that_grew_is_charged_what_it_uses() -> None:
     assert free_memory(seen, view) == 14 * GB
 
 
-def test_a_stranger_is_charged_what_it_holds_beside_the_leases() -> None:
+def test_foreign_memory_is_charged_beside_the_leases() -> None:
     seen = card(0, used=9 * GB)
     view = PlacementView(
         now=0.0,
@@ -105,7 +105,7 @@ def test_a_stranger_is_charged_what_it_holds_beside_the_leases() -> None:
     assert free_memory(seen, view) == CARD - 6 * GB - 8 * GB
 
 
-def test_where_the_driver_hides_who_holds_what_use_counts_against_the_reservations_first() -> None:
+def test_where_processes_are_hidden_use_counts_against_the_reservations_first() -> None:
     leases = (lease("a", "G0", memory_mb=8 * GB),)
     hidden = {("a", "G0"): None}
     for used, free in ((0.0, 16 * GB), (6 * GB, 16 * GB), (8 * GB, 16 * GB), (11 * GB, 13 * GB)):
@@ -113,8 +113,8 @@ def test_where_the_driver_hides_who_holds_what_use_counts_against_the_reservatio
         assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
 
 
-def test_a_stranger_does_not_hide_behind_a_lease_that_was_measured() -> None:
-    """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are a stranger's."""
+def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
+    """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are foreign."""
     device = card(0, used=12 * GB)
     view = PlacementView(
         now=0.0,
@@ -125,7 +125,7 @@ def test_a_stranger_does_not_hide_behind_a_lease_that_was_measured() -> None:
     assert free_memory(device, view) == CARD - 8 * GB - 8 * GB - 4 * GB
 
 
-def test_what_the_driver_keeps_for_itself_is_no_room() -> None:
+def test_memory_that_the_driver_keeps_is_not_free() -> None:
     seen = card(0, used=1 * GB, memory_free_mb=22 * GB)
     assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen))) == 22 * GB
     assert choose(shared(22.5 * GB), PlacementView(now=0.0, snapshot=machine(seen))).claim is None
@@ -144,7 +144,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), needs),
         st.tuples(st.just("grow"), st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(0, 1))),
-        st.tuples(st.just("stranger"), st.tuples(st.integers(0, 2), st.floats(0, 1))),
+        st.tuples(st.just("foreign_use"), st.tuples(st.integers(0, 2), st.floats(0, 1))),
         st.tuples(st.just("end"), st.integers(0, 20)),
         st.tuples(st.just("hide"), st.integers(0, 20)),
     ),
@@ -153,7 +153,7 @@ steps = st.lists(
 
 
 class World:
-    """Three cards whose memory is real: nobody can use more than there is."""
+    """Three cards with bounded memory: no process can use more than they have."""
 
     def __init__(self) -> None:
         self.leases: list[Lease] = []
@@ -186,7 +186,7 @@ class World:
             key = (mine[which % len(mine)].id, f"G{index}")
             self.used[key] += part * (CARD - self.used_on(f"G{index}"))
 
-    def stranger(self, index: int, part: float) -> None:
+    def foreign_use(self, index: int, part: float) -> None:
         self.foreign[f"G{index}"] += part * (CARD - self.used_on(f"G{index}"))
 
     def end(self, which: int) -> None:
@@ -207,7 +207,7 @@ class World:
 
 
 @given(steps)
-def test_reservations_never_exceed_a_card_and_an_exclusive_lease_is_alone_whatever_happens(
+def test_reservations_never_exceed_a_card_and_an_exclusive_lease_is_always_alone(
     story: list[tuple[str, object]],
 ) -> None:
     world = World()
@@ -228,8 +228,8 @@ def test_reservations_never_exceed_a_card_and_an_exclusive_lease_is_alone_whatev
 
 
 @given(st.lists(needs, min_size=1, max_size=6), needs)
-def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(ahead: list[Need], mine: Need) -> None:
-    """Granted in the order of the line, everybody gets the same with and without the one behind."""
+def test_a_request_never_takes_what_requests_ahead_could_get_now(ahead: list[Need], mine: Need) -> None:
+    """Granted in queue order, each request gets the same with and without the request behind."""
     world = World()
     line = tuple(ticket(need, since=place, name=str(place)) for place, need in enumerate(ahead))
     claim = choose(mine, msgspec.structs.replace(world.view(), ahead=line)).claim
@@ -243,7 +243,7 @@ def test_whoever_is_behind_takes_nothing_that_those_ahead_could_have_now(ahead: 
     assert after[:first_unserved] == served[:first_unserved]
 
 
-# What speaks against a device.
+# Reasons against a device.
 
 
 def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
@@ -261,7 +261,7 @@ def test_used_memory_that_is_unknown_leaves_the_total_less_the_reservations() ->
     assert free_memory(blind, view) == 4 * GB
 
 
-def test_banned_unasked_and_unhealthy_cards_are_left_alone_and_told_apart() -> None:
+def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reasons() -> None:
     devices = machine(card(0), card(1), card(2, fault="fell off the bus"), card(3))
     choice = choose(
         Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)),
@@ -284,7 +284,7 @@ def test_a_split_card_is_used_through_its_parts_only() -> None:
     assert choose(Need(devices=2), view).claim is None
 
 
-def test_a_whole_card_is_not_given_while_somebody_has_a_part_of_it() -> None:
+def test_a_whole_card_is_not_granted_while_a_part_of_it_is_leased() -> None:
     view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
     for need in (Need(), Need(memory=WholeDevice(GB))):
         choice = choose(need, view)
@@ -314,7 +314,7 @@ def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
         (Need(memory=WholeDevice(20 * GB)), card(0, used=6 * GB), ReasonKind.NO_ROOM, "18 GB free, 20 GB needed"),
     ],
 )
-def test_a_bound_that_is_broken_is_told_with_its_figures(
+def test_a_limit_that_is_exceeded_is_explained_with_its_figures(
     need: Need, device: Device, kind: ReasonKind, words: str
 ) -> None:
     reason = choose(need, PlacementView(now=0.0, snapshot=machine(device))).reasons[0]
@@ -345,7 +345,7 @@ def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
     assert devices_of(choose(Need(max_cpu_percent=1, min_host_memory_mb=1e9), unread)) == ("G0",)
 
 
-def test_a_tiny_stranger_does_not_block_a_card_and_a_big_one_does() -> None:
+def test_a_tiny_foreign_process_does_not_block_a_card_and_a_big_one_does() -> None:
     def ask(device: Device) -> PlacementChoice:
         return choose(Need(), PlacementView(now=0.0, snapshot=machine(device)))
 
@@ -356,7 +356,7 @@ def test_a_tiny_stranger_does_not_block_a_card_and_a_big_one_does() -> None:
     assert "9 GB" in big.reasons[0].text
 
 
-def test_the_card_with_the_least_room_that_is_enough_is_taken() -> None:
+def test_the_card_with_the_least_sufficient_free_memory_is_chosen() -> None:
     devices = machine(card(0), card(1, used=12 * GB), card(2, used=20 * GB))
     assert devices_of(choose(shared(8 * GB), PlacementView(now=0.0, snapshot=devices))) == ("G1",)
     assert devices_of(choose(shared(2 * GB, devices=2), PlacementView(now=0.0, snapshot=devices))) == ("G1", "G2")

@@ -1,4 +1,4 @@
-"""What starts now and where, and why the rest does not. A card has 24 GB unless a test says otherwise."""
+"""Which jobs start now and where, and why the others wait. A card has 24 GB by default."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +25,11 @@ CPU = Need(devices=0)
 PAUSED = Reason(ReasonKind.PAUSED, "the queue is paused")
 
 
-def queue(lane_id: int, need: Need, *ids: int, waited_s: float = 0.0, **said: Any) -> LaneQueue:
-    """A lane whose jobs were submitted in the order of their ids; without ids, it has one of the lane's number."""
+def queue(lane_id: int, need: Need, *ids: int, waited_s: float = 0.0, **changes: Any) -> LaneQueue:
+    """Return a lane with jobs submitted in the order of their ids; without ids, one job with the lane's number."""
     kept = Lane(id=lane_id, priority=0, user="me", tag="", need=need)
     jobs = (Candidate(job_id=each, queued_at=NOW - waited_s + each / 1000) for each in ids or (lane_id,))
-    return LaneQueue(lane=replace(kept, **said), jobs=jobs)
+    return LaneQueue(lane=replace(kept, **changes), jobs=jobs)
 
 
 def view(
@@ -39,12 +39,12 @@ def view(
     measured: dict[tuple[str, str], float | None] | None = None,
     cpu_jobs: int = 4,
     tags: dict[str, int] | None = None,
-    **said: Any,
+    **changes: Any,
 ) -> PlannerView:
     snapshot = on if isinstance(on, Snapshot) else machine(*map(card, range(on)))
     placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {})
     limits = SchedulingLimits(cpu_jobs=cpu_jobs, tags=tags or {})
-    return PlannerView(now=NOW, placement=placement, queues=queues, holder=ME, limits=limits, **said)
+    return PlannerView(now=NOW, placement=placement, queues=queues, holder=ME, limits=limits, **changes)
 
 
 def running(job_id: int, tag: str = "", devices: int = 1, group: int | None = None) -> RunningJob:
@@ -55,21 +55,21 @@ def started(plan: Plan) -> dict[int, tuple[str, ...]]:
     return {start.job_id: tuple(share.device_id for share in start.claim.shares) for start in plan.starts}
 
 
-def hold_of(plan: Plan, lane_id: int) -> WaitingJob:
-    return next(hold for hold in plan.waiting if hold.lane.id == lane_id)
+def waiting_job(plan: Plan, lane_id: int) -> WaitingJob:
+    return next(job for job in plan.waiting if job.lane.id == lane_id)
 
 
-def kinds_of(hold: WaitingJob) -> list[ReasonKind]:
-    return [reason.kind for reason in hold.reasons]
+def kinds_of(job: WaitingJob) -> list[ReasonKind]:
+    return [reason.kind for reason in job.reasons]
 
 
 # Order
 
 
-def test_free_devices_go_to_the_first_in_line() -> None:
+def test_free_devices_go_to_the_first_in_the_queue() -> None:
     plan = decide(view(queue(1, Need(), 10, 11, 12), queue(2, Need(), 20, priority=1), on=2))
     assert started(plan) == {20: ("G0",), 10: ("G1",)}
-    assert [hold.job_id for hold in plan.waiting] == [11]
+    assert [job.job_id for job in plan.waiting] == [11]
 
 
 def test_tags_take_turns() -> None:
@@ -77,7 +77,7 @@ def test_tags_take_turns() -> None:
     assert list(started(plan)) == [10, 20, 11, 21]
 
 
-def test_what_was_used_of_late_goes_before_submission() -> None:
+def test_recent_use_counts_before_submission() -> None:
     queues = queue(1, Need(), 10, tag="busy"), queue(2, Need(), 20, tag="idle")
     assert list(started(decide(view(*queues, used={("me", "busy"): 60.0})))) == [20]
 
@@ -87,7 +87,7 @@ def test_an_aged_job_goes_before_a_fresh_one_of_higher_priority() -> None:
     assert list(started(decide(view(*queues)))) == [10]
 
 
-# Where
+# Placement
 
 
 def test_several_devices_are_had_all_at_once_or_not_at_all() -> None:
@@ -95,7 +95,7 @@ def test_several_devices_are_had_all_at_once_or_not_at_all() -> None:
     assert started(decide(view(queue(1, wide), on=3))) == {1: ("G0", "G1")}
     plan = decide(view(queue(1, wide), on=2, leases=[lease("a", "G0")]))
     assert not plan.starts
-    assert kinds_of(hold_of(plan, 1)) == [ReasonKind.LEASED, ReasonKind.TOO_FEW]
+    assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.LEASED, ReasonKind.TOO_FEW]
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,18 @@ def test_a_job_goes_only_where_it_asked_to_go(need: Need, device: str) -> None:
 def test_jobs_that_share_fill_a_card_and_no_more() -> None:
     plan = decide(view(queue(1, shared(10 * GB), 10, 11, 12)))
     assert started(plan) == {10: ("G0",), 11: ("G0",)}
-    (reason,) = [reason for reason in hold_of(plan, 1).reasons if reason.device_id == "G0"]
+    (reason,) = [reason for reason in waiting_job(plan, 1).reasons if reason.device_id == "G0"]
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.NO_ROOM, 4 * GB, 10 * GB)
     assert [holder.label for holder in reason.holders] == ["job 10", "job 11"]
 
 
-def test_a_machine_without_devices_still_runs_what_needs_none() -> None:
+def test_a_machine_without_devices_still_runs_jobs_without_devices() -> None:
     plan = decide(view(queue(1, Need()), queue(2, CPU), on=0))
     assert started(plan) == {2: ()}
-    assert hold_of(plan, 1).reasons[-1].text == "no GPU available now (1 needed)"
+    assert waiting_job(plan, 1).reasons[-1].text == "no GPU available now (1 needed)"
 
 
-# Work without devices
+# Jobs without devices
 
 
 def test_work_without_devices_waits_behind_no_device() -> None:
@@ -138,7 +138,7 @@ def test_work_without_devices_waits_behind_no_device() -> None:
 def test_work_without_devices_has_slots_of_its_own() -> None:
     plan = decide(view(queue(1, CPU, 10, 11, 12), queue(2, Need()), cpu_jobs=3, running=[running(7, devices=0)]))
     assert list(started(plan)) == [2, 10, 11]
-    (reason,) = hold_of(plan, 1).reasons
+    (reason,) = waiting_job(plan, 1).reasons
     assert (reason.kind, reason.had, reason.needed) == (ReasonKind.CPU_LIMIT, 3.0, 3.0)
 
 
@@ -146,7 +146,7 @@ def test_work_that_wants_a_quiet_machine_waits_for_one() -> None:
     quiet = Need(devices=0, max_cpu_percent=50.0)
     plan = decide(view(queue(1, quiet), queue(2, CPU), on=machine(host=Host(cpu_percent=80.0))))
     assert started(plan) == {2: ()}
-    assert [reason.text for reason in hold_of(plan, 1).reasons] == ["CPU 80% > 50%"]
+    assert [reason.text for reason in waiting_job(plan, 1).reasons] == ["CPU 80% > 50%"]
 
 
 # Limits
@@ -157,7 +157,7 @@ def test_a_tag_runs_as_many_as_it_may() -> None:
     plan = decide(view(*tagged, on=4, tags={"net": 2}, running=[running(5, tag="net")]))
     assert list(started(plan)) == [10]
     for lane_id in (1, 2):
-        (reason,) = hold_of(plan, lane_id).reasons
+        (reason,) = waiting_job(plan, lane_id).reasons
         assert reason.text == "limit reached: 2 of the jobs tagged 'net' may run at a time"
         assert (reason.kind, reason.had, reason.needed) == (ReasonKind.TAG_LIMIT, 2.0, 2.0)
 
@@ -166,13 +166,13 @@ def test_an_array_runs_as_many_as_it_may() -> None:
     arrays = queue(1, Need(), 10, 11, group=10, group_limit=2), queue(2, Need(), 20, 21, group=20, group_limit=1)
     plan = decide(view(*arrays, on=8, running=[running(9, group=10)]))
     assert sorted(started(plan)) == [10, 20]
-    assert kinds_of(hold_of(plan, 1)) == kinds_of(hold_of(plan, 2)) == [ReasonKind.ARRAY_LIMIT]
+    assert kinds_of(waiting_job(plan, 1)) == kinds_of(waiting_job(plan, 2)) == [ReasonKind.ARRAY_LIMIT]
 
 
 @pytest.mark.parametrize(
     "limited", [{"tag": "net"}, {"group": 10, "group_limit": 1}], ids=["by its tag", "by its array"]
 )
-def test_a_job_that_is_held_by_a_limit_keeps_no_device_from_others(limited: dict[str, Any]) -> None:
+def test_a_job_at_a_limit_reserves_no_device(limited: dict[str, Any]) -> None:
     held = queue(1, Need(), 11, priority=5, **limited)
     now = running(9, tag="net", group=10)
     plan = decide(view(held, queue(2, Need(), 20, 21), on=2, tags={"net": 1}, running=[now]))
@@ -183,46 +183,46 @@ def test_a_job_that_is_held_by_a_limit_keeps_no_device_from_others(limited: dict
 # Reasons
 
 
-def test_whatever_shuts_the_queue_holds_everything_and_is_the_reason() -> None:
+def test_a_closed_queue_starts_nothing_and_gives_the_reason() -> None:
     plan = decide(view(queue(1, Need(), 10, 11), queue(2, CPU), on=4, closed_reasons=(PAUSED,)))
     assert not plan.starts
-    assert {hold.lane.id: hold.reasons for hold in plan.waiting} == {1: (PAUSED,), 2: (PAUSED,)}
+    assert {job.lane.id: job.reasons for job in plan.waiting} == {1: (PAUSED,), 2: (PAUSED,)}
     assert plan.head is None
 
 
-def test_a_reason_names_who_holds_the_device() -> None:
+def test_a_reason_names_the_holder_of_the_device() -> None:
     plan = decide(view(queue(1, Need()), leases=[lease("a", "G0", holder=ALICE)]))
-    (leased, _) = hold_of(plan, 1).reasons
+    (leased, _) = waiting_job(plan, 1).reasons
     assert (leased.kind, leased.device_id, leased.holders) == (ReasonKind.LEASED, "G0", (ALICE,))
     assert leased.text == "held by alice, pid 101 (train)"
 
 
-def test_where_there_is_no_room_for_anybody_the_lane_asked_about_still_gets_its_reasons() -> None:
+def test_the_explained_lane_gets_its_reasons_even_on_full_devices() -> None:
     def full() -> PlannerView:
         return view(*(queue(each, Need()) for each in (1, 2, 3)), leases=[lease("a", "G0", holder=BOB)])
 
-    assert [bool(hold.reasons) for hold in decide(full()).waiting] == [True, False, False]
+    assert [bool(job.reasons) for job in decide(full()).waiting] == [True, False, False]
     plan = decide(full(), explained_lane=3)
-    assert not hold_of(plan, 2).reasons
-    assert hold_of(plan, 3).reasons[0].text == "held by bob, pid 202"
+    assert not waiting_job(plan, 2).reasons
+    assert waiting_job(plan, 3).reasons[0].text == "held by bob, pid 202"
 
 
-def test_each_lane_that_was_looked_at_is_held_once() -> None:
+def test_each_considered_lane_waits_once() -> None:
     plan = decide(view(*(queue(each, Need(), each * 10, each * 10 + 1) for each in range(1, 5)), on=1))
-    assert sorted(hold.lane.id for hold in plan.waiting) == [1, 2, 3, 4]
+    assert sorted(job.lane.id for job in plan.waiting) == [1, 2, 3, 4]
 
 
-# Others in the ledger's line
+# Other requests in the ledger's queue
 
 
 def test_who_waits_in_the_ledger_without_us_being_there_goes_first() -> None:
     plan = decide(view(queue(1, Need()), tickets=(ticket(Need(), since=NOW - 5),)))
     assert not plan.starts
-    assert hold_of(plan, 1).reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
+    assert waiting_job(plan, 1).reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
     assert started(decide(view(queue(1, Need()), on=2, tickets=(ticket(Need()),)))) == {1: ("G1",)}
 
 
-def test_our_own_ticket_is_our_place_in_the_line() -> None:
+def test_our_own_ticket_is_our_place_in_the_queue() -> None:
     mine, theirs = ticket(Need(), since=NOW - 9, name="mine"), ticket(Need(), since=NOW - 5)
     assert started(decide(view(queue(1, Need()), tickets=(theirs,), my_ticket=mine))) == {1: ("G0",)}
     late = replace(mine, since=NOW - 1)
@@ -241,12 +241,12 @@ def test_a_ticket_is_no_concern_of_work_without_devices() -> None:
     assert started(decide(view(queue(1, CPU), tickets=(ticket(Need()),)))) == {1: ()}
 
 
-# Never more than there is
+# Claims never exceed capacity
 
 
 @st.composite
 def cards(draw: st.DrawFn) -> tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]:
-    """Up to four cards, some of them leased, some used by strangers."""
+    """Up to four cards, some of them leased, some used by foreign processes."""
     devices: list[Device] = []
     leases: list[Lease] = []
     measured: dict[tuple[str, str], float | None] = {}
@@ -287,10 +287,10 @@ def queues_of(draw: st.DrawFn) -> list[LaneQueue]:
     found = []
     for lane_id in range(1, draw(st.integers(1, 6)) + 1):
         ids = range(lane_id * 10, lane_id * 10 + draw(st.integers(1, 4)))
-        said: dict[str, Any] = {"tag": draw(st.sampled_from(["", "a", "b"])), "priority": draw(st.integers(0, 2))}
+        changes: dict[str, Any] = {"tag": draw(st.sampled_from(["", "a", "b"])), "priority": draw(st.integers(0, 2))}
         if draw(st.booleans()):
-            said |= {"group": lane_id * 10, "group_limit": draw(st.integers(1, 2))}
-        found.append(queue(lane_id, draw(st.one_of(needs, st.just(CPU))), *ids, **said))
+            changes |= {"group": lane_id * 10, "group_limit": draw(st.integers(1, 2))}
+        found.append(queue(lane_id, draw(st.one_of(needs, st.just(CPU))), *ids, **changes))
     return found
 
 
@@ -331,10 +331,10 @@ def test_no_plan_exceeds_a_device_or_a_limit(
         assert len(of_lane) <= (each.lane.group_limit or len(of_lane))
 
 
-# When
+# Start estimates
 
 
-def test_a_start_is_estimated_from_what_runs_and_who_is_before_it() -> None:
+def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
     ends = {1: NOW + 100, 2: NOW + 40, 3: NOW - 5}
     lanes = queue(9, Need()).lane, queue(8, CPU).lane
     both = view(running=[running(1), running(2), running(3, devices=0)], ends_after=ends.get)

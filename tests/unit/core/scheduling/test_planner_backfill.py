@@ -1,4 +1,4 @@
-"""The head of the queue is never delayed: what may start behind it, and what may not."""
+"""Backfill: which jobs may start behind the head of the queue without delaying it."""
 
 from random import Random
 from typing import Any
@@ -23,13 +23,13 @@ from tests.unit.core.scheduling.test_planner import (
     ME,
     NOW,
     cards,
-    hold_of,
     kinds_of,
     needs,
     queue,
     queues_of,
     started,
     view,
+    waiting_job,
 )
 
 WIDE = Need(devices=2)
@@ -41,36 +41,36 @@ def of_lease(lease_id: str, job_id: int) -> RunningJob:
     return RunningJob(job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id)
 
 
-def behind_a_wide_one(*small: LaneQueue, **said: Any) -> PlannerView:
+def behind_a_wide_one(*small: LaneQueue, **changes: Any) -> PlannerView:
     """Job 1 wants two cards. One of them is leased to job 90, the other is free."""
     head = queue(1, WIDE, priority=5)
-    return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)], **said)
+    return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)], **changes)
 
 
 def lasting(**most_s: float) -> dict[str, Any]:
     """Estimates by job: `_20=30.0` says that job 20 is over after 30 s."""
-    told = {int(name[1:]): Estimate(least_s=most, likely_s=most, most_s=most) for name, most in most_s.items()}
-    return {"estimate": lambda job_id: told.get(job_id, Estimate())}
+    expected = {int(name[1:]): Estimate(least_s=most, likely_s=most, most_s=most) for name, most in most_s.items()}
+    return {"estimate": lambda job_id: expected.get(job_id, Estimate())}
 
 
-def test_free_devices_are_kept_for_the_head() -> None:
+def test_free_devices_are_reserved_for_the_head() -> None:
     plan = decide(behind_a_wide_one(queue(2, Need(), 20), queue(3, shared(GB), 30)))
     assert not plan.starts
     assert plan.head is not None
     assert plan.head.job_id == 1
     for lane_id in (2, 3):
-        kept = next(reason for reason in hold_of(plan, lane_id).reasons if reason.device_id == "G1")
+        kept = next(reason for reason in waiting_job(plan, lane_id).reasons if reason.device_id == "G1")
         assert kept.kind is ReasonKind.AWAITED
         assert [holder.label for holder in kept.holders] == ["job 1"]
 
 
-def test_devices_that_the_head_cannot_use_are_anybodys() -> None:
+def test_jobs_behind_the_head_start_on_devices_that_it_cannot_use() -> None:
     head = queue(1, Need(devices=2, only=("G0", "G1")), priority=5)
     plan = decide(view(head, queue(2, Need(), 20, 21), on=3, leases=[lease("a", "G0")]))
     assert started(plan) == {20: ("G2",)}
 
 
-def test_memory_that_the_head_leaves_over_is_anybodys() -> None:
+def test_jobs_behind_the_head_start_in_memory_that_it_leaves_over() -> None:
     """Two cards of 24 GB: when the lease ends, the head takes 16 on each; 8 are left beside it on the free one."""
     head = queue(1, shared(16 * GB, devices=2), priority=5)
     leases = [lease("a", "G0", memory_mb=20 * GB)]
@@ -78,25 +78,25 @@ def test_memory_that_the_head_leaves_over_is_anybodys() -> None:
     assert started(plan) == {20: ("G1",)}
 
 
-def test_a_head_that_bears_only_so_much_load_is_joined_by_nobody() -> None:
-    """Whoever started beside it would be the load that it waits out."""
+def test_a_head_with_a_load_limit_gets_its_device_exclusively_reserved() -> None:
+    """A job that started beside it would be the load that it waits out."""
     head = queue(1, Need(memory=FixedMemory(4 * GB), max_utilization_percent=50.0), priority=5)
     busy = machine(card(0, used=4 * GB, utilization_percent=90.0))
     plan = decide(view(head, queue(2, shared(4 * GB)), on=busy, leases=[lease("a", "G0", memory_mb=4 * GB)]))
     assert not plan.starts
-    assert kinds_of(hold_of(plan, 1))[0] is ReasonKind.TOO_BUSY
+    assert kinds_of(waiting_job(plan, 1))[0] is ReasonKind.TOO_BUSY
 
 
 @pytest.mark.parametrize(
     ("need", "host"),
     [
         pytest.param(Need(devices=3), Host(), id="it wants more devices than there are"),
-        pytest.param(Need(only=("G2",)), Host(), id="a stranger has its device"),
+        pytest.param(Need(only=("G2",)), Host(), id="a foreign process has its device"),
         pytest.param(Need(max_cpu_percent=50.0), Host(cpu_percent=90.0), id="the machine is too busy for it"),
         pytest.param(Need(min_host_memory_mb=GB), Host(memory_available_mb=10.0), id="there is too little RAM for it"),
     ],
 )
-def test_one_whom_the_end_of_all_leases_would_not_help_holds_up_nobody(need: Need, host: Host) -> None:
+def test_a_job_that_would_not_fit_even_on_idle_devices_delays_no_other(need: Need, host: Host) -> None:
     snapshot = machine(card(0), card(1), card(2, used=20 * GB), host=host)
     plan = decide(view(queue(1, need, priority=5), queue(2, Need(), 20), on=snapshot, leases=[lease("a", "G0")]))
     assert started(plan) == {20: ("G1",)}
@@ -104,7 +104,7 @@ def test_one_whom_the_end_of_all_leases_would_not_help_holds_up_nobody(need: Nee
     assert plan.head.job_id == 1
 
 
-def test_behind_one_who_cannot_be_helped_the_next_one_is_kept_its_devices() -> None:
+def test_behind_a_job_that_can_never_fit_the_next_one_becomes_the_head() -> None:
     hopeless = queue(1, Need(devices=5), priority=9)
     plan = decide(view(hopeless, queue(2, WIDE, priority=5), queue(3, Need(), 30), on=2, leases=[lease("a", "G0")]))
     assert not plan.starts
@@ -112,11 +112,11 @@ def test_behind_one_who_cannot_be_helped_the_next_one_is_kept_its_devices() -> N
     assert plan.head.job_id == 2
 
 
-# Where it is known how long things take
+# With known durations
 
 
 @pytest.mark.parametrize(("most_s", "fits"), [(39.0, True), (40.0, True), (41.0, False)])
-def test_what_is_over_before_the_head_could_start_may_start(most_s: float, fits: bool) -> None:
+def test_a_job_that_ends_before_the_head_could_start_may_start(most_s: float, fits: bool) -> None:
     small = queue(2, Need(), 20)
     plan = decide(behind_a_wide_one(small, ends_after=lambda _: NOW + 40, **lasting(_20=most_s)))
     assert started(plan) == ({20: ("G1",)} if fits else {})
@@ -141,7 +141,7 @@ def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], le
     assert not plan(29.0).starts
 
 
-def test_without_a_duration_nothing_starts_on_what_is_kept() -> None:
+def test_a_job_of_unknown_duration_does_not_start_on_reserved_devices() -> None:
     plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=lambda _: NOW + 1e9))
     assert not plan.starts
 
@@ -152,8 +152,8 @@ def test_where_the_head_might_start_at_any_moment_nothing_goes_before_it(ends_at
     assert not plan.starts
 
 
-def test_a_lease_of_unknown_end_may_end_before_one_whose_end_is_known() -> None:
-    """Either of two leases would let the head go on; only one of them is known to last."""
+def test_a_lease_of_unknown_end_may_end_at_any_moment() -> None:
+    """The end of either lease would let the head start; only one has a known end."""
     head, small = queue(1, WIDE, priority=5), queue(2, Need(), 20)
     leases = [lease("mine", "G0"), lease("theirs", "G1", holder=BOB)]
     plan = decide(
@@ -175,14 +175,14 @@ def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
         assert bool(plan.starts) is fits
 
 
-def test_what_goes_before_the_head_takes_nothing_from_a_ticket() -> None:
+def test_a_backfilled_job_takes_nothing_from_a_ticket() -> None:
     theirs = ticket(Need(), since=NOW - 5)
     small = queue(2, Need(), 20)
     plan = decide(behind_a_wide_one(small, tickets=(theirs,), ends_after=lambda _: NOW + 40, **lasting(_20=1.0)))
     assert not plan.starts
 
 
-def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_long_all_of_them() -> None:
+def test_the_head_reserves_the_first_available_device_and_after_a_long_wait_all_of_them() -> None:
     leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
     runs = [of_lease("a", 90), of_lease("b", 91)]
     about = {90: NOW + 500, 91: NOW + 20}
@@ -192,18 +192,18 @@ def test_the_head_is_kept_the_device_that_is_free_first_and_once_it_has_waited_l
         assert started(plan) == then
 
 
-# For all worlds, once the head has waited long
+# Properties, once the head has waited long
 
 
 def head_fits(planner_view: PlannerView, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
-    """Whether the head could start once these leases have ended, with what the plan starts beside it."""
+    """Return whether the head could start after these leases end, beside the starts of the plan."""
     placement = placement_without(PlacementState(planner_view.placement), frozenset(lease.id for lease in gone))
     for start in plan.starts if plan else ():
         placement.add_claim(start.claim, ME)
     return placement.choose(need).claim is not None
 
 
-# Wide ones wait most often, and so have the most to lose.
+# Needs of several devices wait most often, and so have the most to lose.
 heads = st.one_of(
     needs,
     st.builds(Need, devices=st.integers(2, 4)),
@@ -236,7 +236,7 @@ def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
     st.lists(st.sampled_from([None, None, 10.0, 50.0]), min_size=9, max_size=9),
     st.dictionaries(st.integers(10, 69), st.sampled_from([5.0, 20.0, 60.0]), min_size=20),
 )
-def test_with_durations_only_what_is_over_in_time_stands_where_the_head_will(
+def test_with_known_durations_only_jobs_that_end_in_time_use_the_heads_devices(
     world: World, need: Need, queues: list[LaneQueue], ends: list[float | None], most_s: dict[int, float]
 ) -> None:
     """At each moment at which the head could start, were nothing else started, it still can."""

@@ -1,5 +1,4 @@
-"""Devices are shared to the brim and never over it, whatever the order of things; and what is suspended goes on, or has
-others make room."""
+"""Sharing never exceeds a card, in any order of events; suspended jobs resume, and urgent jobs preempt others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,34 +19,34 @@ from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from tests.scale import size
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
-from tests.unit.core.scheduling.test_planner import NOW, hold_of, kinds_of, queue, started, view
+from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, started, view, waiting_job
 
 CARDS = 3
 NAMES = tuple(f"G{index}" for index in range(CARDS))
 SETTLE_S = 60.0
 
 
-def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **said: Any) -> RunningJob:
+def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **changes: Any) -> RunningJob:
     made = RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id, priority=priority,
         preempt_cost_s=cost_s,
     )  # fmt: skip
-    return replace(made, **said)
+    return replace(made, **changes)
 
 
-def resuming(job_id: int, need: Need, **said: Any) -> LaneQueue:
-    return queue(-job_id, need, job_id, resumes=True, **said)
+def resuming(job_id: int, need: Need, **changes: Any) -> LaneQueue:
+    return queue(-job_id, need, job_id, resumes=True, **changes)
 
 
 def preempted(plan: Plan) -> dict[int, int]:
     return {preempt.job_id: preempt.for_job for preempt in plan.preempts}
 
 
-# Never over the brim
+# Charged memory never exceeds a card
 
 
 class Ledger:
-    """Leases as the real one has them, and what everybody holds, as an onlooker sees it who sees everything."""
+    """A ledger with its leases, and the memory that each process really holds."""
 
     def __init__(self) -> None:
         self.leases: dict[str, Lease] = {}
@@ -62,20 +61,20 @@ class Ledger:
     def live(self) -> list[Lease]:
         return [each for each in self.leases.values() if each.shares]
 
-    def look(self, *queues: LaneQueue, **said: Any) -> PlannerView:
+    def look(self, *queues: LaneQueue, **changes: Any) -> PlannerView:
         cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
         measured: dict[tuple[str, str], float | None] = {
             (each.id, share.device_id): self.used.get((each.id, share.device_id), 0.0)
             for each in self.live()
             for share in each.shares
         }
-        return view(*queues, on=machine(*cards), leases=self.live(), measured=measured, **said)
+        return view(*queues, on=machine(*cards), leases=self.live(), measured=measured, **changes)
 
     def pick(self, which: int) -> Lease | None:
         held = self.live()
         return held[which % len(held)] if held else None
 
-    # What happens
+    # Events
 
     def start(self, which: int, part: float) -> None:
         needs = (Need(), shared(part * CARD), shared(part * 8 * GB, devices=2), Need(memory=WholeDevice(part * CARD)))
@@ -110,7 +109,7 @@ class Ledger:
         one = self.pick(which)
         self.used = {key: used * (part if one and key[0] == one.id else 1.0) for key, used in self.used.items()}
 
-    def stranger(self, which: int, part: float) -> None:
+    def foreign_use(self, which: int, part: float) -> None:
         name = NAMES[which % CARDS]
         free = CARD - self.used_on(name) + self.foreign[name]
         self.foreign[name] = part * part * free
@@ -143,21 +142,23 @@ class Ledger:
             del self.leases[one.id]
             self.used = {key: used for key, used in self.used.items() if key[0] != one.id}
 
-    # What must hold of a device when somebody was granted a part of it
+    # The invariant of a device after each grant
 
     def check(self, name: str) -> None:
         here = [(each, share) for each in self.live() if (share := each.on(name)) is not None]
         assert len(here) == 1 or not any(share.is_exclusive for _, share in here), f"{name} is somebody's alone"
         charged = sum(max(share.memory_mb or 0.0, self.used.get((each.id, name), 0.0)) for each, share in here)
-        assert charged + self.foreign[name] <= CARD + 1e-6, f"{name} is promised {charged} MB beside strangers"
+        assert charged + self.foreign[name] <= CARD + 1e-6, f"{name} is promised {charged} MB beside foreign processes"
 
 
-verbs = st.sampled_from(["start", "start", "start", "grow", "grow", "shrink", "stranger", "settle", "suspend", "end"])
+verbs = st.sampled_from(
+    ["start", "start", "start", "grow", "grow", "shrink", "foreign_use", "settle", "suspend", "end"]
+)
 
 
 @settings(max_examples=size(80, full=300))
 @given(st.lists(st.tuples(verbs, st.integers(0, 5), st.floats(0.0, 1.0)), max_size=40))
-def test_charged_memory_never_exceeds_a_card_whatever_happens_in_which_order(
+def test_charged_memory_never_exceeds_a_card_in_any_order_of_events(
     story: list[tuple[str, int, float]],
 ) -> None:
     ledger = Ledger()
@@ -181,18 +182,18 @@ def test_the_story_of_a_ledger_would_notice_a_promise_too_many() -> None:
 # Each job of a lane has a need of its own
 
 
-def sized(*queues: LaneQueue, sizes: dict[int, float], **said: Any) -> PlannerView:
-    return view(*queues, need=lambda _, job_id: shared(sizes[job_id] * GB), **said)
+def sized(*queues: LaneQueue, sizes: dict[int, float], **changes: Any) -> PlannerView:
+    return view(*queues, need=lambda _, job_id: shared(sizes[job_id] * GB), **changes)
 
 
 def test_a_job_that_does_not_fit_lets_smaller_ones_of_its_lane_pass_where_that_cannot_delay_it() -> None:
     lane = queue(1, Need(), 10, 11, 12, sizes_each=True)
     sizes = {10: 20.0, 11: 30.0, 12: 4.0}
     plan = decide(sized(lane, sizes=sizes, on=1))
-    assert started(plan) == {10: ("G0",), 12: ("G0",)}, "one that is too large for the machine holds up nobody"
+    assert started(plan) == {10: ("G0",), 12: ("G0",)}, "a job too large for the machine delays no other"
 
 
-def test_a_lane_whose_jobs_do_not_fit_is_given_up_after_a_while() -> None:
+def test_a_lane_is_dropped_after_many_jobs_that_do_not_fit() -> None:
     asked: list[int] = []
 
     def need(_: Lane, job_id: int) -> Need:
@@ -206,61 +207,61 @@ def test_a_lane_whose_jobs_do_not_fit_is_given_up_after_a_while() -> None:
     assert len(asked) == LOOK_AHEAD
 
 
-def test_what_a_plan_starts_is_charged_in_the_same_plan() -> None:
+def test_starts_are_charged_in_the_same_plan() -> None:
     lane = queue(1, Need(), *range(10, 20), sizes_each=True)
     plan = decide(sized(lane, sizes=dict.fromkeys(range(10, 20), 7.0), on=2))
     assert sorted(started(plan).values()) == [("G0",)] * 3 + [("G1",)] * 3
 
 
-# Those that go on
+# Resumed jobs
 
 
-def test_a_suspended_job_stands_in_the_line_with_the_others() -> None:
+def test_a_suspended_job_waits_in_the_same_queue() -> None:
     need = Need(memory=WholeDevice(8 * GB), only=("G0",))
     for priority, first in ((1, 7), (-1, 20)):
         plan = decide(view(resuming(7, need, priority=priority), queue(2, Need(), 20)))
         assert list(started(plan)) == [first]
 
 
-def test_one_that_goes_on_counts_once() -> None:
+def test_a_resumed_job_counts_once() -> None:
     """Its tag allows two, and one of them is suspended: beside it, another may start."""
     live = [run(7, "a", tag="night")]
     waiting = queue(2, shared(GB), 20, 21, tag="night")
     going_on = resuming(7, replace(shared(8 * GB), only=("G0",)), tag="night", priority=1)
     plan = decide(view(going_on, waiting, running=live, tags={"night": 2}))
     assert list(started(plan)) == [7, 20]
-    assert kinds_of(hold_of(plan, 2)) == [ReasonKind.TAG_LIMIT]
+    assert kinds_of(waiting_job(plan, 2)) == [ReasonKind.TAG_LIMIT]
 
 
-def test_what_runs_goes_on_while_the_queue_is_paused_and_not_while_the_machine_is_too_busy() -> None:
+def test_a_job_resumes_while_the_queue_is_paused_but_not_while_the_machine_is_too_busy() -> None:
     for kind, goes_on in ((ReasonKind.PAUSED, True), (ReasonKind.HOST_TOO_BUSY, False)):
         plan = decide(view(resuming(7, shared(GB)), queue(2, shared(GB), 20), closed_reasons=(Reason(kind, "no"),)))
         assert list(started(plan)) == ([7] if goes_on else [])
 
 
-# Those that make room
+# Preemption
 
 
-def urgent(need: Need | None = None, **said: Any) -> LaneQueue:
-    return queue(1, need or Need(), 10, preempts=True, priority=5, **said)
+def urgent(need: Need | None = None, **changes: Any) -> LaneQueue:
+    return queue(1, need or Need(), 10, preempts=True, priority=5, **changes)
 
 
-def test_an_urgent_job_has_another_make_room() -> None:
+def test_an_urgent_job_preempts_another() -> None:
     plan = decide(view(urgent(), leases=[lease("a", "G0")], running=[run(7, "a")]))
     assert (preempted(plan), plan.starts) == ({7: 10}, ())
 
 
-def test_one_that_is_not_urgent_waits() -> None:
+def test_a_job_that_may_not_preempt_waits() -> None:
     plan = decide(view(queue(1, Need(), priority=5), leases=[lease("a", "G0")], running=[run(7, "a")]))
     assert not plan.preempts
 
 
-def test_nobody_makes_room_where_there_is_some() -> None:
+def test_no_job_is_preempted_while_memory_is_free() -> None:
     plan = decide(view(urgent(), on=2, leases=[lease("a", "G0")], running=[run(7, "a")]))
     assert (preempted(plan), started(plan)) == ({}, {10: ("G1",)})
 
 
-def test_nobody_else_is_asked_while_somebody_makes_room_and_nobody_takes_it() -> None:
+def test_no_further_job_is_preempted_while_one_leaves_and_its_memory_stays_reserved() -> None:
     leaving = run(7, "a", None, is_leaving=True)
     leases = [lease("a", "G0"), lease("b", "G1")]
     plan = decide(view(urgent(), queue(2, Need(), 20), on=2, leases=leases, running=[leaving, run(8, "b")]))
@@ -269,8 +270,8 @@ def test_nobody_else_is_asked_while_somebody_makes_room_and_nobody_takes_it() ->
     assert started(left) == {10: ("G0",)}
 
 
-def test_the_head_that_is_not_urgent_keeps_others_from_having_room_made() -> None:
-    """Whoever is first is first: the urgent one behind it has nobody leave for it."""
+def test_a_head_that_may_not_preempt_keeps_jobs_behind_it_from_preempting() -> None:
+    """The head goes first: no job is preempted for the urgent job behind it."""
     first = queue(2, Need(devices=2), 20, priority=9)
     leases = [lease("a", "G0")]
     plan = decide(view(first, urgent(), on=2, leases=leases, running=[run(7, "a")]))
@@ -279,18 +280,18 @@ def test_the_head_that_is_not_urgent_keeps_others_from_having_room_made() -> Non
     assert plan.head.job_id == 20
 
 
-def test_the_devices_that_are_kept_are_those_that_will_be_free_first_even_of_what_starts_now() -> None:
-    """Two start now, one of them for a shorter time: what is behind the third goes beside the longer one."""
+def test_the_reserved_devices_are_the_first_available_including_those_of_planned_starts() -> None:
+    """Two start now, one of them for a shorter time: the job behind the third one goes beside the longer one."""
     lasts = {10: 7.0, 11: 3.0, 20: 100.0}
-    told = {job_id: Estimate(least_s=most, likely_s=most, most_s=most) for job_id, most in lasts.items()}
+    expected = {job_id: Estimate(least_s=most, likely_s=most, most_s=most) for job_id, most in lasts.items()}
     first = queue(1, shared(8 * GB), 10, 11, priority=5)
     behind = queue(3, shared(8 * GB), 20)
     head = queue(2, Need(), 30, priority=4)
-    plan = decide(view(first, head, behind, on=2, estimate=lambda job_id: told.get(job_id, Estimate())))
+    plan = decide(view(first, head, behind, on=2, estimate=lambda job_id: expected.get(job_id, Estimate())))
     assert started(plan) == {10: ("G0",), 11: ("G1",), 20: ("G0",)}
 
 
-def test_a_share_is_what_was_needed() -> None:
+def test_a_claimed_share_is_the_needed_memory() -> None:
     plan = decide(view(queue(1, replace(shared(5 * GB), load_percent=30.0), 10)))
     assert plan.starts[0].claim.shares == (
         Share(device_id="G0", memory_mb=5 * GB, load_percent=30.0, is_exclusive=False),

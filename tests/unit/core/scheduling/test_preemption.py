@@ -1,4 +1,4 @@
-"""Who makes room for an urgent job: enough, not one too many, and nobody who need not."""
+"""Victims of a preemption: enough of them, and none too many."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ URGENT = 5
 
 
 def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leaving: bool = False) -> RunningJob:
-    """Its lease is called as it is."""
+    """Return a running job whose lease has its name."""
     return RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=float(job_id), lease_id=f"job {job_id}",
         priority=priority, preempt_cost_s=cost_s, is_leaving=is_leaving,
@@ -25,8 +25,8 @@ def held(job_id: int, *device_ids: str, memory_mb: float | None = None) -> Lease
     return lease(f"job {job_id}", *device_ids, memory_mb=memory_mb)
 
 
-def placement(*leases: Lease, cards: int = 2, host: Host | None = None, strangers_mb: float = 0.0) -> PlacementState:
-    devices = [card(index, used=strangers_mb) for index in range(cards)]
+def placement(*leases: Lease, cards: int = 2, host: Host | None = None, foreign_mb: float = 0.0) -> PlacementState:
+    devices = [card(index, used=foreign_mb) for index in range(cards)]
     measured: dict[tuple[str, str], float | None] = {
         (each.id, share.device_id): 0.0 for each in leases for share in each.shares
     }
@@ -51,7 +51,7 @@ def test_only_as_many_leave_as_there_is_need_for() -> None:
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1, 3}
 
 
-def test_one_who_frees_two_devices_spares_the_others() -> None:
+def test_a_victim_that_frees_two_devices_spares_others() -> None:
     """On the first card the first would do, but the second has to leave the other one anyway."""
     small = held(1, "G0", memory_mb=8 * GB), held(2, "G0", "G1", memory_mb=8 * GB)
     leases = *small, held(3, "G0", memory_mb=8 * GB), held(4, "G1", memory_mb=16 * GB)
@@ -62,21 +62,21 @@ def test_one_who_frees_two_devices_spares_the_others() -> None:
 @pytest.mark.parametrize(
     "other", [job(1, None), job(1, priority=URGENT), job(1, priority=URGENT + 1)], ids=["never", "equal", "higher"]
 )
-def test_whoever_need_not_leave_is_not_asked(other: RunningJob) -> None:
+def test_a_job_that_may_not_be_preempted_is_no_victim(other: RunningJob) -> None:
     assert not find_victims(Need(), placement(held(1, "G0"), cards=1), [other], URGENT)
 
 
-def test_nobody_else_is_asked_while_enough_are_leaving() -> None:
+def test_no_further_victim_while_enough_jobs_are_leaving() -> None:
     leases = held(1, "G0"), held(2, "G1")
     assert not find_victims(Need(), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
     both = find_victims(Need(devices=2), placement(*leases), [job(1, is_leaving=True), job(2)], URGENT)
     assert ids(both) == {2}
 
 
-def test_nobody_is_asked_in_vain() -> None:
-    """A stranger is in the way, the job is too large, or the machine has no RAM for it: to leave would not help."""
+def test_no_victim_where_preemption_would_not_help() -> None:
+    """A foreign process is in the way, the job is too large, or the machine has too little RAM."""
     running = [job(1)]
-    assert not find_victims(Need(), placement(held(1, "G0"), cards=1, strangers_mb=8 * GB), running, URGENT)
+    assert not find_victims(Need(), placement(held(1, "G0"), cards=1, foreign_mb=8 * GB), running, URGENT)
     assert not find_victims(shared(30 * GB), placement(held(1, "G0"), cards=1), running, URGENT)
     assert not find_victims(Need(devices=2), placement(held(1, "G0"), cards=1), running, URGENT)
     starved = Host(memory_available_mb=GB)
@@ -116,9 +116,7 @@ wishes = st.builds(
 
 
 @given(crowds(), wishes)
-def test_those_who_leave_are_enough_and_none_of_them_could_stay(
-    crowd: tuple[PlacementState, list[RunningJob]], need: Need
-) -> None:
+def test_victims_are_enough_and_each_is_needed(crowd: tuple[PlacementState, list[RunningJob]], need: Need) -> None:
     here, running = crowd
     victims = find_victims(need, here, running, URGENT)
     leaving = {run.lease_id for run in running if run.is_leaving}
@@ -132,9 +130,9 @@ def test_those_who_leave_are_enough_and_none_of_them_could_stay(
     assert all(run.priority < URGENT and run.preempt_cost_s is not None and not run.is_leaving for run in victims)
     could = {run.lease_id for run in running if run.priority < URGENT and run.preempt_cost_s is not None}
     if fits_without(leaving):
-        assert not victims, "there is room without them"
+        assert not victims, "it fits without them"
     elif fits_without(leaving | could):
-        assert fits_without(leaving | asked), "those are not enough"
+        assert fits_without(leaving | asked), "the victims are not enough"
     else:
         assert not victims, "it would not help"
     for lease_id in asked:

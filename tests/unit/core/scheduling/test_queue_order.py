@@ -1,4 +1,4 @@
-"""Who is next. Times are in seconds, and `now` is far from zero so that jobs can be old."""
+"""Queue order. Times are in seconds, and `now` is far from zero so that jobs can be old."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ NOW = 1_000_000.0
 
 
 class Jobs:
-    """A lane's jobs that count how many of them were asked for."""
+    """Jobs of a lane that count how many of them were fetched."""
 
     def __init__(self, *jobs: tuple[int, float]) -> None:
         self.taken = 0
@@ -39,13 +39,13 @@ class Jobs:
 
 
 def queue(lane_id: int, *jobs: tuple[int, float], priority: int = 0, tag: str = "", devices: int = 1) -> LaneQueue:
-    """Jobs as their ids and how long they have waited."""
+    """Return a lane of jobs, given as (id, seconds waited)."""
     lane = Lane(id=lane_id, priority=priority, user="me", tag=tag, need=Need(devices=devices))
     return LaneQueue(lane=lane, jobs=iter(Jobs(*jobs)))
 
 
 def order(line: QueueOrder) -> list[int]:
-    """The ids in which order they would start, were there room for all."""
+    """Return the ids in the order in which the jobs would start on idle devices."""
     ids = []
     while (first := line.first()) is not None:
         lane, candidate = first
@@ -64,7 +64,7 @@ def test_priority_goes_before_use_and_use_before_submission() -> None:
     assert order(QueueOrder(queues, used, NOW)) == [12, 11, 10]
 
 
-def test_within_a_tag_whoever_came_first_goes_first_whatever_the_lane() -> None:
+def test_within_a_tag_the_first_submitted_job_goes_first_in_any_lane() -> None:
     queues = [queue(1, (10, 50), (13, 20)), queue(2, (11, 40), (12, 30))]
     assert order(QueueOrder(queues, {}, NOW)) == [10, 11, 12, 13]
 
@@ -95,7 +95,7 @@ def test_each_ageing_period_is_worth_one_level() -> None:
     assert current_priority(-3, NOW - 5 * AGEING_S, NOW) == 2
 
 
-def test_a_clock_that_went_back_costs_nobody_priority() -> None:
+def test_a_clock_that_was_set_back_costs_no_priority() -> None:
     assert current_priority(4, NOW + 3600, NOW) == 4
 
 
@@ -143,7 +143,7 @@ def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
     assert order(line) == [20]
 
 
-def test_of_very_many_lanes_the_first_are_looked_at() -> None:
+def test_only_the_first_of_very_many_lanes_are_considered() -> None:
     def many() -> list[LaneQueue]:
         return [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
 
@@ -151,7 +151,7 @@ def test_of_very_many_lanes_the_first_are_looked_at() -> None:
     assert order(QueueOrder(many(), {}, NOW, all_lanes=True)) == list(range(MOST_LANES + 20))
 
 
-def test_very_many_lanes_that_need_devices_do_not_hide_one_that_needs_none() -> None:
+def test_very_many_lanes_with_devices_do_not_hide_one_without() -> None:
     queues = [queue(each, (each, 500.0), priority=9) for each in range(1, MOST_LANES + 20)]
     assert 777 in order(QueueOrder([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
 

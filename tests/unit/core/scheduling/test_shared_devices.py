@@ -1,4 +1,4 @@
-"""The best room is found without asking them all."""
+"""The best shared device is found without checking all."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def promises(draw: st.DrawFn) -> PromisedShare:
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> list[DeviceState]:
+def states(draw: st.DrawFn) -> list[DeviceState]:
     found = []
     for number in range(draw(st.integers(1, 6))):
         total = draw(st.none() | st.sampled_from([8000.0, 24_000.0]))
@@ -53,30 +53,32 @@ packings = st.builds(
 
 
 def the_best(need: Need, packing: Packing, among: list[DeviceState]) -> DeviceState | None:
-    fitting = [room for room in among if not room.is_exclusive and check_capacity(need, room, packing) is None]
-    return min(fitting, key=lambda room: placement_cost(need, room), default=None)
+    fitting = [state for state in among if not state.is_exclusive and check_capacity(need, state, packing) is None]
+    return min(fitting, key=lambda state: placement_cost(need, state), default=None)
 
 
-@given(rooms(), needs, packings)
-def test_it_is_the_one_that_asking_all_would_find(among: list[DeviceState], need: Need, packing: Packing) -> None:
+@given(states(), needs, packings)
+def test_the_best_device_is_the_one_that_checking_all_would_find(
+    among: list[DeviceState], need: Need, packing: Packing
+) -> None:
     assert SharedDevices(among).best(need, packing) is the_best(need, packing, among)
 
 
 def test_exactly_as_much_as_is_free_is_enough() -> None:
-    room = DeviceState(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
-    assert SharedDevices([room]).best(Need(memory=FixedMemory(8000.0)), Packing()) is room
-    assert SharedDevices([room]).best(Need(memory=FixedMemory(8000.1)), Packing()) is None
+    state = DeviceState(Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=8000.0), (), None)
+    assert SharedDevices([state]).best(Need(memory=FixedMemory(8000.0)), Packing()) is state
+    assert SharedDevices([state]).best(Need(memory=FixedMemory(8000.1)), Packing()) is None
 
 
-@given(rooms(), needs, packings, promises(), st.integers(0, 5))
-def test_a_room_that_has_changed_is_known_as_it_is_now(
+@given(states(), needs, packings, promises(), st.integers(0, 5))
+def test_a_replaced_state_is_found(
     among: list[DeviceState], need: Need, packing: Packing, promise: PromisedShare, place: int
 ) -> None:
-    shelf = SharedDevices(among)
+    devices = SharedDevices(among)
     before = among[place % len(among)]
     after = before.with_promise(promise)
-    untouched = shelf.copy()
-    shelf.replace(before, after)
-    changed = [after if room is before else room for room in among]
-    assert shelf.best(need, packing) is the_best(need, packing, changed)
+    untouched = devices.copy()
+    devices.replace(before, after)
+    changed = [after if state is before else state for state in among]
+    assert devices.best(need, packing) is the_best(need, packing, changed)
     assert untouched.best(need, packing) is the_best(need, packing, among)

@@ -1,4 +1,4 @@
-"""Gates that open only once their figure has been within its bound for a while."""
+"""Gates that reopen only after their figure has been within its limit for a while."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ steps = st.lists(st.tuples(st.floats(0.0, 4.0), verdicts), max_size=40)
 
 
 def gates_after(story: Sequence[tuple[float, bool | None]]) -> list[tuple[float, SteadyGate]]:
-    """How the gate stands after each look; a look comes so much later than the one before it."""
+    """Return the gate after each reading, given as (seconds since the previous one, is within)."""
     gate, now, found = OPEN, 0.0, []
     for later_s, is_within in story:
         now += later_s
@@ -24,7 +24,7 @@ def gates_after(story: Sequence[tuple[float, bool | None]]) -> list[tuple[float,
     return found
 
 
-def test_it_closes_at_the_first_look_that_is_beyond() -> None:
+def test_it_closes_at_the_first_reading_over_the_limit() -> None:
     assert judge_steadily(OPEN, False, 10.0, STEADY_S) == CLOSED
 
 
@@ -33,7 +33,7 @@ def test_it_opens_when_the_figure_has_been_within_for_long_enough_and_not_before
     assert [gate.is_closed for _, gate in gates_after(story)] == [True, True, True, False]
 
 
-def test_one_look_that_is_beyond_begins_the_wait_anew() -> None:
+def test_a_reading_over_the_limit_restarts_the_wait() -> None:
     story = [(0.0, False), (1.0, True), (2.0, False), (1.0, True), (2.9, True), (0.1, True)]
     assert [gate.is_closed for _, gate in gates_after(story)] == [True, True, True, True, True, False]
 

@@ -14,19 +14,19 @@ def test_a_holder_is_named_by_user_pid_and_label() -> None:
 
 
 def test_several_holders_are_all_named() -> None:
-    told = wait_reasons.leased("G0", (ALICE, BOB))
-    assert told.text == "held by alice, pid 101 (train); bob, pid 202"
-    assert told.holders == (ALICE, BOB)
+    reason = wait_reasons.leased("G0", (ALICE, BOB))
+    assert reason.text == "held by alice, pid 101 (train); bob, pid 202"
+    assert reason.holders == (ALICE, BOB)
     assert wait_reasons.awaited("G0", (BOB,)).text == "reserved for bob, pid 202, ahead in the queue"
 
 
-def test_room_that_is_overdrawn_is_told_as_none() -> None:
-    told = wait_reasons.no_room("G0", -500.0, 2048.0, ())
-    assert told.text == "0 MB free, 2 GB needed"
-    assert (told.had, told.needed) == (-500.0, 2048.0)
+def test_overdrawn_memory_is_shown_as_zero() -> None:
+    reason = wait_reasons.no_room("G0", -500.0, 2048.0, ())
+    assert reason.text == "0 MB free, 2 GB needed"
+    assert (reason.had, reason.needed) == (-500.0, 2048.0)
 
 
-def test_what_strangers_hold_is_told_with_what_would_be_allowed() -> None:
+def test_foreign_memory_is_shown_with_its_limit() -> None:
     assert wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9 GB of it, over 1 GB"
 
 
@@ -39,6 +39,6 @@ def test_what_strangers_hold_is_told_with_what_would_be_allowed() -> None:
         (ReasonKind.HOST_TOO_BUSY, "CPU 91% > 80%"),
     ],
 )
-def test_a_figure_over_its_bound_is_told_with_both_and_their_unit(kind: ReasonKind, text: str) -> None:
-    told = wait_reasons.over(kind, 91.0, 80.0, "G0")
-    assert (told.text, told.had, told.needed, told.device_id) == (text, 91.0, 80.0, "G0")
+def test_a_figure_over_its_limit_is_shown_with_both_and_their_unit(kind: ReasonKind, text: str) -> None:
+    reason = wait_reasons.over(kind, 91.0, 80.0, "G0")
+    assert (reason.text, reason.had, reason.needed, reason.device_id) == (text, 91.0, 80.0, "G0")

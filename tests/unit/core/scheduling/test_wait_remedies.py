@@ -60,20 +60,20 @@ def test_a_limit_names_where_it_is_set(kind: ReasonKind, names: str) -> None:
 def test_a_reason_names_the_option_that_changes_it(
     kind: ReasonKind, need: Need, view: PlacementView, names: str
 ) -> None:
-    [told] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
-    assert names in told.remedy
+    [found] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
+    assert names in found.remedy
 
 
 def test_no_kind_of_reason_was_forgotten() -> None:
     assert {kind for kind, *_ in CASES} | set(LIMITS) | WITHOUT == set(ReasonKind)
 
 
-def test_what_a_lease_will_free_is_only_waited_for() -> None:
-    [told, _] = choose(shared(22 * GB), SHARED).reasons
-    assert (told.kind, told.remedy) == (ReasonKind.NO_ROOM, "")
+def test_memory_that_a_lease_will_free_needs_no_remedy() -> None:
+    [found, _] = choose(shared(22 * GB), SHARED).reasons
+    assert (found.kind, found.remedy) == (ReasonKind.NO_ROOM, "")
 
 
-def test_a_card_of_unknown_size_is_to_be_had_alone() -> None:
+def test_a_card_of_unknown_size_is_available_as_a_whole() -> None:
     unknown: Device = card(0, used=None, memory_total_mb=None)
-    [told, _] = choose(shared(GB), PlacementView(now=0.0, snapshot=machine(unknown))).reasons
-    assert told.remedy == "without --vram it gets the whole GPU"
+    [found, _] = choose(shared(GB), PlacementView(now=0.0, snapshot=machine(unknown))).reasons
+    assert found.remedy == "without --vram it gets the whole GPU"

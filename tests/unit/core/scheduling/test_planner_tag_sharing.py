@@ -1,4 +1,4 @@
-"""A crew in the plan: spread evenly, so many on a device, with their shares, and in nobody's way. A card has 24 GB."""
+"""Jobs of a tag that share devices: spread evenly, limited per device, without delaying others. A card has 24 GB."""
 
 from collections import Counter
 from typing import Any
@@ -16,14 +16,16 @@ from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
-from tests.unit.core.scheduling.test_planner import CPU, NOW, hold_of, queue, running, started, view
+from tests.unit.core.scheduling.test_planner import CPU, NOW, queue, running, started, view, waiting_job
 
 TWO = TagSharing(most_per_device=2)
 UNKNOWN = Need(memory=PartOfDevice(0.5))
 
 
-def sweep(lane_id: int, need: Need, *ids: int, sharing: TagSharing = TWO, tag: str = "sweep", **said: Any) -> LaneQueue:
-    return queue(lane_id, need, *ids, tag_sharing=sharing, tag=tag, **said)
+def sweep(
+    lane_id: int, need: Need, *ids: int, sharing: TagSharing = TWO, tag: str = "sweep", **changes: Any
+) -> LaneQueue:
+    return queue(lane_id, need, *ids, tag_sharing=sharing, tag=tag, **changes)
 
 
 def running_on(job_id: int, *devices: str, tag: str = "sweep") -> Any:
@@ -34,46 +36,46 @@ def reserved(plan: Plan) -> dict[int, list[float | None]]:
     return {start.job_id: [share.memory_mb for share in start.claim.shares] for start in plan.starts}
 
 
-def test_a_crew_is_spread_evenly_over_the_devices() -> None:
+def test_jobs_of_a_tag_are_spread_evenly_over_the_devices() -> None:
     assert started(decide(view(sweep(1, shared(GB), 10, 11, 12, 13), on=2))) == {
         10: ("G0",), 11: ("G1",), 12: ("G0",), 13: ("G1",),
     }  # fmt: skip
 
 
-def test_no_more_of_it_are_on_a_device_than_may_be_and_why_says_so() -> None:
+def test_the_limit_per_device_holds_and_is_the_reason() -> None:
     made = decide(view(sweep(1, shared(GB), 10, 11, 12), on=1))
     assert list(started(made)) == [10, 11]
-    (reason,) = hold_of(made, 1).reasons
+    (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (
         ReasonKind.TAG_LIMIT,
         "limit reached: 2 of the tasks of its workspace on one GPU may run at a time",
     )
 
 
-def test_those_that_run_already_count() -> None:
+def test_running_jobs_count() -> None:
     leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G1", memory_mb=GB), lease("L7", "G1", memory_mb=GB)]
     at = [running_on(5, "G0"), running_on(6, "G1"), running_on(7, "G1")]
     made = decide(view(sweep(1, shared(GB), 10, 11), on=2, leases=leases, running=at))
     assert started(made) == {10: ("G0",)}
 
 
-def test_another_crew_does_not_count() -> None:
+def test_jobs_of_another_tag_do_not_count() -> None:
     at = [running_on(5, "G0", tag="other"), running_on(6, "G0", tag="other")]
     leases = [lease("L5", "G0", memory_mb=GB), lease("L6", "G0", memory_mb=GB)]
     assert started(decide(view(sweep(1, shared(GB), 10), leases=leases, running=at))) == {10: ("G0",)}
 
 
-def test_one_that_waits_for_its_crew_holds_up_nobody() -> None:
+def test_a_job_at_its_tags_limit_delays_no_other() -> None:
     made = decide(view(sweep(1, shared(GB), 10, 11, 12, priority=5), queue(2, shared(GB), 20)))
     assert list(started(made)) == [10, 11, 20]
     assert made.head is None
 
 
-def test_one_of_which_nothing_is_known_is_given_its_share_of_the_card() -> None:
+def test_a_job_of_unknown_memory_gets_its_part_of_the_card() -> None:
     assert reserved(decide(view(sweep(1, UNKNOWN, 10, 11), on=2))) == {10: [CARD / 2], 11: [CARD / 2]}
 
 
-def test_its_share_is_that_of_the_card_it_goes_to() -> None:
+def test_the_part_depends_on_the_size_of_the_card() -> None:
     cards = card(0), card(1, memory_total_mb=80 * GB, memory_free_mb=80 * GB)
     made = decide(view(sweep(1, UNKNOWN, 10, 11, 12, 13), on=machine(*cards)))
     shares = {started(made)[job_id][0]: memory for job_id, (memory,) in reserved(made).items()}
@@ -82,7 +84,7 @@ def test_its_share_is_that_of_the_card_it_goes_to() -> None:
 
 
 @pytest.mark.parametrize("others_mb", [300.0, 1.5 * GB, 11 * GB])
-def test_a_share_is_of_what_others_leave(others_mb: float) -> None:
+def test_the_part_is_taken_from_what_others_leave(others_mb: float) -> None:
     share = (CARD - others_mb) / 2
     beside_a_desktop = decide(view(sweep(1, UNKNOWN, 10, 11, 12), on=machine(card(0, used=others_mb))))
     assert reserved(beside_a_desktop) == {10: [share], 11: [share]}
@@ -90,7 +92,7 @@ def test_a_share_is_of_what_others_leave(others_mb: float) -> None:
     assert reserved(beside_a_lease) == {10: [share], 11: [share]}
 
 
-def test_the_last_share_is_what_is_left_of_the_card() -> None:
+def test_the_last_part_is_the_rest_of_the_card() -> None:
     """A desktop has grown since the first one started."""
     leases, at = [lease("L5", "G0", memory_mb=11 * GB)], [running_on(5, "G0")]
     on = machine(card(0, used=4 * GB))
@@ -98,39 +100,39 @@ def test_the_last_share_is_what_is_left_of_the_card() -> None:
     assert reserved(made) == {10: [9 * GB]}
 
 
-def test_of_two_cards_with_unlike_shares_the_one_where_it_slows_nobody_comes_first() -> None:
+def test_the_card_where_it_slows_no_other_job_comes_before_the_card_with_the_larger_part() -> None:
     leases = [lease("a", "G1", memory_mb=GB)]
     made = decide(view(sweep(1, UNKNOWN, 10), on=machine(card(0, used=4 * GB), card(1)), leases=leases))
     assert started(made) == {10: ("G0",)}
     assert reserved(made) == {10: [10 * GB]}
 
 
-def test_a_full_card_makes_no_smaller_share_of_two_others() -> None:
+def test_a_full_card_does_not_shrink_the_parts_of_two_others() -> None:
     made = decide(view(sweep(1, replace(UNKNOWN, devices=2), 10), on=machine(card(0, used=23 * GB), card(1), card(2))))
     assert reserved(made) == {10: [CARD / 2, CARD / 2]}
 
 
-def test_a_share_that_somebody_else_has_is_waited_for() -> None:
+def test_a_job_waits_while_another_job_has_its_part() -> None:
     made = decide(view(sweep(1, UNKNOWN, 10), leases=[lease("a", "G0", memory_mb=20 * GB)]))
     assert not made.starts
-    assert [reason.kind for reason in hold_of(made, 1).reasons] == [ReasonKind.NO_ROOM, ReasonKind.TOO_FEW]
+    assert [reason.kind for reason in waiting_job(made, 1).reasons] == [ReasonKind.NO_ROOM, ReasonKind.TOO_FEW]
     assert made.head is not None
 
 
-def test_two_crews_share_a_card_by_what_is_left_of_it() -> None:
+def test_two_tags_share_a_card_by_its_free_memory() -> None:
     made = decide(view(sweep(1, UNKNOWN, 10, 11), sweep(2, UNKNOWN, 20, 21, tag="other")))
     shares = [memory or 0.0 for (memory,) in reserved(made).values()]
     assert sum(shares) == CARD
-    assert min(shares) == CARD / 4, "half of a full share is the least"
+    assert min(shares) == CARD / 4, "at least half of a full part"
 
 
-def test_a_full_device_of_a_crew_sends_the_next_to_one_with_more_of_it() -> None:
+def test_the_next_job_goes_past_a_full_device_to_one_with_more_jobs_of_the_tag() -> None:
     leases = [lease("a", "G0"), lease("L5", "G1", memory_mb=GB)]
     made = decide(view(sweep(1, shared(GB), 10), on=2, leases=leases, running=[running_on(5, "G1")]))
     assert started(made) == {10: ("G1",)}
 
 
-def test_a_crew_shares_a_device_however_busy_it_is() -> None:
+def test_jobs_of_a_tag_share_a_device_however_busy_it_is() -> None:
     busy = replace(shared(GB), load_percent=100.0)
     asked = view(sweep(1, busy, 10, 11, 12, 13, sharing=TagSharing(most_per_device=4)))
     asked = replace(asked, placement=replace(asked.placement, packing=Packing(max_load_percent=200.0)))
@@ -142,7 +144,7 @@ def test_tasks_that_need_two_devices_count_on_both() -> None:
     assert started(made) == {10: ("G0", "G1"), 11: ("G0", "G2"), 12: ("G1", "G2")}
 
 
-def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
+def test_a_job_that_needs_two_devices_has_its_places_held() -> None:
     one = TagSharing(most_per_device=1)
     wide = sweep(1, shared(GB, devices=2), 10, sharing=one, priority=5)
     narrow = sweep(2, shared(GB), 20, sharing=one)
@@ -157,7 +159,7 @@ def test_one_that_needs_two_devices_is_kept_its_places_by_its_crew() -> None:
     assert not decide(view(wide, narrow, on=4, leases=leases, running=at)).starts, "G3 is the first of its two"
 
 
-def test_a_clock_that_was_set_back_holds_up_no_crew() -> None:
+def test_a_clock_that_was_set_back_delays_no_start() -> None:
     sharing = TagSharing(most_per_device=2, stagger_s=1.0)
     made = decide(view(sweep(1, shared(GB), 10, sharing=sharing), last_starts={"sweep": NOW + 3600.0}))
     assert list(started(made)) == [10]
@@ -168,17 +170,17 @@ def test_a_task_without_a_device_needs_no_place_on_one() -> None:
 
 
 @pytest.mark.parametrize(("ago_s", "ids"), [(0.5, []), (2.0, [10])])
-def test_the_next_of_a_crew_waits_for_its_time(ago_s: float, ids: list[int]) -> None:
+def test_the_next_job_of_a_tag_waits_for_the_stagger_time(ago_s: float, ids: list[int]) -> None:
     sharing = TagSharing(most_per_device=2, stagger_s=1.0)
     made = decide(view(sweep(1, shared(GB), 10, 11, sharing=sharing), on=2, last_starts={"sweep": NOW - ago_s}))
     assert list(started(made)) == ids
-    assert ReasonKind.STAGGERED in [reason.kind for reason in hold_of(made, 1).reasons]
+    assert ReasonKind.STAGGERED in [reason.kind for reason in waiting_job(made, 1).reasons]
 
 
-def test_nothing_of_a_stopped_crew_starts() -> None:
+def test_no_job_of_a_stopped_tag_starts() -> None:
     made = decide(view(sweep(1, shared(GB), 10), queue(2, shared(GB), 20), stopped_tags=frozenset({"sweep"})))
     assert list(started(made)) == [20]
-    assert [reason.kind for reason in hold_of(made, 1).reasons] == [ReasonKind.PAUSED]
+    assert [reason.kind for reason in waiting_job(made, 1).reasons] == [ReasonKind.PAUSED]
 
 
 @given(
@@ -187,7 +189,7 @@ def test_nothing_of_a_stopped_crew_starts() -> None:
     needs=st.lists(st.sampled_from([None, GB, 7 * GB, 20 * GB]), min_size=1, max_size=20),
     used=st.lists(st.floats(0, 30 * GB), min_size=4, max_size=4),
 )
-def test_never_more_than_may_be_and_never_over_the_card(
+def test_the_limit_per_device_and_the_card_size_always_hold(
     most: int, sizes: list[float], needs: list[float | None], used: list[float]
 ) -> None:
     cards = [

@@ -1,4 +1,4 @@
-"""Those who wait: who goes first, what is kept for them, and whom they do not hold up."""
+"""Requests in the ledger's queue: their order, what is reserved for them, and which requests they do not delay."""
 
 import msgspec
 import pytest
@@ -20,13 +20,13 @@ from tests.unit.core.scheduling.test_placement import (
 )
 
 
-def test_the_line_goes_by_priority_then_by_time() -> None:
+def test_tickets_are_ordered_by_priority_then_by_time() -> None:
     late, early = ticket(Need(), since=2.0, name="late"), ticket(Need(), since=1.0, name="early")
     urgent = ticket(Need(), since=3.0, name="urgent", priority=5)
     assert [each.id for each in in_queue_order([late, early, urgent])] == ["urgent", "early", "late"]
 
 
-def test_those_ahead_get_theirs_first() -> None:
+def test_requests_ahead_are_placed_first() -> None:
     view = PlacementView(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
@@ -36,8 +36,8 @@ def test_those_ahead_get_theirs_first() -> None:
     ) == ("G1",)
 
 
-def test_a_waiting_need_of_two_cards_is_not_starved_by_singles() -> None:
-    """One of two cards is free: it is kept until the other one is, from the first moment on."""
+def test_a_need_of_two_cards_is_not_starved_by_needs_of_one() -> None:
+    """One of two cards is free: it is reserved from the start, until the other one is free."""
     view = PlacementView(
         now=1.0,
         snapshot=machine(card(0), card(1)),
@@ -80,21 +80,21 @@ def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, 
 @pytest.mark.parametrize(
     "need",
     [
-        pytest.param(Need(memory=WholeDevice(20 * GB), only=("G0",)), id="on a card that a stranger fills"),
-        pytest.param(Need(memory=WholeDevice(20 * GB), devices=2), id="on two cards, one of which a stranger fills"),
-        pytest.param(shared(20 * GB, devices=2), id="sharing two cards, one of which a stranger fills"),
+        pytest.param(Need(memory=WholeDevice(20 * GB), only=("G0",)), id="on a card that a foreign process fills"),
+        pytest.param(Need(memory=WholeDevice(20 * GB), devices=2), id="on two cards, one filled by a foreign process"),
+        pytest.param(shared(20 * GB, devices=2), id="sharing two cards, one filled by a foreign process"),
         pytest.param(Need(devices=3), id="on more cards than there are"),
         pytest.param(Need(max_cpu_percent=50.0), id="on a quieter machine"),
     ],
 )
-def test_a_need_ahead_that_only_a_stranger_could_help_blocks_nobody(need: Need, now: float) -> None:
+def test_a_need_ahead_that_a_foreign_process_blocks_reserves_nothing(need: Need, now: float) -> None:
     host = Host(cpu_percent=95.0)
     view = PlacementView(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
     assert devices_of(choose(Need(), view)) == ("G1",)
 
 
-def test_a_stranger_beside_leases_is_no_reason_to_hold_back_others() -> None:
-    """When the lease ends 16 GB are free, and 20 are asked for: nobody has to wait for that."""
+def test_a_foreign_process_beside_leases_does_not_delay_other_requests() -> None:
+    """When the lease ends 16 GB are free, and 20 are needed: no other request waits for that."""
     view = PlacementView(
         now=PATIENCE_S + 1,
         snapshot=machine(card(0, used=12 * GB)),
