@@ -1,35 +1,55 @@
 """`gpuyard.Client`: the queue for scripts, with the verbs of the command line.
 
-Answers are what the daemon says, as plain dicts; `docs/reference/json.md` has their keys. Errors are raised:
-`UserError` for what cannot be understood or done, `EnvironmentFault` where the machine stands in the way.
+Answers are Structs of `gpuyard.schema`; `docs/reference/json.md` explains their fields. Errors are raised: `UserError`
+for a mistake in the request, `EnvironmentFault` for a problem on the machine, each with a `message` and a `hint`.
 """
 
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Self, TypeAlias, overload
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of
-from gpuyard.connect.transports import Answer, SocketTransport, Transport, WaitingTransport, WebTransport
+from gpuyard.connect.transports import SocketTransport, Transport, WebTransport
+from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.schema.batches import EstimateList, ForgetResult
+from gpuyard.schema.jobs import JobDetails, JobHistory, JobPage, LogEvent, LogTail, WaitExplanation
+from gpuyard.schema.machine import DeviceHistory, JobTimeline, MachineState, ReportAnswer
+from gpuyard.schema.queue import (
+    ChangeSummary,
+    CleanResult,
+    DaemonStatus,
+    PauseResult,
+    StopResult,
+    SubmitResult,
+    WaitResult,
+)
+from gpuyard.schema.submit_kwargs import SubmitKwargs
 
 Ids: TypeAlias = int | str | Iterable[int | str]
-# By a state, a tag, a user, or what is searched for.
+# Which jobs: by `state`, `search`, `tag` or `user`.
 Where: TypeAlias = Mapping[str, str]
+T = TypeVar("T", bound=Struct)
 
-# So much of a log is told at once at most.
 _LONGEST_TAIL = 4 * 1024 * 1024
-_LONGEST_ASK_S = 25.0
-_LOOK_AGAIN_S = 0.5
+_LONGEST_REQUEST_S = 25.0
+_POLL_S = 0.5
 
 
 class Client:
-    """`with Client() as yard:` speaks to your own daemon, and starts it where none runs. With the `url` that `gpuyard
-    web` prints it is asked over the page's port, from here or through a forwarded one."""
+    """`with Client() as client:` talks to your own daemon, and starts it if none runs.
+
+    With the `url` that `gpuyard web` prints, it uses the web page's port, on this machine or forwarded from another.
+    """
 
     def __init__(self, url: str | None = None, *, token: str | None = None, start: bool = True) -> None:
-        self._way: Transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
+        self._transport: Transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
 
     def __enter__(self) -> Self:
         return self
@@ -38,7 +58,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._way.close()
+        self._transport.close()
 
     # Submit
 
@@ -49,49 +69,68 @@ class Client:
         environment: Mapping[str, str] | None = None,
         commands: Iterable[str] | None = None,
         table: str | None = None,
-        **options: Any,
-    ) -> Answer:
-        """Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
-        `sweep=["lr=1e-3,1e-4"]`. `commands` are many, each a line; `table` is the text of a CSV file whose columns fill
-        in the command's {NAMES}. The job gets this process's folder and variables, unless told otherwise; over the
-        page's port, the home and the daemon's."""
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmitResult:
+        """Submit a command, or several.
+
+        Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
+        `sweep=["lr=1e-3,1e-4"]`. `commands` are command lines; `table` is the text of a CSV file whose columns fill in
+        the command's {NAMES}. Default of `cwd` and `environment`: those of this process; over the page's port, your
+        home and the daemon's environment.
+        """
         body: dict[str, Any] = {
             "token": os.urandom(16).hex(),
             "command": list(command) or None,
             "list": None if commands is None else "\n".join(commands),
             "table": table,
-            "options": _typed(options),
+            "options": _option_values(options),
         }
-        if self._way.is_near:
-            body |= _from_here(command, options, cwd)
+        if self._transport.is_local:
+            body |= _local_context(command, body["options"], cwd)
         elif cwd is not None:
             body["cwd"] = os.fspath(cwd)
         if environment is not None:
             body["environment"] = dict(environment)
-        return self._way.request("POST", "/submissions", body=body)
+        return self._post("/submissions", body, SubmitResult)
 
-    def resubmit(self, job: int | str, *command: str, **options: Any) -> Answer:
-        """A new job like that one, with another command or other options."""
-        body: dict[str, Any] = {"options": _typed(options)} | ({"command": list(command)} if command else {})
-        return self._way.request("POST", f"/jobs/{self._one(job)}/resubmit", body=body)
+    def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
+        """Submit a job like this one, with another command or other options."""
+        body = {"options": _option_values(options), **({"command": list(command)} if command else {})}
+        return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
 
-    # Ask
+    # Read
 
-    def queue(self, ids: Ids | None = None, *, all: bool = False, **query: Any) -> Answer:  # noqa: A002
-        """Jobs, a page of them: `state`, `search`, `tag` and `user` say which, `order="newest"`, `limit` and `after`
-        (the last page's `next`) how many and from where."""
-        asked = {"ids": _chosen(ids), "all": "1" if all else None, **query}
-        return self._way.request("GET", "/jobs", _query(asked))
+    def queue(  # noqa: PLR0913 - the parameters of the query
+        self,
+        ids: Ids | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - as on the command line
+        state: str | None = None,
+        search: str | None = None,
+        tag: str | None = None,
+        user: str | None = None,
+        order: Literal["queue", "newest"] | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> JobPage:
+        """Return a page of jobs; `after` is the `next` of the page before."""
+        query = {
+            "ids": _join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
+            "user": user, "order": order, "limit": limit, "after": after,
+        }  # fmt: skip
+        return self._get("/jobs", JobPage, query)
 
-    def show(self, job: int | str, *, environment: bool = False) -> Answer:
-        query = {"environment": "1"} if environment else None
-        return self._way.request("GET", f"/jobs/{self._one(job)}", query)
+    def show(self, job: int | str, *, environment: bool = False) -> JobDetails:
+        """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
+        return self._get(f"/jobs/{self._find_id(job)}", JobDetails, {"environment": "1" if environment else None})
 
-    def why(self, job: int | str) -> Answer:
-        return self._way.request("GET", f"/jobs/{self._one(job)}/why")
+    def why(self, job: int | str) -> WaitExplanation:
+        """Return why a job does not start, or how it ended."""
+        return self._get(f"/jobs/{self._find_id(job)}/why", WaitExplanation)
 
-    def history(self, job: int | str) -> Answer:
-        return self._way.request("GET", f"/jobs/{self._one(job)}/history")
+    def history(self, job: int | str) -> JobHistory:
+        """Return everything that happened to a job."""
+        return self._get(f"/jobs/{self._find_id(job)}/history", JobHistory)
 
     @overload
     def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False) -> str: ...
@@ -100,172 +139,198 @@ class Client:
     def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[True]) -> Iterator[str]: ...
 
     def logs(self, job: int | str, *, attempt: int | None = None, follow: bool = False) -> str | Iterator[str]:
-        """What its last attempt wrote, or this one: the last 4 MB, and the file that `show` names has all that is kept.
-        With `follow` piece by piece as it is written, from one attempt to the next, until the job is over."""
-        path, query = f"/jobs/{self._one(job)}/log", _query({"attempt": attempt, "tail": _LONGEST_TAIL})
+        """Return the last 4 MB of the log of its last attempt, or of this one; `show(job).log` is the file.
+
+        With `follow`, yield text as it is written, from one attempt to the next, until the job has finished.
+        """
+        path, query = f"/jobs/{self._find_id(job)}/log", _texts({"attempt": attempt, "tail": _LONGEST_TAIL})
         if follow:
-            return _texts(self._way.events(f"{path}/live", query))
-        return str(self._way.request("GET", path, query)["text"])
+            return _log_texts(self._transport.events(f"{path}/live", query))
+        return self._get(path, LogTail, query).text
 
-    def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> Answer:
-        """Until these jobs, or all that are in the queue now, have finished; `done` says whether they have in time.
-        `failed_count` is how many did not succeed."""
+    def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> WaitResult:
+        """Wait until these jobs, or all that are in the queue now, have finished. `done` is False after a timeout."""
         deadline = float("inf") if timeout is None else time.monotonic() + _seconds(timeout)
-        # The first answer names the jobs that are meant, so that later ones are not "everything unfinished" anew.
-        with self._way.patient() as patient:
-            answer = _wait(patient, _chosen(ids) or "", 0.0)
-            while not answer["done"] and (left := deadline - time.monotonic()) > 0:
-                answer = _wait(patient, answer["selection"], min(_LONGEST_ASK_S, left))
-        return answer
+        # The first answer names the jobs: jobs that are submitted later are not waited for.
+        with self._transport.waiting() as connection:
 
-    # Change
+            def ask(selection: str, within_s: float) -> WaitResult:
+                query = {"ids": selection, "timeout": f"{within_s:.3f}"}
+                return _convert(connection.get("/wait", query, within_s), WaitResult)
 
-    def cancel(self, *ids: Ids, where: Where | None = None) -> Answer:
-        """Each of these verbs takes ids (`17`, `"17-20"`, `"tag=night"`, lists of them), or `where`, for all jobs that
-        are so: `where={"state": "queued", "search": "lr"}`."""
+            result = ask(_join_ids(ids) or "", 0.0)
+            while not result.done and (left := deadline - time.monotonic()) > 0:
+                result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
+        return result
+
+    # Change. Each method takes ids (`17`, `"17-20"`, `"tag=night"`, lists of them), or `where`, for all matching jobs:
+    # `where={"state": "queued", "search": "lr"}`.
+
+    def cancel(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Stop jobs, or remove them from the queue."""
         return self._change("cancel", ids, where)
 
-    def hold(self, *ids: Ids, where: Where | None = None) -> Answer:
+    def hold(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Keep jobs from starting."""
         return self._change("hold", ids, where)
 
-    def release(self, *ids: Ids, where: Where | None = None) -> Answer:
+    def release(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Let held jobs start."""
         return self._change("release", ids, where)
 
-    def retry(self, *ids: Ids, where: Where | None = None) -> Answer:
+    def retry(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Run finished jobs again."""
         return self._change("retry", ids, where)
 
-    def suspend(self, *ids: Ids, where: Where | None = None) -> Answer:
+    def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Move the GPU memory of running jobs to RAM, and pause them."""
         return self._change("suspend", ids, where)
 
-    def resume(self, *ids: Ids, where: Where | None = None) -> Answer:
+    def resume(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Continue suspended jobs."""
         return self._change("resume", ids, where)
 
-    def priority(self, *ids: Ids, to: int, where: Where | None = None) -> Answer:
+    def priority(self, *ids: Ids, to: int, where: Where | None = None) -> ChangeSummary:
+        """Set the priority: higher starts earlier."""
         return self._change("priority", ids, where, priority=to)
 
-    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: int) -> Answer:
+    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: int) -> ChangeSummary:
         if bool(ids) == (where is not None):
             raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
-        chosen = {"ids": _named(ids)} if where is None else {"where": dict(where)}
-        return self._way.request("POST", f"/jobs/{verb}", body={**chosen, **more})
+        chosen = {"ids": _id_text(ids)} if where is None else {"where": dict(where)}
+        return self._post(f"/jobs/{verb}", {**chosen, **more}, ChangeSummary)
 
     # The queue as a whole
 
-    def status(self) -> Answer:
-        return self._way.request("GET", "/status")
+    def status(self) -> DaemonStatus:
+        return self._get("/status", DaemonStatus)
 
-    def pause(self) -> Answer:
-        return self._brake("pause")
+    def pause(self) -> PauseResult:
+        """Start no more jobs."""
+        return self._post("/pause", {}, PauseResult)
 
-    def unpause(self) -> Answer:
-        return self._brake("unpause")
+    def unpause(self) -> PauseResult:
+        """Start jobs again after `pause` or `drain`."""
+        return self._post("/unpause", {}, PauseResult)
 
-    def drain(self, *, wait: bool = False) -> Answer:
-        """With `wait`, it returns when nothing runs any more."""
-        answer = self._brake("drain")
-        while wait and answer["running"]:
-            time.sleep(_LOOK_AGAIN_S)
-            answer["running"] = self.status()["under_way"]
-        return answer
+    def drain(self, *, wait: bool = False) -> PauseResult:
+        """Start no more jobs; with `wait`, return when no job runs any more."""
+        result = self._post("/drain", {}, PauseResult)
+        while wait and result.running:
+            time.sleep(_POLL_S)
+            result = replace(result, running=self.status().under_way)
+        return result
 
-    def _brake(self, verb: str) -> Answer:
-        return self._way.request("POST", f"/{verb}", body={})
+    def clean(self, older_than: float | str) -> CleanResult:
+        """Remove jobs that finished longer ago than this, such as `"30d"`, and their logs."""
+        return self._post("/clean", {"older_than_s": _seconds(older_than)}, CleanResult)
 
-    def clean(self, older_than: float | str) -> Answer:
-        """Forgets jobs that finished longer ago than this, such as `"30d"`, and their logs."""
-        body = {"older_than_s": _seconds(older_than)}
-        return self._way.request("POST", "/clean", body=body)
+    def estimates(self, limit: int = 50) -> EstimateList:
+        """Return estimates learned from past runs, the latest first."""
+        return self._get("/estimates", EstimateList, {"limit": limit})
 
-    def estimates(self, limit: int = 50) -> Answer:
-        return self._way.request("GET", "/estimates", {"limit": str(limit)})
+    def forget_estimates(self, *words: str, all: bool = False) -> ForgetResult:  # noqa: A002 - as on the command line
+        """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, ForgetResult)
 
-    def forget_estimates(self, *words: str, all: bool = False) -> Answer:  # noqa: A002 - as it is typed
-        """By their fingerprints, or by a part of the command; or `all=True`."""
-        body = {"all": True} if all and not words else {"words": list(words), "all": all}
-        return self._way.request("POST", "/estimates/forget", body=body)
-
-    def stop(self) -> Answer:
-        """Ends the daemon; jobs go on, and the next one takes them over."""
-        return self._way.stop()
+    def stop(self) -> StopResult:
+        """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""
+        return _convert(self._transport.stop(), StopResult)
 
     # The machine
 
-    def devices(self) -> Answer:
-        return self._way.request("GET", "/devices")
+    def devices(self) -> MachineState:
+        """Return the devices, who uses their memory, and the host."""
+        return self._get("/devices", MachineState)
 
-    def device_history(self, span: str = "10m") -> Answer:
-        return self._way.request("GET", "/devices/history", {"span": span})
+    def device_history(self, span: Literal["10m", "1h", "24h"] = "10m") -> DeviceHistory:
+        """Return the usage of devices and host over time."""
+        return self._get("/devices/history", DeviceHistory, {"span": span})
 
-    def timeline(self, span: str = "1h", until: float | None = None) -> Answer:
-        return self._way.request("GET", "/timeline", _query({"span": span, "until": until}))
+    def timeline(self, span: str = "1h", until: float | None = None) -> JobTimeline:
+        """Return what ran where, and when."""
+        return self._get("/timeline", JobTimeline, {"span": span, "until": until})
 
-    def report(self, since: str = "7d", by: Literal["user", "workspace", "name"] = "user") -> Answer:
-        return self._way.request("GET", "/report", {"since": since, "by": by})
+    def report(self, since: str = "7d", by: Literal["user", "workspace", "name"] = "user") -> ReportAnswer:
+        """Return GPU-hours, waits, waste and failures."""
+        return self._get("/report", ReportAnswer, {"since": since, "by": by})
 
-    def _one(self, job: int | str) -> int:
-        """The one that is meant."""
+    def _get(self, path: str, kind: type[T], query: Mapping[str, Any] | None = None) -> T:
+        return _convert(self._transport.request("GET", path, _texts(query or {})), kind)
+
+    def _post(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+        return _convert(self._transport.request("POST", path, body=body), kind)
+
+    def _find_id(self, job: int | str) -> int:
+        """Return the id of the one job with this id or name."""
         if isinstance(job, int) or (job.isascii() and job.isdecimal()):
             return int(job)
-        found = [each["id"] for each in self.queue(job, limit=2)["jobs"]]
+        found = [each.id for each in self.queue(job, limit=2).jobs]
         if len(found) != 1:
-            raise UserError(f"'{job}' means {'several jobs' if found else 'no job'}", hint="name one by its id")
-        return int(found[0])
+            raise UserError(f"'{job}' matches {'several jobs' if found else 'no job'}", hint="name one job by its id")
+        return found[0]
 
 
-def _from_here(command: tuple[str, ...], options: Mapping[str, Any], cwd: str | os.PathLike[str] | None) -> Answer:
-    """What a command that is typed here takes from its shell."""
-    folder, stdin = os.path.abspath(cwd or "."), options.get("stdin")
+def _convert(answer: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:  # a daemon of another version
+        hint = advice(getattr(answer, "version", None))
+        raise EnvironmentFault(f"the daemon's answer cannot be read: {error}", hint=hint) from error
+
+
+def _local_context(
+    command: tuple[str, ...], options: Mapping[str, Any], cwd: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    """Return what a command that is typed in a shell takes from there."""
+    directory, stdin = os.path.abspath(cwd or "."), options.get("stdin")
     return {
-        "cwd": folder,
-        "configuration": digest_of(list(command), folder),
+        "cwd": directory,
+        "configuration": digest_of(list(command), directory),
         "environment": dict(os.environ),
-        "options": _typed(options if stdin is None else {**options, "stdin": os.path.abspath(stdin)}),
+        "options": dict(options) if stdin is None else {**options, "stdin": os.path.abspath(stdin)},
     }
 
 
-def _wait(patient: WaitingTransport, selection: str, within_s: float) -> Answer:
-    return patient.get("/wait", {"ids": selection, "timeout": f"{within_s:.3f}"}, within_s)
-
-
-def _texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
-    for event in events:
-        if "error" in event:
-            raise EnvironmentFault(event["error"], hint=event["hint"])
-        if "over" in event:
+def _log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
+    for each in events:
+        event = _convert(each, LogEvent)
+        if event.error is not None:
+            raise EnvironmentFault(event.error, hint=event.hint)
+        if event.over:
             return
-        if "text" in event:
-            yield event["text"]
-    raise EnvironmentFault("the daemon ended before the job did", hint="the job goes on: ask again")
+        if event.text is not None:
+            yield event.text
+    raise EnvironmentFault("the daemon ended before the job did", hint="the job keeps running: follow its log again")
 
 
-def _chosen(ids: Ids | None) -> str | None:
-    """None of them is not all of them."""
-    named = None if ids is None else _named(ids)
-    if named is not None and not named.strip():
-        raise UserError("no job is named", hint="leave the ids out to mean all")
-    return named
+def _join_ids(ids: Ids | None) -> str | None:
+    """Return ids as one text, None for None. An empty list is an error: it must not mean all jobs."""
+    text = None if ids is None else _id_text(ids)
+    if text is not None and not text.strip():
+        raise UserError("no job is given", hint="leave the ids out for all jobs")
+    return text
 
 
-def _named(ids: Ids | Iterable[Ids]) -> str:
+def _id_text(ids: Ids | Iterable[Ids]) -> str:
     if isinstance(ids, int | str):
         return str(ids)
-    return " ".join(map(_named, ids))
+    return " ".join(map(_id_text, ids))
 
 
-def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As they are on the command line."""
-    # Not `in (None, False)`: zero equals False, and no GPU is not one GPU.
-    told = {name: value for name, value in options.items() if value is not None and value is not False}
-    return {name.replace("_", "-"): _value(value) for name, value in told.items()}
+def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options as the daemon names them."""
+    # Not `in (None, False)`: zero equals False, and `gpus=0` must be sent.
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    return {
+        name.replace("_", "-"): list(map(str, value)) if isinstance(value, list | tuple) else value
+        for name, value in given.items()
+    }
 
 
-def _value(value: Any) -> Any:
-    return list(map(str, value)) if isinstance(value, list | tuple) else value
+def _texts(query: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in query.items() if value is not None}
 
 
-def _query(asked: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in asked.items() if value is not None}
-
-
-def _seconds(told: float | str) -> float:
-    return parse_duration(told) if isinstance(told, str) else float(told)
+def _seconds(duration: float | str) -> float:
+    return parse_duration(duration) if isinstance(duration, str) else float(duration)

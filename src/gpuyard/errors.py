@@ -16,24 +16,54 @@
             └── ProbeGarbled    its output cannot be parsed
 
 Any other exception that escapes is a bug in gpuyard.
-"""
+
+Each error has a `code` for programs, which never changes: in HTTP answers, in the exceptions of `gpuyard.Client`, and
+in the JSON that the command line prints with `--json`."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+# Every code, and what it means.
+CODES: "Final[dict[str, str]]" = {
+    "usage": "the request cannot be understood or is not allowed",
+    "not_found": "the job, route or file does not exist",
+    "impossible": "the job can never run on this machine",
+    "conflict": "the present state does not allow it",
+    "denied": "the token is missing or wrong, or this client may not do it",
+    "too_large": "the request is too large",
+    "rate_limited": "too many requests in a short time",
+    "version": "the daemon is older than the command demands",
+    "timeout": "it did not happen in time",
+    "unavailable": "something on the machine prevents it",
+    "internal": "a bug in gpuyard",
+}
 
 
 class GpuyardError(Exception):
-    """Root of the tree. `message` says what failed and for which thing; `hint` says what to try next."""
+    """Root of the tree. `message` says what failed and for which thing; `hint` says what to try next; `code` is one of
+    CODES."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    code = "internal"
+
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if code is not None:
+            self.code = code
 
 
 class UserError(GpuyardError):
     """A request that cannot be understood or carried out."""
 
+    code = "usage"
+
 
 class EnvironmentFault(GpuyardError):
     """Something on this machine prevents the action."""
+
+    code = "unavailable"
 
 
 class SimulatedOutOfMemory(EnvironmentFault):
@@ -55,6 +85,8 @@ class AssetError(EnvironmentFault):
 
 class WaitedTooLong(EnvironmentFault, TimeoutError):
     """No device was free in time (the message says what each device lacked), or the ledger stayed locked."""
+
+    code = "timeout"
 
 
 class StoreFault(EnvironmentFault):

@@ -134,4 +134,5 @@ def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> di
 
 
 def page(*jobs: dict[str, Any], following: str | None = None, **states: int) -> dict[str, Any]:
-    return {"jobs": list(jobs), "counts": counts(**states), "paused": False, "draining": False, "next": following}
+    state = {"counts": counts(**states), "paused": False, "draining": False}
+    return {"jobs": list(jobs), **state, "next": following, "total": None}

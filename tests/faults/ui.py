@@ -8,7 +8,7 @@ FAULTS = (
     Fault(
         id="ui-wait-hides-failures",
         file=f"{_UI}/cli/jobs/wait.py",
-        old='    return 1 if answer["failed_count"] else 0\n',
+        old="    return EXIT_JOB_CANCELLED if is_cancelled else EXIT_JOB_FAILED\n",
         new="    return 0\n",
         breaks="A script that waits for jobs goes on as if those that failed had succeeded.",
         near=("tests/integration/test_queue_cli_waiting.py::test_wait_says_which_have_failed_and_when_the_time_is_up",),

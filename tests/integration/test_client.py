@@ -9,18 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard import Client
 from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.schema.queue import StopResult
 from gpuyard.ui.cli import QUEUE_VERBS
 from tests.integration.queue_fixture import Yard, end_what_is_left
 
 SCRIPT = """\
 from gpuyard import Client
 with Client() as yard:
-    job = yard.submit("echo", "trained", gpus=0)["first"]
-    assert yard.wait(job)["succeeded"] == 1
+    job = yard.submit("echo", "trained", gpus=0).first
+    assert yard.wait(job).succeeded == 1
     print(yard.logs(job), end="")
 """
 # What is no question to the queue: a script has other means for it.
@@ -57,47 +59,47 @@ def test_a_client_has_every_verb_of_the_queue() -> None:
 
 def test_a_job_is_submitted_asked_about_and_waited_for(either: Client) -> None:
     told = either.submit("sh", "-c", "echo out; echo err >&2; exit 3", gpus=0, name="broken", time_limit="1h")
-    job = told["first"]
-    assert (told["ids"], told["count"]) == (str(job), 1)
+    job = told.first
+    assert (told.ids, told.count) == (str(job), 1)
     waited = either.wait(job)
-    assert (waited["done"], waited["failed_count"], waited["failed"][0]["outcome"]) == (True, 1, "failed")
+    assert (waited.done, waited.failed_count, waited.failed[0].outcome) == (True, 1, "failed")
     shown = either.show("name=broken")
-    assert (shown["id"], shown["state"], shown["status"], shown["time_limit_s"]) == (job, "failed", 3, 3600)
-    assert shown["environment"] is None
-    assert either.show(str(job), environment=True)["environment"]
-    assert either.why(job)["summary"].startswith(f"job {job} failed")
-    assert [event["kind"] for event in either.history(job)["events"]][:2] == ["submitted", "started"]
+    assert (shown.id, shown.state, shown.status, shown.time_limit_s) == (job, "failed", 3, 3600)
+    assert shown.environment is None
+    assert either.show(str(job), environment=True).environment
+    assert either.why(job).summary.startswith(f"job {job} failed")
+    assert [event.kind for event in either.history(job).events][:2] == ["submitted", "started"]
     assert sorted(either.logs(job).splitlines()) == ["err", "out"]
-    assert either.queue(state="failed")["jobs"][0]["id"] == either.queue(job)["jobs"][0]["id"] == job
-    assert either.queue(search="nothing-like-it", all=True)["jobs"] == []
+    assert either.queue(state="failed").jobs[0].id == either.queue(job).jobs[0].id == job
+    assert either.queue(search="nothing-like-it", all=True).jobs == []
 
 
 def test_an_option_that_is_zero_is_said(client: Client) -> None:
-    shown = client.show(client.submit("true", gpus=0, grace=0, hold=True)["first"])
-    assert (shown["need"]["devices"], shown["grace_s"]) == (0, 0)
+    shown = client.show(client.submit("true", gpus=0, grace=0, hold=True).first)
+    assert (shown.need.devices, shown.grace_s) == (0, 0)
 
 
 def test_many_are_submitted_and_changed_at_once(either: Client) -> None:
     swept = either.submit("echo", "{lr}", gpus=0, hold=True, sweep=["lr=1,2"])
     listed = either.submit(commands=["true", "false"], gpus=0, hold=True)
     filled = either.submit("echo", "{seed}", table="seed\n7\n8\n", gpus=0, hold=True, tag="night")
-    assert [each["count"] for each in (swept, listed, filled)] == [2, 2, 2]
-    assert either.queue(filled["ids"])["jobs"][1]["command"] == "echo 8"
-    assert either.priority(swept["ids"], [listed["first"]], to=7)["count"] == 3
-    assert either.cancel(where={"tag": "night"})["changed"] == filled["ids"]
-    assert either.release(swept["first"], swept["last"])["count"] == 2
-    assert either.wait(swept["ids"], timeout="1m")["succeeded"] == 2
-    assert not either.wait(timeout=0.01)["done"]
-    assert either.hold(listed["ids"])["unchanged_count"] == 2  # they are held already
-    assert either.cancel("all")["count"] == 2
-    assert either.retry(swept["first"])["count"] == 1
+    assert [each.count for each in (swept, listed, filled)] == [2, 2, 2]
+    assert either.queue(filled.ids).jobs[1].command == "echo 8"
+    assert either.priority(swept.ids, [listed.first], to=7).count == 3
+    assert either.cancel(where={"tag": "night"}).changed == filled.ids
+    assert either.release(swept.first, swept.last).count == 2
+    assert either.wait(swept.ids, timeout="1m").succeeded == 2
+    assert not either.wait(timeout=0.01).done
+    assert either.hold(listed.ids).unchanged_count == 2  # they are held already
+    assert either.cancel("all").count == 2
+    assert either.retry(swept.first).count == 1
     with pytest.raises(UserError, match="which jobs"):
         either.cancel()
 
 
 def test_a_log_is_followed_through_all_attempts(either: Client, yard: Yard) -> None:
     gate = yard.gate()
-    job = either.submit("sh", "-c", f"echo begins; read word < {gate}; echo $word; exit 1", gpus=0, retries=1)["first"]
+    job = either.submit("sh", "-c", f"echo begins; read word < {gate}; echo $word; exit 1", gpus=0, retries=1).first
     pieces = either.logs(job, follow=True)
     assert next(pieces) == "begins\n"
     gate.write_text("first\n")
@@ -110,41 +112,45 @@ def test_a_log_is_followed_through_all_attempts(either: Client, yard: Yard) -> N
 
 
 def test_what_is_resubmitted_keeps_what_is_not_changed(either: Client) -> None:
-    first = either.submit("echo", "one", gpus=0, environment={"LR": "3e-4"}, cwd="/tmp", tag="night")["first"]
-    again = either.resubmit(first, "echo", "two", priority=5, hold=True)["first"]
+    first = either.submit("echo", "one", gpus=0, environment={"LR": "3e-4"}, cwd="/tmp", tag="night").first
+    again = either.resubmit(first, "echo", "two", priority=5, hold=True).first
     shown = either.show(again, environment=True)
-    assert (shown["command"], shown["cwd"], shown["tag"], shown["priority"]) == ("echo two", "/tmp", "night", 5)
-    assert shown["environment"] == {"LR": "3e-4"}
+    assert (shown.command, shown.cwd, shown.tag, shown.priority) == ("echo two", "/tmp", "night", 5)
+    assert shown.environment == {"LR": "3e-4"}
 
 
 def test_the_queue_as_a_whole(either: Client) -> None:
-    assert either.pause()["paused"]
-    job = either.submit("true", gpus=0)["first"]
-    assert either.status()["paused"]
-    assert not either.unpause()["paused"]
+    assert either.pause().paused
+    job = either.submit("true", gpus=0).first
+    assert either.status().paused
+    assert not either.unpause().paused
     either.wait(job)
-    assert either.drain(wait=True) == {**either.drain(), "running": 0}
-    assert either.estimates()["estimates"][0]["label"]
-    assert either.forget_estimates(all=True)["forgotten"] >= 1
-    assert either.clean(0)["jobs"] == 1
-    with pytest.raises(NotThere):
+    assert either.drain(wait=True) == replace(either.drain(), running=0)
+    assert either.estimates().estimates[0].label
+    assert either.forget_estimates(all=True).forgotten >= 1
+    assert either.clean(0).jobs == 1
+    with pytest.raises(NotThere) as missing:
         either.show(job)
+    assert missing.value.code == "not_found"
+    with pytest.raises(UserError) as impossible:
+        either.submit("true", vram="999G")
+    assert impossible.value.code == "impossible"
 
 
 def test_the_machine_and_what_ran_there(either: Client) -> None:
-    either.wait(either.submit("true", vram="1G")["first"])
-    assert [device["index"] for device in either.devices()["devices"]] == [0, 1]
-    assert either.device_history("1h")["span_s"] == 3600
+    either.wait(either.submit("true", vram="1G").first)
+    assert [device.index for device in either.devices().devices] == [0, 1]
+    assert either.device_history("1h").span_s == 3600
     ran = either.timeline("10m")
-    assert (ran["until"] - ran["from"], ran["stretches"][0]["job"]) == (600, 1)
-    assert either.report(by="name")["total"]["jobs"] == 1
+    assert (ran.until - ran.since, ran.stretches[0].job) == (600, 1)
+    assert either.report(by="name").total.jobs == 1
 
 
 def test_a_job_is_suspended_and_resumed(client: Client, yard: Yard) -> None:
     job, _ = yard.start_gated(vram="1G")
-    assert client.suspend(job)["changed"] == str(job)
+    assert client.suspend(job).changed == str(job)
     yard.until_state(job, "suspended")
-    assert client.resume(job)["changed"] == str(job)
+    assert client.resume(job).changed == str(job)
     yard.until_state(job, "running")
 
 
@@ -154,14 +160,14 @@ def test_a_job_of_a_near_client_has_its_folder_its_variables_and_its_files(
     monkeypatch.setenv("MARK", "mine")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("typed\n")
-    job = client.submit("sh", "-c", "read word; echo $PWD $MARK $word", gpus=0, stdin="words.txt")["first"]
+    job = client.submit("sh", "-c", "read word; echo $PWD $MARK $word", gpus=0, stdin="words.txt").first
     client.wait(job)
     assert client.logs(job) == f"{tmp_path} mine typed\n"
 
 
 def test_who_means_none_or_several_is_told_so(client: Client) -> None:
     client.submit("true", gpus=0, hold=True, array="0-1", name="twin")
-    with pytest.raises(UserError, match="several"):
+    with pytest.raises(UserError, match="several jobs"):
         client.show("name=twin")
     with pytest.raises(UserError):
         client.show("name=nobody")
@@ -169,13 +175,13 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
         with pytest.raises(UserError, match="no job is given"):
             verb([])
     with pytest.raises(UserError, match="no option"):
-        client.submit("true", colour="red")
+        client.submit("true", colour="red")  # type: ignore[call-arg]
 
 
 def test_the_daemon_is_stopped_and_has_ended_by_then(own_yard: Yard) -> None:
     own_yard.start()
     with Client() as client, Client(start=False) as modest:
-        assert client.stop() == {"stopping": True, "running": 0}
+        assert client.stop() == StopResult(stopping=True, running=0)
         own_yard.await_end()
         for ask in (modest.wait, modest.status, lambda: modest.logs(1, follow=True), lambda: Client(start=False)):
             with pytest.raises(NoDaemon):
@@ -185,18 +191,18 @@ def test_the_daemon_is_stopped_and_has_ended_by_then(own_yard: Yard) -> None:
 def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(yard: Yard) -> None:
     page = yard.post("/web", port=0)
     with Client() as near, Client(page["url"]) as far:
-        first = [each.status()["pid"] for each in (near, far)]
+        first = [each.status().pid for each in (near, far)]
         yard.restart()
         yard.post("/web", port=page["port"])
-        assert [each.pause()["paused"] for each in (near, far)] == [True, True]
-        assert first[0] == first[1] != near.status()["pid"] == far.status()["pid"]
+        assert [each.pause().paused for each in (near, far)] == [True, True]
+        assert first[0] == first[1] != near.status().pid == far.status().pid
 
 
 def test_threads_and_forked_processes_share_a_client_and_each_has_its_own_answers(either: Client) -> None:
-    jobs = [either.submit("true", gpus=0, hold=True)["first"] for _ in range(3)]
+    jobs = [either.submit("true", gpus=0, hold=True).first for _ in range(3)]
 
     def are_own(job: int) -> bool:
-        return all(either.show(job)["id"] == job for _ in range(20))
+        return all(either.show(job).id == job for _ in range(20))
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(are_own, jobs[:2], timeout=60))
@@ -210,18 +216,18 @@ def test_threads_and_forked_processes_share_a_client_and_each_has_its_own_answer
 
 
 def test_who_waits_does_not_keep_other_threads_waiting(either: Client) -> None:
-    job = either.submit("true", gpus=0, hold=True)["first"]
+    job = either.submit("true", gpus=0, hold=True).first
     with ThreadPoolExecutor(1) as pool:
         waited = pool.submit(either.wait, job, timeout="20s")
         either.status()
         assert not waited.done()
         either.cancel(job)
-        assert waited.result(60)["done"]
+        assert waited.result(60).done
 
 
 def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Client, yard: Yard) -> None:
     gate = yard.gate()
-    job = either.submit("sh", "-c", f"echo begins; read word < {gate}", gpus=0)["first"]
+    job = either.submit("sh", "-c", f"echo begins; read word < {gate}", gpus=0).first
     pieces = either.logs(job, follow=True)
     assert next(pieces) == "begins\n"
     yard.restart()
@@ -252,4 +258,4 @@ def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(yard: Ya
 def test_over_the_page_a_token_is_taken_as_a_file_has_it(yard: Yard) -> None:
     address, _, token = yard.post("/web", port=0)["url"].partition("/?token=")
     with Client(address, token=f"{token}\n") as client:
-        assert client.status()["pid"]
+        assert client.status().pid

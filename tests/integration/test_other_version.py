@@ -14,7 +14,7 @@ from gpuyard import Client
 from gpuyard.connect import version_mismatch
 from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.connect.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
-from gpuyard.connect.version_mismatch import lacking_keys_explained
+from gpuyard.connect.version_mismatch import with_missing_keys_explained
 from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ui.tui.daemon_stream import DaemonStream
@@ -160,7 +160,7 @@ def test_an_answer_that_lacks_something_names_both_versions(stand_in: StandIn) -
 
 def test_an_answer_of_another_version_is_else_as_any_other() -> None:
     answer = {"jobs": [{"id": 1}], "next": None}
-    read = lacking_keys_explained(answer, OLD)
+    read = with_missing_keys_explained(answer, OLD)
     assert read == answer
     assert json.dumps(read) == json.dumps(answer)
     assert read.get("more") is None
@@ -218,7 +218,7 @@ def test_over_the_pages_port_an_error_names_both_versions(home: Path, yard_at: Y
     daemon = serving(OLD)
     url = yard_at.post("/web", port=0)["url"]
     with Client(url) as client:
-        assert client.status()["version"] == OLD
+        assert client.status().version == OLD
         with pytest.raises(NotThere, match="no job 99") as raised:
             client.show(99)
         assert DAEMON_IS_OLDER in str(raised.value.hint)

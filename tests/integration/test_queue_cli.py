@@ -115,7 +115,16 @@ def test_a_mistake_is_answered_with_what_to_type_instead(daemon: StandIn, argume
     assert [asked.route for asked in daemon.asked if asked.route.startswith("POST")] == []
 
 
-@pytest.mark.parametrize(("status", "returned"), [(400, 2), (404, 2), (409, 2), (503, 1), (507, 1)])
+def test_with_json_an_error_is_an_object_with_a_code_on_standard_output(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = Refusal(404, "there is no job 9", "`gpuyard queue --all` lists all jobs")
+    result = run("submit", "--json", "--", "true")
+    error = {"code": "not_found", "message": "there is no job 9", "hint": "`gpuyard queue --all` lists all jobs"}
+    assert (result.returncode, json.loads(result.stdout)) == (3, {"error": error})
+    assert result.stderr == "gpuyard: there is no job 9\n  `gpuyard queue --all` lists all jobs\n"
+    assert run("submit", "--", "true", "--json").stdout == ""
+
+
+@pytest.mark.parametrize(("status", "returned"), [(400, 2), (404, 3), (409, 2), (503, 1), (507, 1)])
 def test_the_daemon_s_refusal_is_passed_on_with_its_hint(daemon: StandIn, status: int, returned: int) -> None:
     daemon.answers["POST /submissions"] = Refusal(status, "'8Q' is not a size", "write it as 8G")
     result = run("submit", "--vram", "8Q", "--", "true")
@@ -390,7 +399,11 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "gpuyard.connect.fast_http" in imported
     assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "re"}
-    assert {name for name in imported if name.startswith("gpuyard.core.")} <= {"gpuyard.core.units"}
+    assert {name for name in imported if name.startswith("gpuyard.core.")} <= {
+        "gpuyard.core.job",
+        "gpuyard.core.job.submit_options",
+        "gpuyard.core.units",
+    }
 
 
 def test_completion_knows_the_queue_s_verbs_options_and_choices() -> None:

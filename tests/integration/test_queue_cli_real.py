@@ -55,7 +55,7 @@ def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts(tmp_path: P
     assert (follower.returncode, told) == (0, "try 2\n")
     assert "--- attempt 2 ---" in errors
     waited = run("wait", job_id)
-    assert waited.returncode == 1
+    assert waited.returncode == 5
     assert f"gpuyard: {job_id} failed: exit status 3\n" in waited.stderr
 
 
@@ -70,7 +70,7 @@ def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert state_of("3") == "held"
     assert run("release", "3").stdout == "released 3\n"
     assert run("cancel", "name=big").stdout == "cancelled 1-4\n"
-    assert run("wait", "1-4").returncode == 1
+    assert run("wait", "1-4").returncode == 6
     assert run("cancel", "1").returncode == 1
     assert run("hold", "all").stderr == "gpuyard: 4 had finished already\n"
     assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it was already cancelled\n"
@@ -122,18 +122,19 @@ def test_whoever_waits_for_a_job_starts_a_daemon_again_that_was_killed(
 
 
 def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
-    for arguments, said in (
-        (["submit", "--vram", "8Q", "--", "true"], "8G"),
-        (["submit", "--array", "9-0", "--", "true"], "0-99"),
-        (["queue", "99"], "gpuyard queue"),
-        (["cancel", "everything"], "17-20"),
-        (["show", "big"], "name=big"),
-        (["why", "name=big"], "name=big"),
-        (["logs", "name=big"], "name=big"),
-        (["queue", "--state", "lost"], "failed"),
+    for arguments, status, said in (
+        (["submit", "--vram", "8Q", "--", "true"], 2, "8G"),
+        (["submit", "--vram", "999G", "--", "true"], 4, "gpuyard devices"),
+        (["submit", "--array", "9-0", "--", "true"], 2, "0-99"),
+        (["queue", "99"], 3, "gpuyard queue"),
+        (["cancel", "everything"], 2, "17-20"),
+        (["show", "big"], 2, "name=big"),
+        (["why", "name=big"], 3, "name=big"),
+        (["logs", "name=big"], 3, "name=big"),
+        (["queue", "--state", "lost"], 2, "failed"),
     ):
         result = run(*arguments)
-        assert (result.returncode, result.stdout) == (2, ""), arguments
+        assert (result.returncode, result.stdout) == (status, ""), arguments
         assert said in result.stderr
 
 

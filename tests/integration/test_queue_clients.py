@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.fast_http import DaemonConnection, _render
+from gpuyard.connect.fast_http import DaemonConnection, make_target, render_request
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Yard, asked, until
@@ -168,7 +168,7 @@ def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(y
 def send_and_not_listen(yard: Yard, body: object) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect(str(yard.home / "daemon.sock"))
-        caller.sendall(_render("POST", "/submissions", None, body))
+        caller.sendall(render_request("POST", make_target("/submissions"), body, {}))
         yield
 
 

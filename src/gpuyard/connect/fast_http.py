@@ -1,12 +1,13 @@
-"""The way to the daemon, for a command that has to be done in a few milliseconds.
+"""The HTTP client of the daemon, fast enough for a command that must finish in a few milliseconds.
 
-Importing is what costs: `json` and `socket` as much as a bare interpreter's start, each. So this module goes without:
-it takes their C parts (`_json`, `_socket`), which have kept their shape since Python 3.2, and writes HTTP by hand.
+Imports are what costs: `json` and `socket` each take as long as the start of a bare interpreter. This module uses their
+C parts (`_json`, `_socket`), whose interface has not changed since Python 3.2, and writes HTTP by hand. All other ways
+to the daemon (`transports`, `retrying`, the terminal screen) send and read messages with it.
 
-What may have been done is not done again: a request that got no answer is repeated only where that is harmless, which
-is where it reads (`GET`), or where the caller says so because it carries a token the daemon knows it by.
+A request that got no answer is repeated only where that is harmless: for `GET`, or where the caller says so because the
+request carries a token by which the daemon recognises it.
 
-The daemon sends its version with every answer. Where that is not ours, `other_version` decides what to do.
+The daemon sends its version with every answer. Where it differs from ours, `version_mismatch` decides what to do.
 """
 
 import _json
@@ -19,34 +20,38 @@ from gpuyard.version import API, __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Self
 
-    # Status, content, and the daemon's version where it said one.
+    # Status, content, and the daemon's version, None if it sent none.
     Answered = tuple[int, bytes, str | None]
+    # Status, length of the content, None for a stream, and the header fields by their names in lower case.
+    Head = tuple[int, int | None, dict[str, str]]
 
-
-# In the head of every answer: the version of the daemon.
+# Header field of every answer: the version of the daemon.
 VERSION_FIELD = "Gpuyard-Version"
-# In the head of a request: an older daemon does nothing, and answers with this status.
+# Header field of a request: a daemon older than this does nothing, and answers with the status TOO_OLD.
 AT_LEAST_FIELD, TOO_OLD = "Gpuyard-At-Least", 412
-_USERS_MISTAKES = frozenset({400, 401, 403, 404, 405, 409, 411, 413, 422})
+_USER_ERRORS = frozenset({400, 401, 403, 404, 405, 409, 411, 413, 422})
 _CHUNK = 256 * 1024
-_PLAIN_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_UNQUOTED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_EVENT = b"data: "
 
 
 class NoDaemon(EnvironmentFault):
-    """Nobody listens at the daemon's socket."""
+    """No daemon listens at the socket."""
 
 
 class NotThere(UserError):
-    """What was asked about does not exist."""
+    """The thing that the request is about does not exist."""
+
+    code = "not_found"
 
 
 class DaemonConnection:
-    """A connection to the daemon, kept from one request to the next. Not for several threads at once.
+    """A connection to the daemon's socket, kept open between requests. Not thread-safe.
 
-    `may_start`: start a daemon where none runs, and restart one that is idle and older than this gpuyard.
+    `may_start`: start a daemon if none runs, and restart one that is idle and older than this gpuyard.
     `tell`: called with a line about a daemon of another version; by default it is written to standard error.
     """
 
@@ -72,22 +77,26 @@ class DaemonConnection:
         *,
         is_repeatable: bool = False,
     ) -> "Any":
-        """The answer, decoded. An error answer is raised: as the user's mistake, or as the machine's fault."""
-        asked, may_repeat = (method, path, query, body), is_repeatable or method == "GET"
-        status, content, version = self._deliver(_render(*asked, self.at_least), timeout_s, may_repeat=may_repeat)
+        """Return the decoded answer. An error answer is raised as UserError or EnvironmentFault."""
+
+        def message() -> bytes:
+            fields = {AT_LEAST_FIELD: self.at_least} if self.at_least else {}
+            return render_request(method, make_target(path, query), body, fields)
+
+        may_repeat = is_repeatable or method == "GET"
+        status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
         if version != self.known_version:
             from gpuyard.connect.version_mismatch import meet
 
             if meet(self, status, version):
-                message = _render(*asked, self.at_least)
-                status, content, version = self._deliver(message, timeout_s, may_repeat=may_repeat)
+                status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
         return read_answer(status, content, version)
 
     def open(self) -> None:
-        if self._socket is not None and not _rests(self._socket):
+        if self._socket is not None and not _is_quiet(self._socket):
             self.close()
         if self._socket is None:
-            self._socket = _dial(self.path) or self._start_and_dial()
+            self._socket = dial(self.path) or self._start_and_dial()
 
     def close(self) -> None:
         if self._socket is not None:
@@ -99,7 +108,7 @@ class DaemonConnection:
             from gpuyard.connect.autostart import start_daemon
 
             start_daemon()
-            connection = _dial(self.path)
+            connection = dial(self.path)
             if connection is not None:
                 return connection
         raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
@@ -109,23 +118,25 @@ class DaemonConnection:
             return self._exchange(message, timeout_s)
         except ConnectionError as error:
             if not may_repeat:
-                raise _gone("the daemon ended before it answered; whether it has done it is not known") from error
+                raise _ended(
+                    "the daemon ended before it answered; it may or may not have done what was asked"
+                ) from error
         try:
             return self._exchange(message, timeout_s)
         except ConnectionError as error:
-            raise _gone("the daemon ended twice before it answered") from error
+            raise _ended("the daemon ended twice before it answered") from error
 
     def _exchange(self, message: bytes, timeout_s: "float | None") -> "Answered":
         self.open()
         assert self._socket is not None
         is_kept = False
         try:
-            exchange = _Exchange(self._socket, timeout_s)
+            exchange = Exchange(self._socket, timeout_s)
             exchange.send(message)
             answered, is_kept = exchange.receive()
         except TimeoutError as error:
             raise EnvironmentFault(
-                f"the daemon did not answer within {timeout_s:g} s", hint=f"{paths.log_path()} may say why"
+                f"the daemon did not answer within {timeout_s:g} s", hint=f"see {paths.log_path()}", code="timeout"
             ) from error
         finally:
             if not is_kept:  # also when interrupted: the next request must not read this one's answer
@@ -134,45 +145,70 @@ class DaemonConnection:
 
 
 def connect(*, start: bool, path: "str | None" = None, tell: "Callable[[str], None] | None" = None) -> DaemonConnection:
-    """One that is open; where no daemon runs, it is started, or `NoDaemon` raised."""
+    """Return an open connection. If no daemon runs, start one, or raise NoDaemon."""
     connection = DaemonConnection(path or paths.socket_path(), may_start=start, tell=tell)
     connection.open()
     return connection
 
 
-class _Exchange:
-    """One request and its answer, under one deadline."""
+class Exchange:
+    """One request and its answer over a socket, under one deadline."""
 
     def __init__(self, connection: "_socket.socket", timeout_s: "float | None") -> None:
         self._connection = connection
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._received = bytearray()
 
     def send(self, message: bytes) -> None:
-        self._keep_time()
-        try:  # noqa: SIM105 - contextlib is not for free
+        self._set_timeout()
+        try:  # noqa: SIM105 - importing contextlib takes time
             self._connection.sendall(message)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # who does not listen to the end has perhaps said why
+            pass  # a daemon that refuses a request before its end may have answered why
+
+    def receive_head(self) -> "Head":
+        while (end := self._received.find(b"\r\n\r\n")) < 0:
+            self._receive_more()
+        head = read_head(bytes(self._received[:end]))
+        del self._received[: end + 4]
+        return head
 
     def receive(self) -> "tuple[Answered, bool]":
-        """The answer, and whether the connection may be used again."""
-        received = bytearray()
-        while (end := received.find(b"\r\n\r\n")) < 0:
-            received += self._next()
-        status, length, fields = _read_head(received[:end])
-        while len(received) < end + 4 + length:
-            received += self._next()
-        version, is_kept = fields.get(VERSION_FIELD.lower()), fields.get("connection") != "close"
-        return (status, bytes(received[end + 4 :]), version), is_kept
+        """Return the answer, and whether the connection may be used again."""
+        status, length, fields = self.receive_head()
+        if length is None:
+            raise _unreadable(repr(fields).encode())
+        answered = status, self.receive_content(length), fields.get(VERSION_FIELD.lower())
+        return answered, fields.get("connection") != "close"
 
-    def _next(self) -> bytes:
-        self._keep_time()
+    def receive_content(self, length: int) -> bytes:
+        while len(self._received) < length:
+            self._receive_more()
+        return bytes(self._received[:length])
+
+    def events(self, silent_s: float) -> "Iterator[Any]":
+        """Yield the decoded events of a stream until it ends. TimeoutError after `silent_s` without a byte."""
+        self._deadline = None
+        self._connection.settimeout(silent_s)
+        while True:
+            *lines, rest = self._received.split(b"\n")
+            self._received = rest
+            for line in lines:
+                if line.startswith(_EVENT):
+                    yield decode(line[len(_EVENT) :].decode())
+            data = self._connection.recv(_CHUNK)
+            if not data:
+                return
+            self._received += data
+
+    def _receive_more(self) -> None:
+        self._set_timeout()
         data = self._connection.recv(_CHUNK)
         if not data:
             raise ConnectionResetError
-        return data
+        self._received += data
 
-    def _keep_time(self) -> None:
+    def _set_timeout(self) -> None:
         if self._deadline is None:
             self._connection.settimeout(None)
             return
@@ -182,8 +218,8 @@ class _Exchange:
         self._connection.settimeout(left)
 
 
-def _rests(connection: "_socket.socket") -> bool:
-    """Whether nothing has come since the last answer; where the daemon has gone, its end has."""
+def _is_quiet(connection: "_socket.socket") -> bool:
+    """Whether nothing has arrived since the last answer; a daemon that has gone leaves an end of file."""
     connection.settimeout(0.0)
     try:
         connection.recv(1, _socket.MSG_PEEK)
@@ -194,7 +230,8 @@ def _rests(connection: "_socket.socket") -> bool:
     return False
 
 
-def _dial(path: str) -> "_socket.socket | None":
+def dial(path: str) -> "_socket.socket | None":
+    """Return a connected socket, or None if no daemon listens."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         paths.reach(path, connection.connect)
@@ -205,7 +242,7 @@ def _dial(path: str) -> "_socket.socket | None":
         connection.close()
         raise EnvironmentFault(
             f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
-            hint="it has to be in a folder of your own; GPUYARD_HOME names another",
+            hint="it must be in a folder of your own; GPUYARD_HOME names another",
         ) from error
     except EnvironmentFault:
         connection.close()
@@ -213,67 +250,70 @@ def _dial(path: str) -> "_socket.socket | None":
     return connection
 
 
-def _render(
-    method: str, path: str, query: "dict[str, str] | None", body: object, at_least: "str | None" = None
-) -> bytes:
-    target, content = target_of(path, query), b"" if body is None else encode(body).encode()
-    wanted = f"{AT_LEAST_FIELD}: {at_least}\r\n" if at_least else ""
-    head = f"{method} {target} HTTP/1.1\r\nHost: gpuyard\r\n{wanted}Content-Length: {len(content)}\r\n\r\n"
-    return head.encode() + content
+# Messages
 
 
-def target_of(path: str, query: "dict[str, str] | None" = None) -> str:
+def render_request(method: str, target: str, body: object, fields: "Mapping[str, str]") -> bytes:
+    """Return a request as bytes; `body` is encoded as JSON, None is sent as no content."""
+    content = b"" if body is None else encode(body).encode()
+    fields = {"Host": "gpuyard", **fields, "Content-Length": str(len(content))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + content
+
+
+def make_target(path: str, query: "Mapping[str, str] | None" = None) -> str:
     target = API + _quote(path, b"/")
     if query:
         target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
     return target
 
 
-def _quote(text: str, also_plain: bytes = b"") -> str:
-    told = text.encode("utf-8", "surrogateescape")
-    return "".join(chr(byte) if byte in _PLAIN_LETTERS or byte in also_plain else f"%{byte:02X}" for byte in told)
+def _quote(text: str, unquoted: bytes = b"") -> str:
+    content = text.encode("utf-8", "surrogateescape")
+    return "".join(chr(byte) if byte in _UNQUOTED or byte in unquoted else f"%{byte:02X}" for byte in content)
 
 
-def _read_head(head: bytearray) -> "tuple[int, int, dict[str, str]]":
-    """Status, length of the content, and all fields by their names in small letters."""
-    line, *fields = head.decode("latin-1").split("\r\n")
-    told = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+def read_head(head: bytes) -> "Head":
+    line, *lines = head.decode("latin-1").split("\r\n")
+    fields = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in lines)}
+    length = fields.get("content-length")
     try:
-        return int(line.split(" ")[1]), int(told["content-length"]), told
+        return int(line.split(" ")[1]), None if length is None else int(length), fields
     except (LookupError, ValueError) as error:
-        raise _strange(head) from error
+        raise _unreadable(head) from error
 
 
 def read_answer(status: int, content: bytes, version: "str | None" = __version__) -> "Any":
-    """What was answered; an error is raised. One from a daemon of another version names both versions."""
+    """Return the decoded answer, or raise the error in it. An error from a daemon of another version names both."""
     try:
         answer = decode(content.decode()) if content else None
     except ValueError as error:
-        raise _strange(content) from error
+        raise _unreadable(content) from error
     if status < 400 and version == __version__:
         return answer
     if status < 400:
-        from gpuyard.connect.version_mismatch import lacking_keys_explained
+        from gpuyard.connect.version_mismatch import with_missing_keys_explained
 
-        return lacking_keys_explained(answer, version)
-    said = answer if isinstance(answer, dict) else {}
-    kind = NotThere if status == 404 else UserError if status in _USERS_MISTAKES else EnvironmentFault
-    hint = said.get("hint")
+        return with_missing_keys_explained(answer, version)
+    body = answer if isinstance(answer, dict) else {}
+    kind = NotThere if status == 404 else UserError if status in _USER_ERRORS else EnvironmentFault
+    hint = body.get("hint")
     if version != __version__:
         from gpuyard.connect.version_mismatch import advice
 
         hint = f"{hint}; {advice(version)}" if hint else advice(version)
-    raise kind(said.get("error") or f"the daemon answered with status {status}", hint=hint)
+    message = body.get("error") or f"the daemon answered with status {status}"
+    raise kind(message, hint=hint, code=body.get("code"))
 
 
-def _gone(message: str) -> EnvironmentFault:
-    return EnvironmentFault(message, hint=f"see `gpuyard queue`; {paths.log_path()} may say why")
+def _ended(message: str) -> EnvironmentFault:
+    return EnvironmentFault(message, hint=f"see `gpuyard queue` and {paths.log_path()}")
 
 
-def _strange(told: "bytes | bytearray") -> EnvironmentFault:
+def _unreadable(content: bytes) -> EnvironmentFault:
     return EnvironmentFault(
-        f"the daemon answered with something that cannot be read: {bytes(told[:60])!r}",
-        hint="it may be of another version: `gpuyard daemon restart` (running jobs go on)",
+        f"the daemon's answer cannot be read: {content[:60]!r}",
+        hint="it may be of another version: `gpuyard daemon restart` (running jobs continue)",
     )
 
 
@@ -285,7 +325,7 @@ def encode(value: object) -> str:
 
 
 def decode(text: str) -> "Any":
-    """ValueError where it is not JSON, or not only."""
+    """Decode exactly one JSON value. Raise ValueError for anything else."""
     try:
         value, end = _scanner(text, len(text) - len(text.lstrip()))
     except StopIteration:
@@ -296,11 +336,11 @@ def decode(text: str) -> "Any":
 
 
 def _refuse(value: object) -> None:
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-class _Plainly:
-    """How the scanner is to take things: as Python's own."""
+class _Context:
+    """Settings of the scanner: plain Python objects."""
 
     strict = True
     object_hook = object_pairs_hook = array_hook = None
@@ -309,5 +349,5 @@ class _Plainly:
     memo: "dict[str, str]" = {}
 
 
-_scanner = _json.make_scanner(_Plainly)  # type: ignore[arg-type]
+_scanner = _json.make_scanner(_Context)  # type: ignore[arg-type]
 _encoder = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)  # noqa: FBT003

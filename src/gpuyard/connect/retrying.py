@@ -1,7 +1,7 @@
-"""A client for commands that wait for hours: where the daemon has gone, they go on with the next one.
+"""A client for commands that wait for hours: if the daemon ends, they continue with the next one.
 
-A daemon that was stopped stays stopped, and they wait for somebody to start it. One that was killed they start again:
-nobody may be there to do it. `daemon.lock` tells the two apart.
+A daemon that a user stopped stays stopped until a user starts it. One that was killed is started again, because no user
+may be present. `daemon.lock` tells the two apart.
 """
 
 import os
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-_PATIENCE_S = 30.0
+_RETRY_FOR_S = 30.0
 _RETRY_S = 0.2
-_ANSWER_AFTER_S = 30.0
+_ANSWER_S = 30.0
 
 
 class RetryingClient:
-    """Asks only what can be asked again. A daemon that stays away for half a minute is a fault after all.
+    """Sends GET requests, and repeats them for up to 30 s while no daemon answers.
 
-    It never restarts a daemon of another version; `tell` is called with a line about it, as a Connection's.
+    It never restarts a daemon of another version; `tell` is called with a line about it, as in DaemonConnection.
     """
 
     def __init__(self, *, may_start: bool = True, tell: "Callable[[str], None] | None" = None) -> None:
-        # Not kept: this one would start a daemon again that somebody has stopped in the meantime.
+        # Not kept: this connection would start a daemon again that a user has stopped meanwhile.
         connect(start=may_start).close()
         self._client: DaemonConnection | None = None
         self._tell = tell
@@ -45,14 +45,14 @@ class RetryingClient:
             self._client = None
 
     def get(self, path: str, query: "dict[str, str] | None" = None, timeout_s: float = 0.0) -> "dict[str, Any]":
-        """`timeout_s` is how long the daemon may think about it."""
-        patience = time.monotonic() + timeout_s + _PATIENCE_S
+        """Return the answer, which the daemon may delay by `timeout_s`."""
+        deadline = time.monotonic() + timeout_s + _RETRY_FOR_S
         while True:
             try:
                 self._client = self._client or _connect(self._tell)
-                answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_AFTER_S)
+                answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_S)
             except EnvironmentFault:
-                if time.monotonic() >= patience:
+                if time.monotonic() >= deadline:
                     raise
                 self._client = None
                 time.sleep(_RETRY_S)
@@ -61,11 +61,11 @@ class RetryingClient:
 
 
 def has_crashed() -> bool:
-    """Whether the last daemon was killed: one that ends by itself empties the file before it lets go of the lock."""
+    """Whether the last daemon was killed: one that ends by itself empties the lock file before it releases the lock."""
     from gpuyard.connect.daemon_lock import running_pid
 
     path = paths.lock_path()
-    # In this order: what the file says counts only once nobody holds it.
+    # In this order: the content counts only while no process holds the lock.
     if running_pid(path) is not None:
         return False
     try:

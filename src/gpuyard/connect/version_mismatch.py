@@ -1,9 +1,8 @@
-"""What is done about a daemon of another version than ours. `client` imports it only where one has answered.
+"""Handles a daemon of another version. `fast_http` imports it only after such a daemon has answered.
 
-`core.versions` decides. A newer command asks with every request for a daemon that is at least as new; an older one does
-nothing then and answers so. Where it is idle it is restarted, and the request goes to the new one; where it is not, the
-request is sent again without that wish, and the user reads what to do about it.
-"""
+`core.version_mismatch` decides. A newer command demands a daemon that is at least as new with every request; an older
+daemon then does nothing and says so. If that daemon is idle, it is restarted and the request goes to the new one. If
+not, the request is sent again without the demand, and the user reads what to do."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.version import __version__
 
 _RESTART = "`gpuyard daemon restart` (running jobs go on)"
-# A connection can reach the socket of a daemon that ends; each try is two connections.
+# A connection can reach the socket of a daemon that is ending; each try makes two connections.
 _RESTARTS_AT_ONCE = 5
 _told: set[tuple[Callable[[str], None] | None, str]] = set()
 
@@ -30,8 +29,8 @@ def meet(connection: DaemonConnection, status: int, version: str | None) -> bool
         if _is_replaced(connection, version):
             return was_refused
         connection.at_least = None
-    says_it_itself = status >= 400 and status != TOO_OLD
-    if version != __version__ and not says_it_itself:
+    is_in_error = status >= 400 and status != TOO_OLD  # the error names both versions
+    if version != __version__ and not is_in_error:
         _tell(connection, advice(version))
     return status == TOO_OLD
 
@@ -47,22 +46,22 @@ def advice(version: str | None) -> str:
     return f"{versions} (in {here.folder}): upgrade it with `{here.upgrade}`, or use the newer one"
 
 
-def lacking_keys_explained(answer: Any, version: str | None) -> Any:
+def with_missing_keys_explained(answer: Any, version: str | None) -> Any:
     """Return the answer so that reading a key it lacks raises EnvironmentFault with both versions, not KeyError."""
     if isinstance(answer, list):
-        return [lacking_keys_explained(each, version) for each in answer]
+        return [with_missing_keys_explained(each, version) for each in answer]
     if isinstance(answer, dict):
-        return _Answer({key: lacking_keys_explained(value, version) for key, value in answer.items()}, version)
+        return _Answer({key: with_missing_keys_explained(value, version) for key, value in answer.items()}, version)
     return answer
 
 
 class _Answer(dict[str, Any]):
     def __init__(self, content: dict[str, Any], version: str | None) -> None:
         super().__init__(content)
-        self._version = version
+        self.version = version
 
     def __missing__(self, key: str) -> Any:
-        raise EnvironmentFault(f"the daemon's answer has no '{key}'", hint=advice(self._version))
+        raise EnvironmentFault(f"the daemon's answer has no '{key}'", hint=advice(self.version))
 
 
 def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
@@ -84,7 +83,7 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
 
 
 def _status_between_restarts(path: str) -> Status | None:
-    """Return the daemon's status, or None where none runs. One that ends instead of answering is being restarted."""
+    """Return the daemon's status, or None if none runs. A daemon that ends instead of answering is being restarted."""
     for _ in range(_RESTARTS_AT_ONCE):
         try:
             return status_of(path)
@@ -95,8 +94,8 @@ def _status_between_restarts(path: str) -> Status | None:
 
 
 def _may_restart(status: Status) -> bool:
-    """Whether the daemon is idle, and ours to restart. One that a service manager runs is the manager's: it may start
-    the old version again, and then every command would restart it."""
+    """Whether the daemon is idle, and not run by a service manager: the manager may start the old version again, and
+    then every command would restart it."""
     return not status.get("managed") and not any(status["counts"].get(state) for state in LIVE)
 
 
@@ -105,7 +104,7 @@ def _named(version: str | None) -> str:
 
 
 def _tell(connection: DaemonConnection, line: str) -> None:
-    """Once in a process, however many connections it opens."""
+    """Tell the user each line once per process, however many connections it opens."""
     if (connection.tell, line) in _told:
         return
     _told.add((connection.tell, line))

@@ -275,10 +275,14 @@ class UserRequests:
         for first, last in selection.ranges:
             if next(self._queries.ids(first, last), None) is None:
                 what = f"job {first}" if first == last else f"job in {first}-{last}"
-                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs")
+                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
         if not found and not selection.is_all:
             wanted = [f"name={name}" for name in selection.names] + [f"tag={tag}" for tag in selection.tags]
-            raise UserError(f"there is no job with {' or '.join(wanted)}", hint="`gpuyard queue --all` lists all jobs")
+            raise UserError(
+                f"there is no job with {' or '.join(wanted)}",
+                hint="`gpuyard queue --all` lists all jobs",
+                code="not_found",
+            )
         return found
 
     # The queue as a whole
@@ -335,7 +339,9 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     ]
     if not snapshot.usable_devices():
         option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
-        raise UserError("there is no usable GPU", hint=f"`gpuyard doctor` says why; {option} runs without a GPU")
+        raise UserError(
+            "there is no usable GPU", hint=f"`gpuyard doctor` says why; {option} runs without a GPU", code="impossible"
+        )
     has_sizes = any(capacity(device) is not None for device in suitable)
     if submission.spec.pace is not None and isinstance(need.memory, FixedMemory) and not has_sizes:
         need = replace(need, memory=WholeDevice())  # a device of unknown size cannot be shared

@@ -14,6 +14,7 @@ def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Dev
         raise UserError(
             f"{count} GPU{plural} needed, but only {len(candidates)} can be used",
             hint="`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some",
+            code="impossible",
         )
     needed = memory_mb or 0.0
     sizes = [device.memory_total_mb for device in candidates]
@@ -24,6 +25,7 @@ def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Dev
         raise UserError(
             f"{found} {format_size(needed)}; the largest has {largest}",
             hint="ask for less memory, or for other GPUs; `gpuyard devices` shows the memory of each",
+            code="impossible",
         )
 
 

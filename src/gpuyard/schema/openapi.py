@@ -27,6 +27,7 @@ _ERRORS = {
     405: "The route does not take this method.",
     409: "The present state does not allow it.",
     413: "The body is too large.",
+    422: "The job can never run on this machine.",
     429: "Too many requests.",
     503: "The machine does not allow it now.",
 }

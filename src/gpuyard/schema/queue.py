@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.errors import CODES
 
 # A time in coordinated universal time, such as 2026-11-15T04:04:12.623Z.
 Iso = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
@@ -16,6 +17,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
     error: str
     hint: str | None = None
+    code: Annotated[str, Meta(extra_json_schema={"enum": list(CODES)})]
 
 
 class QueueState(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.errors import UserError
+from gpuyard.schema.queue import ErrorBody
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -34,11 +35,18 @@ _CLOSE = "Connection: close\r\n"
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
+# The error code of each status; others have "usage".
+_CODES = {
+    401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 409: "conflict", 412: "version", 413: "too_large",
+    422: "impossible", 429: "rate_limited", 500: "internal", 503: "unavailable",
+}  # fmt: skip
+
+
 class HttpError(UserError):
     """An error with the status code of its response."""
 
     def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Headers = ()) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, code=_CODES.get(status))
         self.status = status
         self.headers = headers
 
@@ -170,8 +178,14 @@ def _header_lines(own: Headers, common: Headers) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in (*own, *(item for item in common if item[0] not in names)))
 
 
-def error_response(status: int, message: str, hint: str | None = None, headers: Headers = ()) -> Response:
-    body = {"error": _replace_surrogates(message), "hint": hint and _replace_surrogates(hint)}
+def error_response(
+    status: int, message: str, hint: str | None = None, headers: Headers = (), code: str | None = None
+) -> Response:
+    body = ErrorBody(
+        error=_replace_surrogates(message),
+        hint=hint and _replace_surrogates(hint),
+        code=code or _CODES.get(status, "usage"),
+    )
     return Response(status=status, body=msgspec.json.encode(body), headers=headers)
 
 

@@ -3,8 +3,9 @@
 Scripts call the queue's verbs in loops, so `fast_parser` parses them without click; click parses everything else,
 including `--help` and command lines with mistakes (`click_group`).
 
-Exit status: 0 success; 1 a problem on this machine; 2 a mistake in the command line or its input; 130 interrupted.
-Each message on standard error says what to try next.
+Exit status: 0 success; 1 a problem on this machine; 2 a mistake in the command line or its input; 3 not found; 4 the
+job can never run on this machine; 5 a job failed; 6 a job was cancelled; 124 not in time; 130 interrupted. Each message
+on standard error says what to try next. With `--json`, standard output has {"error": {"code", "message", "hint"}}, too.
 """
 
 import importlib
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from gpuyard.ui.cli.click_group import cli as cli
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_NOT_FOUND, EXIT_IMPOSSIBLE, EXIT_JOB_FAILED, EXIT_JOB_CANCELLED, EXIT_TIMED_OUT = 3, 4, 5, 6, 124
+# The exit status of an error with this code; others have EXIT_USAGE or EXIT_FAULT.
+_EXIT_STATUSES = {"not_found": EXIT_NOT_FOUND, "impossible": EXIT_IMPOSSIBLE, "timeout": EXIT_TIMED_OUT}
 
 JOB_VERBS = {
     "cancel": "Stop running jobs, and take waiting jobs out of the queue.",
@@ -111,7 +115,12 @@ def main() -> None:
     except GpuyardError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
         _print_error(f"{error}{hint}")
-        sys.exit(EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT)
+        if _wants_json(sys.argv[1:]):
+            from gpuyard.ui.cli.terminal import say_json
+
+            say_json({"error": {"code": error.code, "message": str(error), "hint": error.hint}})
+        default = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT
+        sys.exit(_EXIT_STATUSES.get(error.code, default))
     except OSError as error:
         _exit_unwritable(error)
     sys.exit(status)
@@ -130,6 +139,11 @@ def _run(arguments: list[str]) -> int:
     from gpuyard.ui.cli.click_group import run_group
 
     return run_group()
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether `--json` is an option of the command line, and not of the program behind `--`."""
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
 def _open_closed_streams() -> None:

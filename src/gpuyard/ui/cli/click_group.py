@@ -51,7 +51,8 @@ class VerbGroup(click.Group):
 def cli() -> None:
     """gpuyard watches the GPUs of this machine, and runs a queue of jobs on them.
 
-    Exit status: 0 it worked, 1 something on this machine stands in the way, 2 the command line or its input is wrong.
+    Exit status: 0 success, 1 a problem on this machine, 2 a mistake in the command line or its input, 3 not found, 4
+    the job can never run on this machine, 5 a job failed, 6 a job was cancelled, 124 not in time, 130 interrupted.
     """
 
 

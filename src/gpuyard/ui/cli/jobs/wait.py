@@ -4,6 +4,7 @@ import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_TIMED_OUT
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 VERB = Verb(
     """Wait until jobs have finished; without IDS, all that are unfinished now.
 
-    Exit status 0 if all of them succeeded, 1 if one did not, or after --timeout. Keeps waiting while the daemon
-    restarts. IDS are 17, 17-20, name=big or tag=night.
+    Exit status 0 if all of them succeeded, 5 if one failed, 6 if one was cancelled and none failed, 124 after
+    --timeout. Keeps waiting while the daemon restarts. IDS are 17, 17-20, name=big or tag=night.
     """,
     (Option("timeout", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
@@ -66,11 +67,14 @@ def _report(answer: "dict[str, Any]") -> int:
     """Print which jobs did not succeed, and return the exit status."""
     if not answer["done"]:
         note(f"gpuyard: timeout: {answer['left']} not finished\n  `gpuyard queue` lists them")
-        return 1
+        return EXIT_TIMED_OUT
     for job in answer["failed"][:_MOST_NAMED]:
         why = job["reason"] or job["outcome"]
         note(f"gpuyard: {job['id']} {job['state']}{f': {why}' if why not in (None, job['state']) else ''}")
     if answer["failed_count"] > _MOST_NAMED:
         more = answer["failed_count"] - _MOST_NAMED
         note(f"gpuyard: and {more} more; `gpuyard queue --state failed,cancelled,rejected` lists them")
-    return 1 if answer["failed_count"] else 0
+    if not answer["failed_count"]:
+        return 0
+    is_cancelled = all(job["state"] == "cancelled" for job in answer["failed"])
+    return EXIT_JOB_CANCELLED if is_cancelled else EXIT_JOB_FAILED

@@ -1,0 +1,61 @@
+"""One table of submit options: everything that is made from it agrees with it."""
+
+import subprocess
+import sys
+from typing import Any, Literal, get_type_hints
+
+import pytest
+
+from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, OnPreempt, OnReboot
+from gpuyard.core.job.option_parser import Options
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
+from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S
+from gpuyard.core.snapshot import Vendor
+from gpuyard.schema import submit_kwargs
+from gpuyard.schema.submit_kwargs import SubmitKwargs
+from gpuyard.ui.cli.jobs.submit import VERB
+
+TYPES: dict[str, Any] = {
+    "flag": bool, "whole": submit_kwargs.Whole, "number": submit_kwargs.Number, "size": submit_kwargs.Size,
+    "time": submit_kwargs.Time, "text": str, "word": str, "texts": submit_kwargs.Texts, "ids": submit_kwargs.JobIds,
+}  # fmt: skip
+
+
+def expected_type(option: SubmitOption) -> Any:
+    return (Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]) | None
+
+
+def test_client_submit_takes_every_option_with_the_type_of_its_kind() -> None:
+    expected = {name.replace("-", "_"): expected_type(option) for name, option in SUBMIT_OPTIONS.items()}
+    assert get_type_hints(SubmitKwargs) == expected
+
+
+def test_the_command_line_has_every_option_that_is_not_for_batches_alone() -> None:
+    own = {"from", "cwd", "json"}
+    sent = {option.name for option in VERB.options} - own
+    assert sent == {name for name, option in SUBMIT_OPTIONS.items() if not option.is_for_batch}
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("gpus", 1), ("retries", 0), ("grace", DEFAULT_GRACE_S), ("log-cap", DEFAULT_LOG_CAP_MB),
+        ("smoothing", DEFAULT_SMOOTHING_S), ("steady", DEFAULT_STEADY_S), ("stagger", 0.0),
+        ("on-preempt", OnPreempt.SUSPEND), ("vram", None), ("exclusive", False), ("env", []),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_a_job(name: str, default: object) -> None:
+    assert Options({})[name] == default
+
+
+@pytest.mark.parametrize(("name", "kind"), [("vendor", Vendor), ("on-preempt", OnPreempt), ("on-reboot", OnReboot)])
+def test_choices_are_the_members_of_their_enumeration(name: str, kind: Any) -> None:
+    assert SUBMIT_OPTIONS[name].choices == tuple(kind)
+
+
+def test_the_table_is_imported_without_anything_slow() -> None:
+    slow = {"click", "enum", "json", "msgspec", "re", "typing"}
+    code = f"import sys, gpuyard.core.job.submit_options; print(sorted(set(sys.modules) & {slow}))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path = {sys.path!r}; {code}"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == "[]\n"
